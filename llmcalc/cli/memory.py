@@ -8,7 +8,7 @@ import typer
 from .. import units
 from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..frameworks.launch.kinds import launch_files
+from ..frameworks.launch.file_kinds import launch_files
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..device_memory.settings import Settings, settings_with_shorthands
-from ..frameworks.launch.kinds import launch_files
+from ..frameworks.launch.file_kinds import launch_files
 from ..frozen import frozen
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest

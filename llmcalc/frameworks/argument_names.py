@@ -12,9 +12,9 @@ def argument_names(reader_file: str, table_name: str) -> frozenset[str]:
     return frozenset(_tables_beside(Path(reader_file).with_name("argument_names.toml"))[table_name].split())
 
 
-def keyword_of(spelling: str) -> str:
+def keyword_of(flag_spelling: str) -> str:
     """Returns the Python keyword of a flag or an option, `max_model_len` for `--max-model-len`."""
-    return spelling.lstrip("-").replace("-", "_")
+    return flag_spelling.lstrip("-").replace("-", "_")
 
 
 @cache

@@ -1,7 +1,7 @@
 """The registry record of a training framework: name, rules and functions.
 
 Each framework is a folder beside this file with a `record.py` that fills one `Framework`; `registry.py` finds it by its
-name. A record is read whenever options are listed, so it names functions by their files (`FromFile`), which are
+name. A record is read whenever options are listed, so it names functions by their files (`LazyFunction`), which are
 imported when a function is called.
 """
 
@@ -63,7 +63,7 @@ class RunOnRanks:
 
 
 @frozen
-class FromFile:
+class LazyFunction:
     """A function in a file that is imported at the function's first call.
 
     folder: the package of the file, `__package__` in a record. place: `file:function`.
@@ -76,8 +76,8 @@ class FromFile:
     def function(self) -> Callable[..., Any]:
         """The function, imported from the file."""
         file_name, _, function_name = self.place.partition(":")
-        function: Callable[..., Any] = getattr(import_module(f".{file_name}", self.folder), function_name)
-        return function
+        imported_function: Callable[..., Any] = getattr(import_module(f".{file_name}", self.folder), function_name)
+        return imported_function
 
     def __call__(self, *arguments: Any) -> Any:
         return self.function(*arguments)

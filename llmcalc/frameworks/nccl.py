@@ -43,15 +43,15 @@ LAZY = (2, 7)
 NAME = "NCCL buffers"
 
 
-def communicator_bytes(ranks: int, torch: str = "") -> int:
+def communicator_bytes(ranks: int, torch_version: str = "") -> int:
     """Returns the mean bytes per rank of one NCCL communicator.
 
     In a ring each rank sends to one other. A tree inside a machine is a chain, with sums up and results down.
-    torch: its version, by default the newest.
+    torch_version: its version, by default the newest.
     """
     if ranks == 1:
         return 0
-    extra_edges = 2 * (ranks - 1) if is_older(torch, LAZY) else 0
+    extra_edges = 2 * (ranks - 1) if is_older(torch_version, LAZY) else 0
     return CHANNELS * CONNECTION * (ranks + extra_edges) // ranks
 
 

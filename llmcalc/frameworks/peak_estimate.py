@@ -65,7 +65,7 @@ class PeakByPath(NamedTuple):
         return PeakByPath(peak_by_path)
 
     def with_more_layers(self, longer_peak: PeakByPath, added_layers: int) -> PeakByPath:
-        """Returns the peak bytes with `count` more layers. longer_peak: the peak bytes with one more layer."""
+        """Returns the peak bytes with `added_layers` more layers. longer_peak: the peak bytes with one more layer."""
         bytes_by_path = longer_peak.by_path
         return PeakByPath(
             {path: peak + added_layers * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
@@ -123,9 +123,10 @@ class MicroBatchBytes:
     @cached_property
     def head_backward_peak(self) -> int:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
-        peaks = self.backward.by_path.items()
+        peaks_by_path = self.backward.by_path.items()
         return max(
-            (bytes for module, bytes in peaks if module not in ("", "loss") and not is_layer_path(module)), default=0
+            (bytes for module, bytes in peaks_by_path if module not in ("", "loss") and not is_layer_path(module)),
+            default=0,
         )
 
     @cached_property
@@ -139,7 +140,7 @@ class MicroBatchBytes:
         return max((bytes for module, bytes in self.backward.by_path.items() if is_layer_path(module)), default=0)
 
     def with_more_layers(self, longer_peak: MicroBatchBytes, added_layers: int) -> MicroBatchBytes:
-        """Returns a micro-batch's bytes with `count` more layers. longer_peak: bytes with one more layer."""
+        """Returns a micro-batch's bytes with `added_layers` more layers. longer_peak: bytes with one more layer."""
         return MicroBatchBytes(
             self.saved + added_layers * (longer_peak.saved - self.saved),
             self.forward.with_more_layers(longer_peak.forward, added_layers),
@@ -165,12 +166,14 @@ class BytesPerParameter(NamedTuple):
     adamw_extra: float = 0
 
 
-def parameters_in_padded_rows(shards: int, use: OpUse) -> Number:
+def parameters_in_padded_rows(shards: int, op_use: OpUse) -> Number:
     """Returns the number of parameters, with rows padded to a multiple of the shards."""
-    parameter_count = use.params()
+    parameter_count = op_use.params()
     if not parameter_count:
         return 0
-    padded_tensors = ((tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in use.tensors() if tensor.shape)
+    padded_tensors = (
+        (tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in op_use.tensors() if tensor.shape
+    )
     return parameter_count + sum(
         exact_div(times(tensor.size, padded_rows - tensor.shape[0]), tensor.shape[0])
         for tensor, padded_rows in padded_tensors
@@ -228,18 +231,18 @@ class PeakEstimate:
     @cached_property
     def layers(self) -> int:
         """Number of layers in all stacks of the model."""
-        return sum(stack.num_hidden_layers for _, stack in self.spec.stacks())
+        return sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
 
     @cached_property
     def layer_kinds(self) -> list[Scope]:
         """The type of each layer of the model, the encoder's layers first."""
         root = self.spec.shared_program.root
-        parents = [root, *(layer for layer in root.items if isinstance(layer, Scope) and layer.name in STACKS)]
-        stacks = [
+        parent_scopes = [root, *(layer for layer in root.items if isinstance(layer, Scope) and layer.name in STACKS)]
+        stack_layers = [
             [layer for layer in stack_scope.items if isinstance(layer, Scope) and layer.name == "layers"]
-            for stack_scope in parents
+            for stack_scope in parent_scopes
         ]
-        return [layer_kind for stack in stacks if stack for layer_kind in layer_kinds(stack)]
+        return [layer_kind for layer_scopes in stack_layers if layer_scopes for layer_kind in layer_kinds(layer_scopes)]
 
     @cached_property
     def experts(self) -> int:
@@ -247,7 +250,7 @@ class PeakEstimate:
         return routed_experts(self.spec)
 
     def share_parameter_counts(self, estimate: PeakEstimate) -> None:
-        """Shares the counted parameters, and the bytes of them, with an estimate of the same model's other runs."""
+        """Uses the counted parameters and static bytes of another estimate of the same model."""
         if self.spec is estimate.spec and (self.per_parameter, self.include, self.pads) == (
             estimate.per_parameter,
             estimate.include,
@@ -274,16 +277,16 @@ class PeakEstimate:
     def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
         """Returns the bytes of weights, gradients and optimizer states of each rank of a pipeline."""
         if layout not in self._static:
-            by_rank = [0] * layout.pp
+            rank_bytes = [0] * layout.pp
             for stage in stages(layout, self.layers):
-                by_rank[stage.rank] += self.static_bytes(layout, stage)
-            self._static[layout] = by_rank
+                rank_bytes[stage.rank] += self.static_bytes(layout, stage)
+            self._static[layout] = rank_bytes
         return self._static[layout]
 
     def _least_saved_bytes(self, layout: Layout, stage: Stage) -> int:
         """Returns a lower bound of the bytes that a micro-batch saves in a stage, from already measured layers."""
-        shape = _activation_shape(layout)
-        return sum(self._saved_by_layer.get((*shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
+        activation_shape = _activation_shape(layout)
+        return sum(self._saved_by_layer.get((*activation_shape, id(self.layer_kinds[i])), 0) for i in stage.layers)
 
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """Returns the peak bytes of the rank that needs the most memory, and its pipeline stage."""
@@ -292,7 +295,7 @@ class PeakEstimate:
         return stage_peaks[largest_stage], largest_stage
 
     def exceeds(self, layout: Layout, micro_batches: int, is_too_large: Callable[[int], bool]) -> bool:
-        """Whether the peak bytes of any rank are too large, with no more measurements than show it.
+        """Whether the peak bytes of any rank are too large. Measures no more stages than the answer needs.
 
         Ranks whose stages are measured already come first.
         """
@@ -316,7 +319,7 @@ class PeakEstimate:
         return peaks
 
     def _distinct_ranks(self, layout: Layout, micro_batches: int) -> dict[int, list[Stage]]:
-        """Returns the stages of the first rank of a pipeline, and of each that is not like the rank before it."""
+        """Returns pipeline rank → stages, without the ranks whose peak equals that of the rank before."""
         check(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
@@ -336,11 +339,11 @@ class PeakEstimate:
         return distinct_ranks
 
     def _needs_measuring(self, layout: Layout, rank_stages: Sequence[Stage]) -> bool:
-        """Whether a stage of a rank is not measured yet."""
+        """Whether at least one stage of a rank has no measured bytes yet."""
         return any(self._measurement_key(layout, stage) not in self._measured for stage in rank_stages)
 
     def _measurement_key(self, layout: Layout, stage: Stage) -> tuple[object, ...]:
-        """Returns what determines the measured bytes of a stage."""
+        """Returns the key of a stage's measured bytes: equal for stages with equal bytes."""
         first_layer, end_layer, _ = self._measured_layers(stage)
         return (
             *_activation_shape(layout),
@@ -413,14 +416,14 @@ class PeakEstimate:
     def static_bytes(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
         """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
         parameters = self.stage_parameters(layout, stage)
-        weights, gradients, optimizer, adamw_extra = self.per_parameter
+        weight_bytes, gradient_bytes, optimizer_bytes, adamw_extra = self.per_parameter
         if gradients_only:
-            weights = optimizer = adamw_extra = 0
+            weight_bytes = optimizer_bytes = adamw_extra = 0
         static_bytes = adamw_extra * (parameters.outside_layers + parameters.experts)
         for parameter_count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
-            static_bytes += parameter_count * weights / (shards if layout.zero == 3 else 1)
-            static_bytes += parameter_count * gradients / (shards if layout.zero >= 2 else 1)
-            static_bytes += parameter_count * optimizer / (shards if layout.zero >= 1 else 1)
+            static_bytes += parameter_count * weight_bytes / (shards if layout.zero == 3 else 1)
+            static_bytes += parameter_count * gradient_bytes / (shards if layout.zero >= 2 else 1)
+            static_bytes += parameter_count * optimizer_bytes / (shards if layout.zero >= 1 else 1)
         return round(static_bytes)
 
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
@@ -436,14 +439,14 @@ class PeakEstimate:
 
     def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
         """Counts a pipeline stage's parameters, with the routed experts in `dense` too."""
-        tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
+        node_tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         count_of = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
         tree_nodes = [
-            tree_node for tree_node in tree.walk() if not tree_node.optional or tree_node.optional in self.include
+            tree_node for tree_node in node_tree.walk() if not tree_node.optional or tree_node.optional in self.include
         ]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
         layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
-        parameter_count = tree.total(count_of, include=self.include)
+        parameter_count = node_tree.total(count_of, include=self.include)
         return StageParameters(
             dense=parameter_count,
             experts=sum(
@@ -476,13 +479,13 @@ class PeakEstimate:
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
         """Returns the saved and peak bytes of a micro-batch's passes through a pipeline stage."""
-        shape = _activation_shape(layout)
-        cache_key = (*shape, stage.layers, stage.first, stage.last)
+        activation_shape = _activation_shape(layout)
+        cache_key = (*activation_shape, stage.layers, stage.first, stage.last)
         if cache_key not in self._bytes_of_stages:
-            self._bytes_of_stages[cache_key] = self._micro_batch_bytes(layout, stage, shape)
+            self._bytes_of_stages[cache_key] = self._micro_batch_bytes(layout, stage, activation_shape)
         return self._bytes_of_stages[cache_key]
 
-    def _micro_batch_bytes(self, layout: Layout, stage: Stage, shape: tuple[object, ...]) -> MicroBatchBytes:
+    def _micro_batch_bytes(self, layout: Layout, stage: Stage, activation_shape: tuple[object, ...]) -> MicroBatchBytes:
         first_layer, end_layer, repeats_per_layer = self._measured_layers(stage)
         cache_key = self._measurement_key(layout, stage)
         if cache_key not in self._measured:
@@ -495,14 +498,18 @@ class PeakEstimate:
                 else [[repeats] for repeats in run_repeats]
             )
             self._measured[cache_key] = tuple(
-                batch for run in repeat_counts for batch in self.measure(measured_layout, measured_stage, run)
+                batch
+                for run_counts in repeat_counts
+                for batch in self.measure(measured_layout, measured_stage, run_counts)
             )
         pass_bytes = self._measured[cache_key]
         if repeats_per_layer is None:
             return pass_bytes[0]
         longer_run, shorter_run = pass_bytes
         if len(set(map(id, self.layer_kinds[first_layer:end_layer]))) == 1:
-            self._saved_by_layer[(*shape, id(self.layer_kinds[first_layer]))] = longer_run.saved - shorter_run.saved
+            self._saved_by_layer[(*activation_shape, id(self.layer_kinds[first_layer]))] = (
+                longer_run.saved - shorter_run.saved
+            )
         return shorter_run.with_more_layers(longer_run, repeats_per_layer - SHORT_RUN_REPEATS)
 
     def _measured_layers(self, stage: Stage) -> tuple[int, int, int | None]:
@@ -513,7 +520,7 @@ class PeakEstimate:
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
         first, end = stage.layers.start, stage.layers.stop
-        window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
+        longest_window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
         if end == first or any(kinds[i] is not kinds[first] for i in range(first, end)):
             first_layer, pattern_length, pattern_repeats = find_pattern([kinds[i] for i in range(first, end)])
             if pattern_repeats < FEWEST_EXTRAPOLATED:
@@ -524,13 +531,13 @@ class PeakEstimate:
             elif not first_layer and not stage.first:
                 first += skipped_layers
             return first, end, pattern_repeats
-        while end - first > window:
+        while end - first > longest_window:
             first, end = (first + 1, end) if stage.last else (first, end - 1)
-        while end - first < window and not stage.last and end < len(kinds) and kinds[end] is kinds[first]:
+        while end - first < longest_window and not stage.last and end < len(kinds) and kinds[end] is kinds[first]:
             end += 1
-        while end - first < window and not stage.first and first > 0 and kinds[first - 1] is kinds[first]:
+        while end - first < longest_window and not stage.first and first > 0 and kinds[first - 1] is kinds[first]:
             first -= 1
-        if end - first < window:
+        if end - first < longest_window:
             return stage.layers.start, stage.layers.stop, None
         return first, end, len(stage.layers)
 
@@ -614,27 +621,27 @@ def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
 
     def measure_passes(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
         memory_meter = Meter()
-        chunk = RingChunk(RankSetup(spec, training_config, layout, 0), stage, memory_meter)
-        if chunk.lowering.ring is not None:
-            chunk.lowering.ring = replace(chunk.lowering.ring, peaks_only=True)
+        ring_chunk = RingChunk(RankSetup(spec, training_config, layout, 0), stage, memory_meter)
+        if ring_chunk.lowering.ring is not None:
+            ring_chunk.lowering.ring = replace(ring_chunk.lowering.ring, peaks_only=True)
         pass_bytes: list[MicroBatchBytes] = []
         for run_repeats in (repeats[0], *repeats):  # the first pass makes the gradients
-            chunk.lowering.run_only = {} if run_repeats is None else {0: run_repeats}
+            ring_chunk.lowering.run_only = {} if run_repeats is None else {0: run_repeats}
             if not pass_bytes:
-                chunk.set_up()
+                ring_chunk.set_up()
                 set_up_bytes = memory_meter.now
             bytes_before = memory_meter.now
             memory_meter.restart()
-            in_flight = chunk.forward_of()
+            in_flight = ring_chunk.forward_of()
             saved_bytes, forward_peaks = (
                 memory_meter.now - bytes_before,
                 PeakByPath.peaks_since_restart(memory_meter, bytes_before),
             )
             memory_meter.restart()
-            chunk.backward_of(in_flight)
+            ring_chunk.backward_of(in_flight)
             backward_peaks = PeakByPath.peaks_since_restart(memory_meter, bytes_before)
             del in_flight
-            gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
+            gradients = [(weight.grad, weight) for weight in ring_chunk.parameters if weight.grad is not None]
             if not pass_bytes:  # tables, and tensors that live until the next micro-batch
                 remaining_bytes = memory_meter.now - set_up_bytes - sum(gradient.bytes for gradient, _ in gradients)
             extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole

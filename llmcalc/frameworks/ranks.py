@@ -110,7 +110,7 @@ class Cluster:
         A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
         than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
         """
-        layers = sum(stack.num_hidden_layers for _, stack in self.spec.stacks())
+        layers = sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
         replayed_batches = self.micro_batches if self.framework.replays_every_micro_batch else 1
         is_long = layers > MOST_LAYERS_OF_ALL_STAGES or layers * replayed_batches > MOST_PASSES_OF_ALL_STAGES
         return self.ranks_that_may_need_most if self.trains and is_long else self._rank_of_each_stage
@@ -124,7 +124,7 @@ class Cluster:
     def unlisted_stages(self) -> list[int]:
         """The pipeline stages without a rank in `ranks`, because an earlier stage needs at least as much memory."""
         listed_stages = {self.layout.coordinates(rank).pp for rank in self.ranks}
-        return [stage for stage in range(self.layout.pp) if stage not in listed_stages]
+        return [stage_number for stage_number in range(self.layout.pp) if stage_number not in listed_stages]
 
     @cached_property
     def ranks_that_may_need_most(self) -> tuple[int, ...]:
@@ -136,13 +136,15 @@ class Cluster:
         """
         if self.layout.is_two_way:
             return self._rank_of_each_stage
-        layer_names = [layer_name for _, stack in self.spec.stacks() for layer_name in stack.layer_names()]
-        chunks: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
+        layer_names = [layer_name for _, layer_stack in self.spec.stacks() for layer_name in layer_stack.layer_names()]
+        stage_layers: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
         for stage in stages(self.layout, len(layer_names)):
-            chunks[stage.rank].append(Counter(layer_names[layer] for layer in stage.layers))
+            stage_layers[stage.rank].append(Counter(layer_names[layer] for layer in stage.layers))
         middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
-            if not any(_has_all_layers(chunks[earlier_stage], chunks[pp]) for earlier_stage in middle_stages):
+            if not any(
+                _has_all_layers(stage_layers[earlier_stage], stage_layers[pp]) for earlier_stage in middle_stages
+            ):
                 middle_stages.append(pp)
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.layout.world - 1}))
@@ -176,19 +178,21 @@ class Cluster:
 
     def _replay(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
         if self.trains:
-            memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
-            memory = replace(memory, host=(*memory.host, *self._host_terms))
+            device_memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
+            device_memory = replace(device_memory, host=(*device_memory.host, *self._host_terms))
         else:
             check_serving(self.layout, self.framework)
-            memory = rank_memory(replace(self.inference_rank(rank), runtime=cuda_runtime))
-        memory = with_nccl(memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
-        memory = memory_with_evidence(memory, self.evidence)
+            device_memory = rank_memory(replace(self.inference_rank(rank), runtime=cuda_runtime))
+        device_memory = with_nccl(device_memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
+        device_memory = memory_with_evidence(device_memory, self.evidence)
         frozen_model = self.run.frozen
         if frozen_model is not None:
-            trained = memory
+            run_memory = device_memory
             for frozen_part in frozen_model.parts:
-                memory = _with_frozen_model(memory, frozen_part, frozen_part.additional_bytes(self.memory, trained))
-        return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
+                device_memory = _with_frozen_model(
+                    device_memory, frozen_part, frozen_part.additional_bytes(self.memory, run_memory)
+                )
+        return RankMemory(rank, self.layout.coordinates(rank).pp, device_memory)
 
     @cached_property
     def _host_terms(self) -> tuple[Term, ...]:
@@ -278,24 +282,28 @@ class Cluster:
         )
 
 
-def _with_frozen_model(memory: DeviceMemory, frozen_model: FrozenModel | SecondLoss, frozen_bytes: int) -> DeviceMemory:
+def _with_frozen_model(
+    device_memory: DeviceMemory, frozen_model: FrozenModel | SecondLoss, frozen_bytes: int
+) -> DeviceMemory:
     """Returns a device's memory with the bytes of a frozen model or second loss added at every point in time."""
 
     def with_frozen_bytes(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
         return {**bytes_by_kind, frozen_model.kind: bytes_by_kind.get(frozen_model.kind, 0) + frozen_bytes}
 
-    tensors, *other_terms = memory.terms
+    tensors, *other_terms = device_memory.terms
     return replace(
-        memory,
-        exact_bytes=memory.exact_bytes + frozen_bytes,
-        peak_bytes=memory.peak_bytes + frozen_bytes,
-        after_step_bytes=memory.after_step_bytes + frozen_bytes,
-        reserved_bytes=memory.reserved_bytes + frozen_bytes,
-        device_bytes=memory.device_bytes + frozen_bytes,
-        peak_at=memory.peak_at._replace(bytes=memory.peak_at.bytes + frozen_bytes),
-        by_kind=with_frozen_bytes(memory.by_kind),
-        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in memory.timeline),
-        moments={phase: with_frozen_bytes(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
+        device_memory,
+        exact_bytes=device_memory.exact_bytes + frozen_bytes,
+        peak_bytes=device_memory.peak_bytes + frozen_bytes,
+        after_step_bytes=device_memory.after_step_bytes + frozen_bytes,
+        reserved_bytes=device_memory.reserved_bytes + frozen_bytes,
+        device_bytes=device_memory.device_bytes + frozen_bytes,
+        peak_at=device_memory.peak_at._replace(bytes=device_memory.peak_at.bytes + frozen_bytes),
+        by_kind=with_frozen_bytes(device_memory.by_kind),
+        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in device_memory.timeline),
+        moments={
+            phase_name: with_frozen_bytes(bytes_by_kind) for phase_name, bytes_by_kind in device_memory.moments.items()
+        },
         terms=(tensors, Term(frozen_model.name, frozen_bytes, "estimate", frozen_model.source), *other_terms),
     )
 

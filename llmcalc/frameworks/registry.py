@@ -38,13 +38,14 @@ VENDORS_WITHOUT_COLLECTIVES = ("Apple",)
 
 
 @cache
-def framework(folder: str) -> Framework:
+def framework(folder_name: str) -> Framework:
     """Returns the record of a framework. Raises `InputError` for an unknown name."""
-    if folder not in NAMES:
+    if folder_name not in NAMES:
         raise InputError(
-            f"--framework: '{folder}' is not known; expected one of {', '.join(NAMES)}.{suggest(folder, list(NAMES))}"
+            f"--framework: '{folder_name}' is not known; expected one of "
+            f"{', '.join(NAMES)}.{suggest(folder_name, list(NAMES))}"
         )
-    framework_record: Framework = import_module(f".{folder}.record", __package__).FRAMEWORK
+    framework_record: Framework = import_module(f".{folder_name}.record", __package__).FRAMEWORK
     return framework_record
 
 
@@ -53,7 +54,7 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
     if layout_request.framework is not None:
         return framework(layout_request.framework)
     implied_frameworks = (
-        framework_record for folder in NAMES if (framework_record := framework(folder)).implied_by is not None
+        framework_record for folder_name in NAMES if (framework_record := framework(folder_name)).implied_by is not None
     )
     return next(
         (framework_record for framework_record in implied_frameworks if framework_record.is_implied(layout_request)),

@@ -118,15 +118,15 @@ class OptimizerStepBytes(NamedTuple):
     def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
         """Returns the largest temporary bytes of the optimizer step on a rank. sharded: whether ranks update shards."""
         dense_parameters = sum(stage.dense for stage in stage_parameters)
-        experts = sum(stage.experts for stage in stage_parameters)
+        expert_parameters = sum(stage.experts for stage in stage_parameters)
         shard_count, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
-        parameter_bytes = self.per_parameter * (dense_parameters / shard_count + experts / expert_shards)
+        parameter_bytes = self.per_parameter * (dense_parameters / shard_count + expert_parameters / expert_shards)
         if self.per_adamw_parameter is None:
             largest_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
             largest_bytes += self.per_second_largest * max(stage.largest_in_layers for stage in stage_parameters)
         else:
             largest_matrix = max(stage.largest_matrix for stage in stage_parameters)
-            adamw_parameters = sum(stage.outside_layers for stage in stage_parameters) + experts
+            adamw_parameters = sum(stage.outside_layers for stage in stage_parameters) + expert_parameters
             largest_bytes = max(
                 (self.per_largest + self.per_second_largest) * largest_matrix,
                 self.per_adamw_parameter * adamw_parameters,
@@ -190,19 +190,19 @@ def _step_peak(
     for matrices in a layer. has_flat_parameters: whether they are vectors.
     """
     memory_meter = Meter()
-    autograd_graph, shape = Graph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
+    autograd_graph, tensor_shape = Graph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
     weight_type = FLOAT32 if training_config.master else DTYPES[training_config.dtype]
     trained_parameters = [
-        OptimizedParameter(empty(memory_meter, shape, weight_type), is_matrix and not has_flat_parameters)
+        OptimizedParameter(empty(memory_meter, tensor_shape, weight_type), is_matrix and not has_flat_parameters)
         for _ in range(parameter_count)
     ]
-    gradients = [empty(memory_meter, shape, gradient_type) for _ in trained_parameters]
+    gradients = [empty(memory_meter, tensor_shape, gradient_type) for _ in trained_parameters]
     bytes_before = 0
     for _ in range(2):  # the first step allocates the optimizer's states
         bytes_before = memory_meter.now
         memory_meter.restart()
         for parameter, gradient in zip(trained_parameters, gradients, strict=True):
-            parameter.gradient = empty(memory_meter, shape, FLOAT32) if has_copies else gradient
+            parameter.gradient = empty(memory_meter, tensor_shape, FLOAT32) if has_copies else gradient
         training_config.step_optimizer(autograd_graph, trained_parameters)
         for parameter in trained_parameters:
             parameter.gradient = None

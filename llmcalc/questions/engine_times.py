@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..device_memory.settings import settings_of
 from ..frameworks.engines.engine import Engine, EngineVersion
-from ..frameworks.engines.use import EngineOption
+from ..frameworks.engines.engine_use import EngineOption
 from ..frameworks.engines.versions import numbers_of
 from ..sources.preset import Preset
 from .runs import RunQuestion

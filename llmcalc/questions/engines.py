@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
 from ..errors import InputError, shown
-from ..frameworks.engines.engine import Change, Engine, EngineVersion
+from ..frameworks.engines.engine import Engine, EngineVersion, FlagChange
+from ..frameworks.engines.engine_use import EngineOption, EngineUse
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import engine_and_version
-from ..frameworks.engines.use import EngineOption, EngineUse
 from ..frameworks.server_files.server import LaunchedServer
 from ..parallel.layout import ImpossibleLayout
 from ..reports.answer import ReportedAnswer
@@ -120,7 +120,7 @@ def engine_questions(
     """
     if launch_file is None:
         return [EngineQuestion(read_model(target), tuple(engines), flag_values, hardware, quantize, receipt)]
-    from ..frameworks.launch.record import Override
+    from ..frameworks.launch.record import OptionOverride
     from ..frameworks.server_files.read import servers_of
 
     engine_name = engines[0].partition("==")[0].strip().lower() if engines else ""
@@ -134,7 +134,7 @@ def engine_questions(
     questions = []
     for server in servers:
         overridden_flags = {
-            f"--{flag_name.replace('_', '-')}": Override(flag_value, server.values.get(flag_name))
+            f"--{flag_name.replace('_', '-')}": OptionOverride(flag_value, server.values.get(flag_name))
             for flag_name, flag_value in flag_values.items()
         }
         name_and_version = f"{server.engine}=={server.version}" if server.version else server.engine
@@ -281,7 +281,7 @@ def ask_engine_fit(
         raise InputError("--devices: no layout divides the model over so many; expected another number")
     options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
     hardware, memory = options[0].hardware, options[0].memory
-    flag_changes: tuple[Change, ...] = ()
+    flag_changes: tuple[FlagChange, ...] = ()
     if engine_question.hardware is not None:
         layout = options[0].flags if memory.devices > 1 else {}  # what a single device lacks is a change
         flags = {**flags_on(hardware), **layout}
@@ -311,7 +311,7 @@ def _with_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOpti
     return replace(layout_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
-def change_for_users(flag_change: Change, users: int) -> Change:
+def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:
     """Returns a change of flags; the engine counts as started only if its cache holds the requests of all users.
 
     users: those of each data-parallel rank, which has a cache of its own.

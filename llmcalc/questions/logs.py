@@ -16,9 +16,9 @@ from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
 from ..frameworks.engines.logged_sizes import RECEIPT_FIELD, LoggedSizes
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
-from ..frameworks.logs.reading import LogReading, LogTerm
+from ..frameworks.logs.log_contents import LogReading, LogTerm
+from ..frameworks.logs.log_text import read_log_text
 from ..frameworks.logs.registry import read_log
-from ..frameworks.logs.text import read_log_text
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import find_hardware, memory_only_hardware
 from ..sources.preset import Preset

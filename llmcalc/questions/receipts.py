@@ -11,9 +11,9 @@ from ..accelerator import Hardware
 from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
 from ..frameworks.engines.logged_sizes import RECEIPT_FIELD, LoggedSizes
-from ..frameworks.logs.reading import LogReading
+from ..frameworks.logs.log_contents import LogReading
+from ..frameworks.logs.log_text import read_log_text
 from ..frameworks.logs.registry import read_log
-from ..frameworks.logs.text import read_log_text
 from ..sources.preset import Preset
 from ..sources.presets import known_model
 from .logs import bytes_in_use_before_run, read_flags

@@ -209,7 +209,9 @@ def memory_question(
     gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
     date = version_date(run_options.layout.framework_version or "")
     options = _options_beside_a_file(run_options.settings, run_options.layout)
-    launch = read_launch(launch_file, run_options.layout.devices, allow_unknown, date=date, gpu=gpu, options=options)
+    launch = read_launch(
+        launch_file, run_options.layout.devices, allow_unknown, release_date=date, gpu_name=gpu, options=options
+    )
     if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launch.where} starts training; remove the option")
     for field, option_value in model_options.items() if launch.spec is not None else ():

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..frameworks.engines.engine import HOST, Change, EngineMemory, Term
+from ..frameworks.engines.engine import HOST, EngineMemory, FlagChange, MemoryTerm
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import several
 from .summary import model_data
 
 if TYPE_CHECKING:
-    from ..frameworks.engines.use import EngineOption, EngineUse
+    from ..frameworks.engines.engine_use import EngineOption, EngineUse
     from ..studies.run_time import TimedRun
 
 TITLES = {
@@ -265,7 +265,7 @@ def _memory_notes(engine_memory: EngineMemory) -> list[str]:
     return [*([f"{failure_text}."] if failure_text else []), *([ranks_note] if ranks > 1 else []), *engine_memory.notes]
 
 
-def _term_source(memory_term: Term) -> str:
+def _term_source(memory_term: MemoryTerm) -> str:
     """Writes the source of a memory term, with the logs on which an estimate is based."""
     has_logs = memory_term.status == "estimate" and ("log" in memory_term.source or "assum" in memory_term.source)
     return f"{memory_term.origin} ({memory_term.source})" if has_logs else memory_term.origin
@@ -275,7 +275,7 @@ def _cache_bytes(engine_memory: EngineMemory) -> int:
     return sum(engine_memory.bytes_of(term_name) for term_name in CACHE_TERMS)
 
 
-def _signed_bytes(memory_term: Term, has_budget: bool) -> int:
+def _signed_bytes(memory_term: MemoryTerm, has_budget: bool) -> int:
     """Returns the bytes of a memory term: negative if the term is subtracted from a budget."""
     is_taken = (
         has_budget and memory_term.name not in ("budget", "kv_cache") and not memory_term.origin.startswith("outside")
@@ -342,7 +342,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
     return Table(title, CHANGE_COLUMNS, table_rows, name="changes")
 
 
-def _change_text(engine_use: EngineUse, flag_change: Change) -> str:
+def _change_text(engine_use: EngineUse, flag_change: FlagChange) -> str:
     """Writes a changed flag, with the devices that it needs beyond those of the server, where the flag counts none."""
     if flag_change.devices <= engine_use.memory.devices or not engine_use.engine.shows_alternatives:
         return flag_change.flag

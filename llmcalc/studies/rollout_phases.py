@@ -18,7 +18,7 @@ from ..frameworks.engines.engine import EngineMemory
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.rank import EngineRank
 from ..frameworks.engines.registry import engine_and_version
-from ..frameworks.launch.rollout import Model, Rollout
+from ..frameworks.launch.rollout import AdditionalModel, Rollout
 from ..frameworks.ranks import Cluster, largest_need
 from ..sources.preset import Preset
 from ..units import DTYPE_BITS
@@ -148,11 +148,11 @@ class _Phases:
         if self.rollout.critic == "device":
             yield self._critic_terms()
 
-    def _frozen_models(self) -> Iterator[tuple[str, Model]]:
+    def _frozen_models(self) -> Iterator[tuple[str, AdditionalModel]]:
         yield "reference", self.rollout.reference
         yield "reward", self.rollout.reward
 
-    def _frozen_term(self, model_name: str, model: Model) -> PhaseTerm:
+    def _frozen_term(self, model_name: str, model: AdditionalModel) -> PhaseTerm:
         parameters = model.parameters or self.cluster.memory.states.count.total
         return PhaseTerm(model_name, parameters * model.weight_bytes // model.ranks, "estimate", self.rollout.source)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import llmcalc
-from llmcalc.frameworks.launch.kinds import PROGRAMS
+from llmcalc.frameworks.launch.file_kinds import PROGRAMS
 from llmcalc.frameworks.registry import NAMES
 
 PACKAGE = Path(llmcalc.__file__).parent
@@ -24,7 +24,7 @@ OTHERWISE = {
     "device_memory/simulated_run.py": "a refusal that says which frameworks have an option",
     "frameworks/registry.py": "the list of the frameworks",
     "frameworks/logs/registry.py": "the list of the readers of logs",
-    "frameworks/launch/kinds.py": "the list of the programs",
+    "frameworks/launch/file_kinds.py": "the list of the programs",
     "frameworks/launch/command_line.py": "an installed program that is called after Megatron",
     "frameworks/launch/refused_programs.py": "scripts of NeMo that are called after Megatron",
     "frameworks/launch/accelerate_command.py": "accelerate's own keys",

@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from llmcalc.frameworks.framework import FromFile
+from llmcalc.frameworks.framework import LazyFunction
 from llmcalc.frameworks.registry import NAMES, framework
 
 
@@ -26,12 +26,12 @@ class Names(dict[str, Any]):
         return getattr(self.module, name, getattr(builtins, name, Any))
 
 
-def functions(record: Any) -> Iterator[tuple[FromFile, int]]:
+def functions(record: Any) -> Iterator[tuple[LazyFunction, int]]:
     """The functions of a record and of the records in it, each with the number of arguments that its field states."""
     types = get_type_hints(type(record), localns=Names(type(record).__module__))
     for field in fields(record):
         value = getattr(record, field.name)
-        if isinstance(value, FromFile):
+        if isinstance(value, LazyFunction):
             kind = types[field.name]
             kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
             (called,) = (one for one in kinds if one is not NoneType)
@@ -52,4 +52,4 @@ def test_functions_by_name(name: str) -> None:
 
 def test_a_function_is_imported_when_it_is_called() -> None:
     with pytest.raises(ModuleNotFoundError):
-        FromFile("llmcalc.frameworks.torch", "nothing:at_all")()
+        LazyFunction("llmcalc.frameworks.torch", "nothing:at_all")()

@@ -143,9 +143,9 @@ PLUGINS = (
 
 
 def is_axolotl(config: Table) -> bool:
-    """Whether a table is a config of axolotl."""
+    """Returns whether a table is a config of axolotl."""
     known_keys = ("micro_batch_size", "sequence_len", "datasets", "pretraining_dataset", "adapter", "num_epochs")
-    return "base_model" in config and any(argument in config for argument in known_keys)
+    return "base_model" in config and any(axolotl_key in config for axolotl_key in known_keys)
 
 
 def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
@@ -166,8 +166,8 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             "seq": reader.size(config, "sequence_len", 512),
             **optimizer_settings(reader, "optimizer", reader.value(config, "optimizer", "adamw_torch_fused")),
         }
-        half_dtype = _half_format(reader, config)
-        run_settings |= {"precision": "fp32"} if half_dtype is None else {"dtype": half_dtype, "master_weights": "none"}
+        dtype_16b = _half_format(reader, config)
+        run_settings |= {"precision": "fp32"} if dtype_16b is None else {"dtype": dtype_16b, "master_weights": "none"}
         run_settings |= _kernel_settings(reader, config)
         run_settings |= _adapter_settings(reader, config)
         _check_overrides(reader, config)
@@ -177,10 +177,10 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if config.get("reward_model"):
             run_settings |= pair_settings(reader, "reward", run_settings)
-        world_size, group_settings = _groups_of_ranks(reader, config)
-        arguments = {**_trainer_arguments(config, half_dtype), "parallelism_config": group_settings}
-        target = str(config["base_model"] or "")
-        return trainer_launch(reader, arguments, run_settings, world_size, target, shipped=DEEPSPEED_CONFIGS)
+        world_size, parallelism_config = _groups_of_ranks(reader, config)
+        arguments = {**_trainer_arguments(config, dtype_16b), "parallelism_config": parallelism_config}
+        model_id = str(config["base_model"] or "")
+        return trainer_launch(reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS)
 
 
 def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:
@@ -190,25 +190,25 @@ def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, d
     """
     size_names = ("tensor_parallel_size", "context_parallel_size", "dp_replicate_size", "dp_shard_size")
     settings = {"context_parallel_size": config.get("sequence_parallel_degree"), **config}
-    tp, cp, replicas, shards = (
+    tp, cp, replicas, sharded_replicas = (
         reader.size(settings, size_name, 1) if settings.get(size_name) else 1 for size_name in size_names
     )
     world_size = reader.source.world_size
-    is_packed = bool(config.get("sample_packing"))  # validation.py, `validate_ring_attn_func`
-    if cp > 1 and is_packed:
+    packs_samples = bool(config.get("sample_packing"))  # validation.py, `validate_ring_attn_func`
+    if cp > 1 and packs_samples:
         reader.notes.append("context_parallel_size: keys of all heads are gathered at once, an upper bound")
-    groups = {"tp_size": tp, "cp_size": cp, "cp_comm_strategy": "allgather" if is_packed or cp == 1 else "alltoall"}
-    if shards == 1:
-        fewest_devices = tp * cp * replicas
-        if world_size is None and fewest_devices > 1:
-            reader.notes.append(f"{fewest_devices} devices are assumed, as few as the groups can have")
-        return world_size or (fewest_devices if fewest_devices > 1 else None), {**groups, "dp_replicate_size": replicas}
-    world_size = world_size or tp * cp * replicas * shards
+    groups = {"tp_size": tp, "cp_size": cp, "cp_comm_strategy": "allgather" if packs_samples or cp == 1 else "alltoall"}
+    if sharded_replicas == 1:
+        least_devices = tp * cp * replicas
+        if world_size is None and least_devices > 1:
+            reader.notes.append(f"{least_devices} devices are assumed, as few as the groups can have")
+        return world_size or (least_devices if least_devices > 1 else None), {**groups, "dp_replicate_size": replicas}
+    world_size = world_size or tp * cp * replicas * sharded_replicas
     if replicas == 1:
-        replicas = max(1, world_size // (tp * cp * shards))
+        replicas = max(1, world_size // (tp * cp * sharded_replicas))
     if not config.get("fsdp") and not config.get("fsdp_config"):
-        raise reader.wrong("dp_shard_size", f"{shards} without FSDP; expected fsdp_config")
-    return world_size, {**groups, "dp_replicate_size": replicas, "dp_shard_size": shards}
+        raise reader.wrong("dp_shard_size", f"{sharded_replicas} without FSDP; expected fsdp_config")
+    return world_size, {**groups, "dp_replicate_size": replicas, "dp_shard_size": sharded_replicas}
 
 
 def _check_published_format(reader: LaunchReader, config: Table) -> None:
@@ -224,13 +224,15 @@ def _check_published_format(reader: LaunchReader, config: Table) -> None:
 
 def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
     """Records patterns that freeze parts of the model as unknown arguments (utils/freeze.py)."""
-    patterns = config.get("unfrozen_parameters") or []
-    if not isinstance(patterns, list):
-        raise reader.wrong("unfrozen_parameters", f"{shown(patterns)}; expected a list of patterns")
-    if not patterns:
+    module_patterns = config.get("unfrozen_parameters") or []
+    if not isinstance(module_patterns, list):
+        raise reader.wrong("unfrozen_parameters", f"{shown(module_patterns)}; expected a list of patterns")
+    if not module_patterns:
         return
-    module_names = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in patterns}
-    if "model.language_model" not in module_names or not module_names <= LANGUAGE_MODEL or config.get("adapter"):
+    trained_modules = {
+        re.sub(r"[\^$*\\]|\.$", "", str(module_pattern)).strip(".") for module_pattern in module_patterns
+    }
+    if "model.language_model" not in trained_modules or not trained_modules <= LANGUAGE_MODEL or config.get("adapter"):
         reader.unknown["unfrozen_parameters"] = "training of some parameters alone is not modelled"
 
 
@@ -251,8 +253,8 @@ def _half_format(reader: LaunchReader, config: Table) -> str | None:
 
     `bf16_value: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
     """
-    is_given = any(config.get(argument_name) for argument_name in ("fp16", "float16", "float32", "bfloat16"))
-    bf16_value = "auto" if config.get("bf16") is None and not is_given else config.get("bf16")
+    states_format = any(config.get(argument_name) for argument_name in ("fp16", "float16", "float32", "bfloat16"))
+    bf16_value = "auto" if config.get("bf16") is None and not states_format else config.get("bf16")
     if bf16_value == "auto":
         if not config.get("fp16"):
             reader.filled_in["bf16"] = True
@@ -270,25 +272,25 @@ def _half_format(reader: LaunchReader, config: Table) -> str | None:
 def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of recomputation, attention, compilation and the loss."""
     kernel_settings: dict[str, Any] = {}
-    checkpointing = config.get("gradient_checkpointing")
-    if checkpointing in ("offload", "offload_disk", "unsloth"):
+    uses_checkpointing = config.get("gradient_checkpointing")
+    if uses_checkpointing in ("offload", "offload_disk", "unsloth"):
         kernel_settings |= {"recompute": "full", "offload_activations": True}
     elif reader.flag(config, "gradient_checkpointing"):
-        kwargs = config.get("gradient_checkpointing_kwargs")
-        if kwargs is None:
+        checkpoint_arguments = config.get("gradient_checkpointing_kwargs")
+        if checkpoint_arguments is None:
             reader.filled_in["gradient_checkpointing_kwargs.use_reentrant"] = True
-            kwargs = {"use_reentrant": True}
-        if not isinstance(kwargs, Mapping):
-            raise reader.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
-        kernel_settings["recompute"] = "full-reentrant" if kwargs.get("use_reentrant") is True else "full"
+            checkpoint_arguments = {"use_reentrant": True}
+        if not isinstance(checkpoint_arguments, Mapping):
+            raise reader.wrong("gradient_checkpointing_kwargs", f"{shown(checkpoint_arguments)}; expected a table")
+        kernel_settings["recompute"] = "full-reentrant" if checkpoint_arguments.get("use_reentrant") is True else "full"
     if config.get("activation_offloading"):
         kernel_settings["offload_activations"] = True
         kernel_settings["recompute"] = "full"  # the hidden states of checkpointed layers go to the host
-    flag = next((flag_name for flag_name in ATTENTION_FLAGS if config.get(flag_name) is True), "")
+    attention_flag = next((flag_name for flag_name in ATTENTION_FLAGS if config.get(flag_name) is True), "")
     if config.get("attn_implementation") is not None:
         kernel_settings |= attention_settings(reader, "attn_implementation", config["attn_implementation"])
-    elif flag:
-        kernel_settings |= attention_settings(reader, flag, ATTENTION_FLAGS[flag])
+    elif attention_flag:
+        kernel_settings |= attention_settings(reader, attention_flag, ATTENTION_FLAGS[attention_flag])
     else:
         kernel_settings |= default_attention(reader)
     if config.get("torch_compile") not in (None, False, "auto"):
@@ -331,27 +333,27 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters. QLoRA uses double quantization (loaders/model.py)."""
-    adapter = config.get("adapter")
-    if adapter in (None, "", False):
+    adapter_kind = config.get("adapter")
+    if adapter_kind in (None, "", False):
         for argument_name in ("load_in_4bit", "load_in_8bit"):
             if config.get(argument_name):
                 reader.unknown[argument_name] = "quantized weights take no gradient without an adapter"
         return {}
-    if adapter not in ("lora", "qlora"):
-        raise reader.wrong("adapter", f"{shown(adapter)}; expected lora or qlora")
+    if adapter_kind not in ("lora", "qlora"):
+        raise reader.wrong("adapter", f"{shown(adapter_kind)}; expected lora or qlora")
     if config.get("lora_r") is None:
         raise reader.wrong("lora_r", "missing; expected the rank of the adapters, or --lora-rank")
-    targets = "all-linear" if config.get("lora_target_linear") else config.get("lora_target_modules")
+    target_modules = "all-linear" if config.get("lora_target_linear") else config.get("lora_target_modules")
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", config["lora_r"]),
-        targets=("lora_target_modules", targets),
-        modules_to_save=("lora_modules_to_save", config.get("lora_modules_to_save")),
-        dropout=config.get("lora_dropout"),
-        has_magnitudes=reader.flag(config, "peft_use_dora"),
-        expert_parameters=("lora_target_parameters", config.get("lora_target_parameters")),
+        target_pair=("lora_target_modules", target_modules),
+        saved_modules=("lora_modules_to_save", config.get("lora_modules_to_save")),
+        dropout_value=config.get("lora_dropout"),
+        magnitude_value=reader.flag(config, "peft_use_dora"),
+        expert_argument=("lora_target_parameters", config.get("lora_target_parameters")),
     )
-    if adapter == "qlora" and config.get("load_in_4bit") is not False:
+    if adapter_kind == "qlora" and config.get("load_in_4bit") is not False:
         adapter_settings["base"] = _four_bit_format(reader, config)
         if reader.flag(config, "quantize_moe_experts"):
             if "lora_experts" in adapter_settings:
@@ -377,13 +379,13 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _four_bit_format(reader: LaunchReader, config: Table) -> str:
     """Returns the number format of 4-bit weights, by default nf4 with double quantization."""
-    options = config.get("bnb_config_kwargs") or {}
-    if not isinstance(options, Mapping):
-        raise reader.wrong("bnb_config_kwargs", f"{shown(options)}; expected a table")
-    for option, required in options.items():
-        if option not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or required not in (True, False, "nf4"):
-            reader.unknown[f"bnb_config_kwargs.{option}"[:100]] = "it is not modelled; bnb_4bit_use_double_quant is"
-    return "nf4" if options.get("bnb_4bit_use_double_quant") is False else "nf4-dq"
+    bnb_options = config.get("bnb_config_kwargs") or {}
+    if not isinstance(bnb_options, Mapping):
+        raise reader.wrong("bnb_config_kwargs", f"{shown(bnb_options)}; expected a table")
+    for bnb_key, bnb_value in bnb_options.items():
+        if bnb_key not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or bnb_value not in (True, False, "nf4"):
+            reader.unknown[f"bnb_config_kwargs.{bnb_key}"[:100]] = "it is not modelled; bnb_4bit_use_double_quant is"
+    return "nf4" if bnb_options.get("bnb_4bit_use_double_quant") is False else "nf4-dq"
 
 
 OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling", "rope_theta", "rope_parameters")
@@ -392,15 +394,15 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 
 def _check_overrides(reader: LaunchReader, config: Table) -> None:
     """Records unmodelled overrides of the model's config as unknown arguments."""
-    for override_key in ("model_config", "overrides_of_model_config"):
-        override_table = config.get(override_key) or {}
+    for table_key in ("model_config", "overrides_of_model_config"):
+        override_table = config.get(table_key) or {}
         if not isinstance(override_table, Mapping):
-            raise reader.wrong(override_key, f"{shown(override_table)}; expected a table")
+            raise reader.wrong(table_key, f"{shown(override_table)}; expected a table")
         for field_name in override_table:
             if field_name not in OVERRIDES_WITHOUT_MEMORY:
-                reader.unknown[f"{override_key}.{field_name}"[:100]] = "this field of the config is not replaced"
+                reader.unknown[f"{table_key}.{field_name}"[:100]] = "this field of the config is not replaced"
         if override_table.get("output_router_logits"):
-            reader.notes.append(f"{override_key}.output_router_logits: the loss of the routers is not counted")
+            reader.notes.append(f"{table_key}.output_router_logits: the loss of the routers is not counted")
 
 
 PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
@@ -417,7 +419,7 @@ def _preference_settings(reader: LaunchReader, loss: str, run_settings: Mapping[
     return pair_settings(reader, PREFERENCES[loss], run_settings)
 
 
-def _trainer_arguments(config: Table, half_dtype: str | None) -> dict[str, Any]:
+def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str, Any]:
     """Returns the Trainer's arguments that select a framework, such as DeepSpeed or FSDP.
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
@@ -431,5 +433,5 @@ def _trainer_arguments(config: Table, half_dtype: str | None) -> dict[str, Any]:
     if isinstance(arguments.get("fsdp_config"), Mapping) and fsdp_version is not None:
         arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": fsdp_version}
     if fsdp_version != 2:
-        arguments |= {"bf16": half_dtype == "bf16", "fp16": half_dtype == "fp16"}
+        arguments |= {"bf16": sixteen_bit_dtype == "bf16", "fp16": sixteen_bit_dtype == "fp16"}
     return arguments

@@ -69,25 +69,25 @@ TRAINER_KEY = "gradient_accumulation_steps"
 
 def is_deepspeed(config: Table) -> bool:
     """Whether a table is a DeepSpeed config."""
-    if is_trainer({config_key: entry for config_key, entry in config.items() if config_key != TRAINER_KEY}):
+    if is_trainer({config_key: json_value for config_key, json_value in config.items() if config_key != TRAINER_KEY}):
         return False
     zero_table = config.get("zero_optimization")
     return isinstance(zero_table, Mapping) or "train_micro_batch_size_per_gpu" in config or "train_batch_size" in config
 
 
-def read_deepspeed(config: Table, source_file: LaunchSource, trainer: Table | None = None) -> Launch:
+def read_deepspeed(config: Table, source_file: LaunchSource, trainer_arguments: Table | None = None) -> Launch:
     """Returns the training run of a DeepSpeed config.
 
-    trainer: the Trainer's settings for "auto" values: batch, num_microbatches, bf16, fp16; its defaults by default.
+    trainer_arguments: the Trainer's values of "auto": batch, num_microbatches, bf16, fp16; its defaults by default.
     Raises `InputError`, which names file and key.
     """
     with reading_of(source_file) as reader:
-        launch_settings = read_into(reader, config, source_file.world_size, trainer or {})
+        launch_settings = read_into(reader, config, source_file.world_size, trainer_arguments or {})
         settings = default_attention(reader) | launch_settings.settings
         return reader.launch("deepspeed", launch_settings._replace(settings=settings))
 
 
-def read_into(reader: LaunchReader, config: Table, world_size: int | None, trainer: Table) -> LaunchSettings:
+def read_into(reader: LaunchReader, config: Table, world_size: int | None, trainer_args: Table) -> LaunchSettings:
     """Returns the training run of a DeepSpeed config that is part of another launch file."""
     for config_key in config:
         if config_key in IGNORED or str(config_key).startswith("_"):
@@ -95,16 +95,16 @@ def read_into(reader: LaunchReader, config: Table, world_size: int | None, train
     unknown_keys(reader, config, (*READ, *reader.ignored), "", "no key that is known")
     device_count = reader.device_count(world_size)
     zero_table = _zero_settings(reader, config)
-    command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer)}
-    command_settings |= _number_formats(reader, config, trainer)
+    command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer_args)}
+    command_settings |= _number_formats(reader, config, trainer_args)
     command_settings |= _optimizer_settings(reader, config)
     for config_key, config_value in reader.table(config, "activation_checkpointing").items():
         if config_key in ("partition_activations", "cpu_checkpointing") and config_value not in (False, None):
             reader.unknown[f"activation_checkpointing.{config_key}"] = "it is modelled without"
-    compiler = reader.table(config, "compile")
-    if compiler and compiler.get("disable") in (False, None) and compiler.get("deepcompile") in (False, None):
+    compilation = reader.table(config, "compile")
+    if compilation and compilation.get("disable") in (False, None) and compilation.get("deepcompile") in (False, None):
         command_settings["compile"] = True
-    elif compiler.get("deepcompile"):
+    elif compilation.get("deepcompile"):
         reader.unknown["compile.deepcompile"] = "DeepCompile is not modelled"
     if reader.table(config, "progressive_layer_drop").get("enabled"):
         reader.notes.append("progressive_layer_drop: all layers are counted, an upper bound")
@@ -130,7 +130,9 @@ def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) 
     if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in ("chunked", "split"):
         return launch_settings
     reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
-    settings = {option: setting for option, setting in launch_settings.settings.items() if option != "loss_chunk"}
+    settings = {
+        option: option_value for option, option_value in launch_settings.settings.items() if option != "loss_chunk"
+    }
     return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
 
 
@@ -138,28 +140,28 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
     field_values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
-    for zero_key, setting in reader.table(config, "zero_optimization").items():
-        name, dotted_key = RENAMED.get(zero_key, zero_key), f"zero_optimization.{zero_key}"[:80]
+    for section_key, key_value in reader.table(config, "zero_optimization").items():
+        name, dotted_key = RENAMED.get(section_key, section_key), f"zero_optimization.{section_key}"[:80]
         if name in ("offload_optimizer", "offload_param"):
-            device = setting.get("device", "cpu") if isinstance(setting, Mapping) else setting
+            device = key_value.get("device", "cpu") if isinstance(key_value, Mapping) else key_value
             field_values[name] = (
                 "none" if device in (None, False) else _convert_value(reader, dotted_key, field_types[name], device)
             )
-            field_values[f"{name}_pin_memory"] = isinstance(setting, Mapping) and setting.get("pin_memory") is True
+            field_values[f"{name}_pin_memory"] = isinstance(key_value, Mapping) and key_value.get("pin_memory") is True
         elif name in field_types:
-            if setting is not None and not (setting == AUTO and AUTO_TEXT not in str(field_types[name])):
-                field_values[name] = _convert_value(reader, dotted_key, field_types[name], setting)
+            if key_value is not None and not (key_value == AUTO and AUTO_TEXT not in str(field_types[name])):
+                field_values[name] = _convert_value(reader, dotted_key, field_types[name], key_value)
         elif name in ZERO_IGNORED:
             reader.ignored.append(dotted_key)
         elif name not in ZERO_OFF:
             reader.unknown[dotted_key] = "no key that is known"
-        elif setting not in ZERO_OFF[name]:
-            reader.unknown[dotted_key] = f"{shown(setting)} is not modelled"
+        elif key_value not in ZERO_OFF[name]:
+            reader.unknown[dotted_key] = f"{shown(key_value)} is not modelled"
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
-            name: setting
-            for name, setting in field_values.items()
-            if not (name.startswith("stage3_") and setting == AUTO)
+            name: key_value
+            for name, key_value in field_values.items()
+            if not (name.startswith("stage3_") and key_value == AUTO)
         }
     inner_tables = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
@@ -167,10 +169,10 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
         "bf16_master_weights_and_grads": ("bf16", "bf16_master_weights_and_grads"),
         "fp16_master_weights_and_grads": ("fp16", "fp16_master_weights_and_grads"),
     }
-    for name, (section, zero_key) in inner_tables.items():
-        setting = reader.table(config, section).get(zero_key)
-        if setting not in (None, AUTO):
-            field_values[name] = _convert_value(reader, f"{section}.{zero_key}", field_types[name], setting)
+    for name, (section_name, section_key) in inner_tables.items():
+        key_value = reader.table(config, section_name).get(section_key)
+        if key_value not in (None, AUTO):
+            field_values[name] = _convert_value(reader, f"{section_name}.{section_key}", field_types[name], key_value)
     for name in ("communication_data_type", "gradient_clipping"):
         if config.get(name) not in (None, AUTO):
             field_values[name] = _convert_value(reader, name, field_types[name], config[name])
@@ -194,13 +196,15 @@ AUTO_TEXT = "'auto'"
 
 def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, value: Any) -> Any:
     """Converts a value to its field's type. Raises `InputError` with the key's name."""
-    args = (
+    type_arguments = (
         [field_type]
         if get_origin(field_type) is Literal
         else [type_ for type_ in get_args(field_type) if type_ is not NoneType] or [field_type]
     )
-    literals = [allowed_value for type_ in args if get_origin(type_) is Literal for allowed_value in get_args(type_)]
-    plain_types = [type_ for type_ in args if get_origin(type_) is not Literal]
+    literals = [
+        allowed_value for type_ in type_arguments if get_origin(type_) is Literal for allowed_value in get_args(type_)
+    ]
+    plain_types = [type_ for type_ in type_arguments if get_origin(type_) is not Literal]
     value_text = str(value)[:40].removesuffix(".0")
     if not isinstance(value, bool | Mapping | list) and value_text in map(str, literals):
         return next(allowed_value for allowed_value in literals if str(allowed_value) == value_text)
@@ -213,7 +217,7 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, value
             return float(value)
         if type_ is str and isinstance(value, str):
             return value[:40]
-    raise reader.wrong(dotted_key, f"{shown(value)}; expected {' or '.join(map(_type_description, args))}")
+    raise reader.wrong(dotted_key, f"{shown(value)}; expected {' or '.join(map(_type_description, type_arguments))}")
 
 
 def _type_description(field_type: Any) -> str:
@@ -225,7 +229,7 @@ def _type_description(field_type: Any) -> str:
     )
 
 
-def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer: Table) -> dict[str, int]:
+def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer_arguments: Table) -> dict[str, int]:
     """Returns the sequences per micro-batch and the number of micro-batches, from two of the three batch keys."""
 
     def read_size(config_key: str) -> int | None:
@@ -238,13 +242,13 @@ def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer: 
         read_size("gradient_accumulation_steps"),
     )
     batch_size = read_size("train_batch_size")
-    if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer:
-        if micro_batch_size is None and "batch" not in trainer:
+    if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer_arguments:
+        if micro_batch_size is None and "batch" not in trainer_arguments:
             reader.filled_in["per_device_train_batch_size"] = TRAINER_BATCH
-        micro_batch_size = micro_batch_size or trainer.get("batch", TRAINER_BATCH)
-        if accumulation_steps is None and "num_microbatches" not in trainer:
+        micro_batch_size = micro_batch_size or trainer_arguments.get("batch", TRAINER_BATCH)
+        if accumulation_steps is None and "num_microbatches" not in trainer_arguments:
             reader.filled_in["gradient_accumulation_steps"] = 1
-        accumulation_steps = accumulation_steps or trainer.get("num_microbatches", 1)
+        accumulation_steps = accumulation_steps or trainer_arguments.get("num_microbatches", 1)
     if micro_batch_size is None and batch_size is None:
         raise reader.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
     if batch_size is not None:
@@ -273,10 +277,10 @@ TRAINER_BATCH = 8
 """The Trainer's default of `per_device_train_batch_size`."""
 
 
-def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict[str, Any]:
+def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Table) -> dict[str, Any]:
     """Returns the number formats of the run. bf16 and fp16 have 16-bit weights and fp32 master weights."""
-    formats = {}
-    if not trainer and any(reader.table(config, dtype).get("enabled") == AUTO for dtype in ("bf16", "fp16")):
+    format_settings = {}
+    if not trainer_arguments and any(reader.table(config, dtype).get("enabled") == AUTO for dtype in ("bf16", "fp16")):
         reader.filled_in["bf16"] = False
         batch = reader.filled_in.get("per_device_train_batch_size")
         batch_text, batch_option = ("", "") if batch is None else (f"batches of {batch} a device and ", "--batch and ")
@@ -286,11 +290,13 @@ def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict
         )
     for dtype in ("bf16", "fp16"):
         format_table = reader.table(config, dtype) or (reader.table(config, "bfloat16") if dtype == "bf16" else {})
-        enabled = format_table.get("enabled", False)
-        formats[dtype] = (
-            bool(trainer.get(dtype)) if enabled == AUTO else flag_value(reader, f"{dtype}.enabled", enabled)
+        is_enabled = format_table.get("enabled", False)
+        format_settings[dtype] = (
+            bool(trainer_arguments.get(dtype))
+            if is_enabled == AUTO
+            else flag_value(reader, f"{dtype}.enabled", is_enabled)
         )
-    if formats["bf16"] and formats["fp16"]:
+    if format_settings["bf16"] and format_settings["fp16"]:
         raise reader.wrong("bf16, fp16", "both are enabled; expected one")
     if reader.table(config, "amp").get("enabled"):
         reader.unknown["amp"] = "Apex is not modelled"
@@ -301,8 +307,8 @@ def _number_formats(reader: LaunchReader, config: Table, trainer: Table) -> dict
     gradient_format = (
         {} if format_names[accumulation_format] is None else {"grad_dtype": format_names[accumulation_format]}
     )
-    if formats["bf16"] or formats["fp16"]:
-        return {"dtype": "bf16" if formats["bf16"] else "fp16", "master_weights": "fp32", **gradient_format}
+    if format_settings["bf16"] or format_settings["fp16"]:
+        return {"dtype": "bf16" if format_settings["bf16"] else "fp16", "master_weights": "fp32", **gradient_format}
     return {"dtype": "fp32", "master_weights": "none", **gradient_format}
 
 
@@ -319,9 +325,9 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if optimizer_type is None:
         return {}
     if str(optimizer_type).lower() in STAGE_0_ALONE:
-        stage = reader.table(config, "zero_optimization").get("stage", 0)
+        zero_stage = reader.table(config, "zero_optimization").get("stage", 0)
         is_half = any(reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16"))
-        if stage or not is_half:
+        if zero_stage or not is_half:
             reader.unknown["optimizer.type"] = (
                 f"{shown(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
             )

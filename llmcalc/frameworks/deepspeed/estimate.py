@@ -18,7 +18,7 @@ from .settings import DeepSpeedSettings
 def estimate(memory_estimate: Memory) -> PeakEstimate:
     """Returns the estimate of the memory of every rank of a model."""
     training_config = memory_estimate.training()
-    transient = partial(
+    transient_function = partial(
         transient_bytes,
         measure_optimizer_step(training_config, has_flat_parameters=True),
         DTYPES[training_config.dtype].bytes,
@@ -27,7 +27,7 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
         memory_estimate,
         bytes_per_parameter(memory_estimate, has_flat_parameters=True),
         cast_adapters(training_config),
-        transient,
+        transient_function,
     )
 
 
@@ -44,43 +44,45 @@ def transient_bytes(
     """
     settings = DeepSpeedSettings(stage=layout.zero)
     step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, sharded=layout.zero >= 1)
-    parameters = sum(stage.total for stage in stage_parameters)
+    parameter_count = sum(stage.total for stage in stage_parameters)
     if layout.zero == 0:
-        copied_bytes = element_bytes * min(REDUCED_AT_ONCE, parameters)
+        copied_bytes = element_bytes * min(REDUCED_AT_ONCE, parameter_count)
         return TransientBytes(gradient_reduction=copied_bytes, optimizer_step=step_bytes)
-    bucket, shard_size = settings.size_in_elements("reduce_bucket_size"), parameters // layout.shards
-    buffer_bytes = element_bytes * bucket
+    bucket_elements, shard_size = settings.size_in_elements("reduce_bucket_size"), parameter_count // layout.shards
+    buffer_bytes = element_bytes * bucket_elements
     if layout.zero == 3:
-        group_share = min(1, settings.sub_group_size / max(1, shard_size))
-        live_bytes = element_bytes * min(settings.stage3_max_live_parameters, parameters)
-        flattened = (
+        sub_group_share = min(1, settings.sub_group_size / max(1, shard_size))
+        live_bytes = element_bytes * min(settings.stage3_max_live_parameters, parameter_count)
+        flat_gradient_bytes = (
             optimizer_step.gradient_copy + optimizer_step.gradient_element_bytes
         ) * shard_size  # gradients, and their copy, before the step
-        layers = max(0, parameters - sum(stage.outside_layers for stage in stage_parameters))
+        layer_elements = max(0, parameter_count - sum(stage.outside_layers for stage in stage_parameters))
         return TransientBytes(
             always=buffer_bytes,
             in_passes=live_bytes,
             outside_modules=-min(
-                live_bytes, element_bytes * layers
+                live_bytes, element_bytes * layer_elements
             ),  # the layers' parameters are released when they have run
-            optimizer_step=round(group_share * max(step_bytes, flattened)),
+            optimizer_step=round(sub_group_share * max(step_bytes, flat_gradient_bytes)),
         )
-    whole_tensors = max(
+    gradient_elements = max(
         shard_size, *(stage.largest_tensor for stage in stage_parameters)
     )  # a rank updates parts of them
     if layout.zero == 2:
-        outside_shard = element_bytes * (whole_tensors - shard_size)
+        unsharded_gradient_bytes = element_bytes * (gradient_elements - shard_size)
         return TransientBytes(
-            from_first_gradient=buffer_bytes + outside_shard,
-            later_micro_batches=outside_shard,
-            backward_end=buffer_bytes + outside_shard,
-            gradient_reduction=buffer_bytes + element_bytes * min(bucket, parameters) + outside_shard,
+            from_first_gradient=buffer_bytes + unsharded_gradient_bytes,
+            later_micro_batches=unsharded_gradient_bytes,
+            backward_end=buffer_bytes + unsharded_gradient_bytes,
+            gradient_reduction=buffer_bytes
+            + element_bytes * min(bucket_elements, parameter_count)
+            + unsharded_gradient_bytes,
             optimizer_step=step_bytes - optimizer_step.gradient_element_bytes * shard_size,
         )
     return TransientBytes(
         from_first_gradient=buffer_bytes,
         later_micro_batches=buffer_bytes,
         backward_end=buffer_bytes,
-        gradient_reduction=buffer_bytes + element_bytes * whole_tensors,
-        optimizer_step=step_bytes - optimizer_step.gradient_element_bytes * parameters,
+        gradient_reduction=buffer_bytes + element_bytes * gradient_elements,
+        optimizer_step=step_bytes - optimizer_step.gradient_element_bytes * parameter_count,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from ..logs.reading import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
+from ..logs.log_text import LogText
 
 PATTERNS = (
     pattern("MA ", rf"\bMA (?P<allocated>{AMOUNT}) +Max_MA (?P<peak_allocated>{AMOUNT})"),
@@ -51,14 +51,14 @@ def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[Log
         else 1
     )
     for log_line in log_text.lines_with("offload_optimizer=none"):
-        match = _OPTION.search(log_line)
-        if match is None or "offload_param=cpu" in match["options"]:
+        option_match = _OPTION.search(log_line)
+        if option_match is None or "offload_param=cpu" in option_match["options"]:
             continue
-        if "offload_param" in match["options"]:
+        if "offload_param" in option_match["options"]:
             layer = 4 * MILLION * max(log_values.whole_numbers("largest_layer"), default=0)
             states_term = LogTerm("states", 0, per_parameter=Fraction(18, devices), constant=layer)
         else:
             states_term = LogTerm("states", 0, per_parameter=4 + Fraction(16, devices))
-        memory_terms.append(states_term._replace(value=bytes_of(match["device"])))
+        memory_terms.append(states_term._replace(value=bytes_of(option_match["device"])))
         break
     return memory_terms

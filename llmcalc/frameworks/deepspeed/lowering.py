@@ -62,13 +62,13 @@ class GatheringProfile(Eager):
 
     def unread_parameters(self, module_name: str, parameter_use: OpUse) -> list[Tensor]:
         """Returns the parameters of a module that no pass reads."""
-        weights = super().unread_parameters(module_name, parameter_use)
+        unread_weights = super().unread_parameters(module_name, parameter_use)
         if self.coordinator is None:
-            return weights
+            return unread_weights
         unread_count = len(self.unused_modules)
         return [
-            self.coordinator.add_parameter(("unread", unread_count, i, module_name), weight).full_param
-            for i, weight in enumerate(weights)
+            self.coordinator.add_parameter(("unread", unread_count, weight_index, module_name), weight).full_param
+            for weight_index, weight in enumerate(unread_weights)
         ]
 
     def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
@@ -84,7 +84,7 @@ class GatheringProfile(Eager):
         if self.coordinator is not None and not self.only_finds_parameters:
             parameter = self.coordinator.by_tensor.get(id(weight))
             if parameter is not None and not any(
-                parameter.module in open_modules for open_modules in (self.opened, *self.of_frames)
+                parameter.module in running_modules for running_modules in (self.opened, *self.of_frames)
             ):
                 self.opened.append(parameter.module)
                 self.coordinator.fetch_module(parameter.module)
@@ -103,28 +103,28 @@ class GatheringProfile(Eager):
             if self.adapters is not None and isinstance(operation.op, Linear)
             else None
         )
-        product_input = self.values[id(x)] if x is not None and self.graph.enabled else None
-        needs_no_gradient = product_input is not None and not product_input.needs_grad
+        linear_input = self.values[id(x)] if x is not None and self.graph.enabled else None
+        has_frozen_input = linear_input is not None and not linear_input.needs_grad
         try:
             super().step(operation)
-            if product_input is not None and not needs_no_gradient:
-                self._save_input(product_input, operation.outs[0])
+            if linear_input is not None and not has_frozen_input:
+                self._save_input(linear_input, operation.outs[0])
         finally:  # a part that runs again stops at the last tensor that is needed
-            product_input = None
+            linear_input = None
             used_modules, self.opened = self.opened, outer_modules
         for module in used_modules:
             if module == self.module_path():
                 self.of_frames[-1].append(module)
-            elif needs_no_gradient and not any(
+            elif has_frozen_input and not any(
                 parameter.full_param.leaf for parameter in self.coordinator.modules[module]
             ):
                 self.coordinator.release_module(module)  # no gradient passes a frozen layer whose input needs none
             else:
                 self._add_release_hooks(module, operation.outs[0] if operation.outs else None)
 
-    def _save_input(self, x: Tensor, output: Value) -> None:
+    def _save_input(self, x: Tensor, product_output: Value) -> None:
         """Saves a linear layer's input even for a frozen weight (`LinearFunctionForZeroStage3`)."""
-        bound_tensor = self._value_with_tensor(output)
+        bound_tensor = self._value_with_tensor(product_output)
         autograd_node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if autograd_node is not None:
             autograd_node.hooks.append(UnpackHook(self.graph.save(x)))
@@ -138,14 +138,14 @@ class GatheringProfile(Eager):
         try:
             super()._module(module_call)
         finally:
-            open_modules = self.of_frames.pop()
-        for module in open_modules:
+            running_modules = self.of_frames.pop()
+        for module in running_modules:
             self._add_release_hooks(module, module_call.scope.output)
 
-    def _add_release_hooks(self, module_path: Path, output: Value | None) -> None:
+    def _add_release_hooks(self, module_path: Path, module_output: Value | None) -> None:
         """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
         assert self.coordinator is not None
-        bound_tensor = self._value_with_tensor(output)
+        bound_tensor = self._value_with_tensor(module_output)
         autograd_node = None if bound_tensor is None else self.values[id(bound_tensor)].node
         if autograd_node is not None:
             autograd_node.hooks.append(self.coordinator.before_backward(module_path))

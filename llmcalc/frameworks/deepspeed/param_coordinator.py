@@ -141,9 +141,9 @@ class ParameterCoordinator:
 
     def mark_persistent(self) -> None:
         """Marks the small parameters that stay gathered (`mark_persistent_parameters`)."""
-        most_elements, persistent_elements = self.settings.stage3_model_persistence_threshold, 0
+        element_limit, persistent_elements = self.settings.stage3_model_persistence_threshold, 0
         for parameter in self.parameters:
-            if most_elements is not None and parameter.count + persistent_elements > most_elements:
+            if element_limit is not None and parameter.count + persistent_elements > element_limit:
                 continue
             if parameter.count <= self.settings.size_in_elements("stage3_param_persistence_threshold"):
                 parameter.persists = True
@@ -161,8 +161,8 @@ class ParameterCoordinator:
         self.is_recording = not self.is_recorded
         self.queue = deque()
         if self.is_recorded:
-            for position, module in enumerate(self.order):
-                self.queue += ((parameter, position) for parameter in self.modules[module])
+            for module_position, module in enumerate(self.order):
+                self.queue += ((parameter, module_position) for parameter in self.modules[module])
         for parameter in self.parameters:
             parameter.fetched = NEVER
         self.step = self.live_elements = 0
@@ -188,13 +188,13 @@ class ParameterCoordinator:
         for _ in range(min(unfetched_count, len(self.queue))):
             parameter, next_use = self.queue.popleft()
             parameter.fetched = next_use
-        most_elements = min(
+        element_limit = min(
             self.settings.stage3_max_live_parameters - self.live_elements,
             self.settings.size_in_elements("stage3_prefetch_bucket_size"),
         )
         prefetched_parameters: list[Parameter] = []
         element_count = 0
-        while self.queue and element_count < most_elements:
+        while self.queue and element_count < element_limit:
             parameter, next_use = self.queue.popleft()
             parameter.fetched = max(parameter.fetched, next_use)
             if not parameter.available and parameter.gathering is None and parameter not in prefetched_parameters:

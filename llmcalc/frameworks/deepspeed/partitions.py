@@ -82,10 +82,15 @@ def in_module_order(parameter_paths: Sequence[Path]) -> list[Path]:
         layer_positions.setdefault(_layer_of(path), len(layer_positions))
         module_positions.setdefault(module_of(path), len(module_positions))
 
-    def position_in_module(path: Path) -> tuple[int, bool, int, bool]:
-        layer_path, module_path = _layer_of(path), module_of(path)
+    def position_in_module(tensor_path: Path) -> tuple[int, bool, int, bool]:
+        layer_path, module_path = _layer_of(tensor_path), module_of(tensor_path)
         is_norm = type(layer_path[-1]) is int and len(module_path) <= len(layer_path) + 1
-        return layer_positions[layer_path], is_norm, module_positions[module_path], str(path[-1]).endswith("bias")
+        return (
+            layer_positions[layer_path],
+            is_norm,
+            module_positions[module_path],
+            str(tensor_path[-1]).endswith("bias"),
+        )
 
     return sorted(parameter_paths, key=position_in_module)
 

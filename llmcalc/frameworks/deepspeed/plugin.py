@@ -46,8 +46,8 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
     if plugin_table.get("deepspeed_config_file") is not None:
         config = reader.fetch_tables(f"{section}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE)
         return _without_batch_size(read_into(reader, config, world_size, precision), config)
-    stage = size_of(reader, f"{section}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
-    zero_table: dict[str, Any] = {"stage": stage}
+    zero_stage = size_of(reader, f"{section}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
+    zero_table: dict[str, Any] = {"stage": zero_stage}
     for device_key in ("offload_optimizer_device", "offload_param_device"):
         if plugin_table.get(device_key) not in (None, "none", False):
             zero_table[device_key.removesuffix("_device")] = {"device": plugin_table[device_key]}
@@ -59,7 +59,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
 
 
 def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> LaunchSettings:
-    """Returns the run without a micro-batch size if the config leaves the size to the script."""
+    """Returns the run without a micro-batch size if the accelerate config states none, since the script sets it."""
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
     return launch_settings._replace(
@@ -77,8 +77,8 @@ def read_trainer(
     precision = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
     launch_settings = read_into(reader, deepspeed_table, world_size, {**command_settings, **precision})
     settings = {
-        option: option_value
-        for option, option_value in command_settings.items()
-        if option not in ("precision", "dtype", "optimizer_impl")
+        option_name: option_value
+        for option_name, option_value in command_settings.items()
+        if option_name not in ("precision", "dtype", "optimizer_impl")
     }
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))

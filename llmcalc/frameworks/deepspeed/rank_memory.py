@@ -44,8 +44,8 @@ def zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRu
         implementation = "foreach"  # torch's own choice
     training_config = replace(training_config, gradient_dtype=None, state_dtype=None, implementation=implementation)
     run_type = _run_type(training_config, settings)
-    keeps_master = run_type in (LambRun, OneBitLambRun, ReplicatedRun) and training_config.dtype != "float32"
-    training_config = replace(training_config, master=keeps_master)
+    keeps_master_weights = run_type in (LambRun, OneBitLambRun, ReplicatedRun) and training_config.dtype != "float32"
+    training_config = replace(training_config, master=keeps_master_weights)
     return run_type(replace(zero_setup, training=training_config, settings=settings), memory_meter)
 
 
@@ -91,7 +91,7 @@ def cast_adapters(training_config: Training) -> Training:
 
 def _check_training(training_config: Training, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
-    for is_modelled, option in (
+    for is_modelled, option_text in (
         (training_config.autocast, "--precision autocast"),
         (training_config.choices.fake_quantization is not None, "--fake-quantize"),
         (training_config.first_trained_layer is not None, "--trainable-layers"),
@@ -101,7 +101,7 @@ def _check_training(training_config: Training, settings: DeepSpeedSettings) -> N
         (training_config.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
     ):
         if is_modelled:
-            raise InputError(f"{option}: with DeepSpeed it is not modelled")
+            raise InputError(f"{option_text}: with DeepSpeed it is not modelled")
     accumulation_dtype = number_format(settings.grad_accum_dtype, DTYPES[training_config.dtype])
     if settings.stage == 0 and accumulation_dtype is not DTYPES[training_config.dtype]:
         raise InputError(
@@ -129,7 +129,7 @@ MOST_LAYERS = 10_000
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
     """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory_estimate, layout = training_run.memory, training_run.layout
-    layers = sum(stack.num_hidden_layers for _, stack in memory_estimate.spec.stacks())
+    layers = sum(layer_stack.num_hidden_layers for _, layer_stack in memory_estimate.spec.stacks())
     if layers > MOST_LAYERS:
         raise InputError(
             f"--framework deepspeed: {layers:,} layers are too many, each of which is replayed; expected at most "
@@ -141,8 +141,8 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
         memory_estimate = memory_estimate.with_(optimizer_offload=None)
     training_config = memory_estimate.training(cuda_runtime)
     if not training_config.master and training_config.adapters is None and training_config.dtype != "float32":
-        option = "--master-weights none" if memory_estimate.settings.master_weights == "none" else "--precision bf16"
-        raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
+        flag_text = "--master-weights none" if memory_estimate.settings.master_weights == "none" else "--precision bf16"
+        raise InputError(f"{flag_text}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     spec, dp_rank = memory_estimate.spec, layout.coordinates(rank).dp
     zero_setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace)
     replay_result, host_memory = replay_zero(zero_setup, cuda_runtime.expandable)
@@ -153,11 +153,11 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
 def settings_of(layout: Layout, own_settings: Any, deepspeed_version: str) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings in a layout. Raises `InputError` for a layout or version not modelled."""
     settings = own_settings if isinstance(own_settings, DeepSpeedSettings) else DeepSpeedSettings()
-    for group_name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
-        if getattr(layout, group_name) > 1:
-            option = f"--{group_name.replace('_', '-')} {getattr(layout, group_name)}"
-            group_flag = " and no --zero-group" if group_name == "hsdp_replicas" else ""
-            raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1{group_flag}")
+    for parallel_dimension in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
+        if getattr(layout, parallel_dimension) > 1:
+            option_text = f"--{parallel_dimension.replace('_', '-')} {getattr(layout, parallel_dimension)}"
+            group_flag = " and no --zero-group" if parallel_dimension == "hsdp_replicas" else ""
+            raise InputError(f"{option_text}: with DeepSpeed it is not modelled; expected 1{group_flag}")
     if layout.prefetch:
         raise InputError("--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size; expected it in a --launch file")
     requested_version = deepspeed_version or settings.version

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from ...parallel.layout_rules import LayoutRules
-from ..framework import EstimateErrors, Framework, FromFile
+from ..framework import EstimateErrors, Framework, LazyFunction
 from ..launch.record import LaunchFile, Plugin
 
 FRAMEWORK = Framework(
     name="deepspeed",
     title="DeepSpeed",
-    rank_memory=FromFile(__package__, "rank_memory:rank_memory"),
-    estimate=FromFile(__package__, "estimate:estimate"),
+    rank_memory=LazyFunction(__package__, "rank_memory:rank_memory"),
+    estimate=LazyFunction(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.12),
-    evidence=FromFile(__package__, "evidence:evidence_for"),
-    gradient_rules=FromFile(__package__, "messages:gradient_rules"),
+    evidence=LazyFunction(__package__, "evidence:evidence_for"),
+    gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layouts=LayoutRules("deepspeed", zero=3, untried=("tp", "cp", "pp", "vpp", "ep")),
     implied_by=("with --zero 2", lambda request: request.zero_stage() == 2),
     launcher="deepspeed",
     launch_file=LaunchFile(
         "deepspeed",
         "a DeepSpeed config",
-        FromFile(__package__, "config_file:is_deepspeed"),
-        FromFile(__package__, "config_file:read_deepspeed"),
+        LazyFunction(__package__, "config_file:is_deepspeed"),
+        LazyFunction(__package__, "config_file:read_deepspeed"),
         program="DeepSpeed",
         version="0.19.8",
     ),
     plugin=Plugin(
         "DEEPSPEED",
         "deepspeed_config",
-        FromFile(__package__, "plugin:read_accelerate"),
+        LazyFunction(__package__, "plugin:read_accelerate"),
         ("deepspeed",),
-        FromFile(__package__, "plugin:read_trainer"),
+        LazyFunction(__package__, "plugin:read_trainer"),
     ),
     stack=lambda launch, compiled: "deepspeed",
     world_communicators=True,  # deepspeed/utils/groups.py, `_clone_world_group`

@@ -47,22 +47,22 @@ class ReplicatedRun(ZeroRun):
         for weight in self.parameters:
             if weight.grad is None:  # `_get_gradients_for_reduction`
                 weight.grad = empty(self.meter, weight.shape, self.dtype)
-        bucket: list[int] = []
+        bucket_sizes: list[int] = []
         for weight in self.parameters:
-            bucket.append(elements(weight))
-            if sum(bucket) > REDUCED_AT_ONCE:
-                self.reduce_bucket(bucket)
-                bucket = []
-        self.reduce_bucket(bucket)
+            bucket_sizes.append(elements(weight))
+            if sum(bucket_sizes) > REDUCED_AT_ONCE:
+                self.reduce_bucket(bucket_sizes)
+                bucket_sizes = []
+        self.reduce_bucket(bucket_sizes)
 
     def reduce_bucket(self, gradient_sizes: list[int]) -> None:
         """Copies gradients into one tensor, and casts it to the communication format (`allreduce_bucket`)."""
         with counted_as(self.meter, "communication"):
             bucket_elements = sum(gradient_sizes)
-            tensor = Storage(self.meter, bucket_elements * self.dtype.bytes) if len(gradient_sizes) > 1 else None
-            cast_bucket = self.communication_dtype is not self.dtype and bucket_elements
-            cast_buffer = Storage(self.meter, bucket_elements * self.communication_dtype.bytes) if cast_bucket else None
-        del tensor, cast_buffer
+            flat_bucket = Storage(self.meter, bucket_elements * self.dtype.bytes) if len(gradient_sizes) > 1 else None
+            needs_cast = self.communication_dtype is not self.dtype and bucket_elements
+            cast_buffer = Storage(self.meter, bucket_elements * self.communication_dtype.bytes) if needs_cast else None
+        del flat_bucket, cast_buffer
 
     def check_overflow(self) -> None:
         """Sums each 16-bit gradient in float32 (`CheckOverflow._has_inf_or_nan`)."""

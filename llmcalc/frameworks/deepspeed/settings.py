@@ -106,7 +106,7 @@ class DeepSpeedSettings:
             "stage3_param_persistence_threshold": 10 * hidden_size,
         }
         return replace(
-            self, **{field: size_value for field, size_value in auto_values.items() if getattr(self, field) == "auto"}
+            self, **{field: auto_value for field, auto_value in auto_values.items() if getattr(self, field) == "auto"}
         )
 
     @property
@@ -114,20 +114,20 @@ class DeepSpeedSettings:
         """Whether gradient reductions overlap the backward pass (`overlap_comm_valid`)."""
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
-    def size_in_elements(self, size_name: str) -> int:
+    def size_in_elements(self, field_name: str) -> int:
         """Returns the value of a size setting that is not `auto`, in elements."""
-        field_value = getattr(self, size_name)
-        assert isinstance(field_value, int), size_name
-        return field_value
+        element_count = getattr(self, field_name)
+        assert isinstance(element_count, int), field_name
+        return element_count
 
     def check(self) -> None:
         """Raises `InputError` for settings that are not modelled."""
         for field in fields(self):
             if field.name in NOT_MODELLED and getattr(self, field.name) != field.default:
                 raise InputError(f"{field.name}: not modelled; expected {str(field.default).lower()}")
-        for argument in ("offload_optimizer", "offload_param"):
-            if getattr(self, argument) == "nvme":
-                raise InputError(f"{argument}: nvme is not modelled; expected cpu or none")
+        for offload_field in ("offload_optimizer", "offload_param"):
+            if getattr(self, offload_field) == "nvme":
+                raise InputError(f"{offload_field}: nvme is not modelled; expected cpu or none")
         if self.offload_param != "none" and self.stage != 3:
             raise InputError(f"offload_param: stage {self.stage} keeps all parameters; expected stage 3, or none")
         if self.offload_optimizer != "none" and not self.stage:

@@ -112,9 +112,9 @@ class ZeroRun(TrainingRun):
 
     def host_state_bytes(self, element_count: int) -> int:
         """Returns the host bytes of fp32 optimizer states without step counts (`DeepSpeedCPUAdam`)."""
-        tensor = TrainedTensor(ParamTensor((element_count,), "vector"), "optimizer", 1)
+        master_tensor = TrainedTensor(ParamTensor((element_count,), "vector"), "optimizer", 1)
         optimizer_record = optimizer(self.training.optimizer)
-        optimizer_states = optimizer_record.state([tensor], FLOAT32.name, self.training.momentum).states
+        optimizer_states = optimizer_record.state([master_tensor], FLOAT32.name, self.training.momentum).states
         return sum(int(state_bytes) for state_name, state_bytes in optimizer_states.items() if state_name != "step")
 
     @contextmanager

@@ -26,7 +26,7 @@ SOURCE = "deepspeed/runtime/zero/stage_1_and_2.py"
 
 
 @dataclass
-class Bucket:
+class GradientBucket:
     """Gradients that are reduced together (`IPGBucket`).
 
     buffers: buffers for their copies; two if reductions overlap the backward pass.
@@ -67,7 +67,7 @@ class PartitionedRun(ZeroRun):
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup, memory_meter)
-        self.bucket: Bucket = Bucket()
+        self.bucket: GradientBucket = GradientBucket()
         self.oversized_gradient: Tensor | None = None
         self.has_buffers: bool = False
         self.accumulated: dict[int, Tensor] = {}
@@ -88,12 +88,14 @@ class PartitionedRun(ZeroRun):
             round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
         )
         element_bytes, element_counts = self.dtype.bytes, [elements(weight) for weight in ordered_parameters]
-        starts, flat_elements = offsets(element_counts, element_bytes, settings.parameter_alignment)
+        start_offsets, flat_elements = offsets(element_counts, element_bytes, settings.parameter_alignment)
         element_count = flat_size(flat_elements, ranks)
         self.partition_size: int = element_count // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
             id(weight): pieces(weight_offset, element_count, self.partition_size)
-            for weight, weight_offset, element_count in zip(ordered_parameters, starts, element_counts, strict=True)
+            for weight, weight_offset, element_count in zip(
+                ordered_parameters, start_offsets, element_counts, strict=True
+            )
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
             weight_id: weight_piece
@@ -232,8 +234,8 @@ class PartitionedRun(ZeroRun):
 
     def reduce_ipg_grads(self) -> None:
         """Reduces a bucket, and frees the gradients of other ranks' partitions."""
-        bucket, settings = self.bucket, self.settings
-        if not bucket.weights:
+        grad_bucket, settings = self.bucket, self.settings
+        if not grad_bucket.weights:
             return
         with self.reduction_stream():
             if self.contiguous:
@@ -242,12 +244,12 @@ class PartitionedRun(ZeroRun):
             else:
                 self._clear_previous_reduced_grads()
                 rank_pieces = [
-                    self.rank_pieces[id(weight)] for weight in bucket.weights if id(weight) in self.rank_pieces
+                    self.rank_pieces[id(weight)] for weight in grad_bucket.weights if id(weight) in self.rank_pieces
                 ]
                 if rank_pieces and self.accumulates_partition and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                self._allreduce([PartitionPiece(-1, elements(weight)) for weight in bucket.weights], rank_pieces)
-            for weight in bucket.weights:
+                self._allreduce([PartitionPiece(-1, elements(weight)) for weight in grad_bucket.weights], rank_pieces)
+            for weight in grad_bucket.weights:
                 belongs_to_rank = id(weight) in self.rank_pieces
                 if settings.stage == 2 and not belongs_to_rank:
                     if settings.overlaps and not self.contiguous:
@@ -256,7 +258,7 @@ class PartitionedRun(ZeroRun):
                         self._store_gradient(weight, None)
                 elif self.contiguous and belongs_to_rank:
                     self.copy_grads_in_partition(weight)
-        bucket.clear()
+        grad_bucket.clear()
 
     def _clear_previous_reduced_grads(self) -> None:
         """Frees the gradients of the previously reduced bucket."""
@@ -270,10 +272,10 @@ class PartitionedRun(ZeroRun):
         pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
             for weight_piece in self.pieces[id(weight)]:
-                is_separate = self.accumulates_partition and weight_piece.rank == this_rank
-                if is_separate and self.compact_partition is None:
+                is_accumulated = self.accumulates_partition and weight_piece.rank == this_rank
+                if is_accumulated and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                if pieces and not is_separate and settings.reduce_scatter and pieces[-1].rank == weight_piece.rank:
+                if pieces and not is_accumulated and settings.reduce_scatter and pieces[-1].rank == weight_piece.rank:
                     pieces[-1] = pieces[-1]._replace(elements=pieces[-1].elements + weight_piece.elements)
                 else:
                     pieces.append(weight_piece)
@@ -288,14 +290,14 @@ class PartitionedRun(ZeroRun):
 
     def _reduce_in_batches(self, pieces_to_reduce: Sequence[PartitionPiece]) -> None:
         """Reduces pieces in batches of a bucket's size (`allreduce_and_scatter`, `allreduce_no_retain`)."""
-        batch: list[PartitionPiece] = []
+        reduction_batch: list[PartitionPiece] = []
         for weight_piece in pieces_to_reduce:
-            batch.append(weight_piece)
-            if sum(queued_piece.elements for queued_piece in batch) > self.bucket_elements:
-                self._allreduce(batch)
-                batch = []
-        if batch:
-            self._allreduce(batch)
+            reduction_batch.append(weight_piece)
+            if sum(queued_piece.elements for queued_piece in reduction_batch) > self.bucket_elements:
+                self._allreduce(reduction_batch)
+                reduction_batch = []
+        if reduction_batch:
+            self._allreduce(reduction_batch)
 
     def _allreduce(
         self, reduced_pieces: Sequence[PartitionPiece], accumulated_pieces: Sequence[PartitionPiece] | None = None
@@ -305,7 +307,7 @@ class PartitionedRun(ZeroRun):
         accumulated_pieces: pieces that this rank accumulates; by default its own pieces among `reduced_pieces`.
         """
         element_count = sum(weight_piece.elements for weight_piece in reduced_pieces)
-        tensor = Storage(self.meter, element_count * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
+        flat_bucket = Storage(self.meter, element_count * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
         message_buffer = (
             Storage(self.meter, element_count * self.communication_dtype.bytes)
             if self.communication_dtype is not self.bucket_dtype
@@ -316,7 +318,7 @@ class PartitionedRun(ZeroRun):
                 if weight_piece.rank == self.rank:
                     fp32_buffer = Storage(self.meter, weight_piece.elements * FLOAT32.bytes)
                     del fp32_buffer
-        del tensor, message_buffer
+        del flat_bucket, message_buffer
 
     def _build_compact_grad_partition_buffer(self) -> None:
         """Allocates the float32 buffer of the rank's gradients."""
@@ -349,8 +351,8 @@ class PartitionedRun(ZeroRun):
             self.host_norms[id(weight)] = Storage(self.meter, DOUBLE)
             del double_copy
             if self.accumulation_dtype is not FLOAT32:
-                src_tensor = Storage(self.meter, piece_elements * FLOAT32.bytes)
-                del src_tensor
+                fp32_copy = Storage(self.meter, piece_elements * FLOAT32.bytes)
+                del fp32_copy
             self._store_gradient(weight, None)
 
     def backward(self, loss: Tensor) -> None:

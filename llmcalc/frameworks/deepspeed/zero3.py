@@ -93,22 +93,24 @@ class Stage3Run(ZeroRun):
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
         settings, memory_terms = self.settings, list[Term]()
-        groups = [sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups]
+        group_size = [sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups]
         if self.offloads:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
-            weights = sum(size * FLOAT32.bytes + round_host_bytes(size * FLOAT32.bytes) for size in groups)
+            partition_bytes = sum(size * FLOAT32.bytes + round_host_bytes(size * FLOAT32.bytes) for size in group_size)
             memory_terms = [
-                Term("fp32 weights and gradients", weights, "source", SOURCE),
-                Term("optimizer states", sum(map(self.host_state_bytes, groups)), "source", SOURCE),
-                Term("buffers", round_host_bytes(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
+                Term("fp32 weights and gradients", partition_bytes, "source", SOURCE),
+                Term("optimizer states", sum(map(self.host_state_bytes, group_size)), "source", SOURCE),
+                Term("buffers", round_host_bytes(sum(group_size) * self.accumulation_dtype.bytes), "source", SOURCE),
             ]
         if settings.offload_param != "none":
             round_host_bytes = pinned_bytes if settings.offload_param_pin_memory else int
             frozen_parameters = [
                 parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf
             ]
-            shards = [parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters]
-            size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(round_host_bytes, shards))
+            shard_bytes = [
+                parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters
+            ]
+            size = pinned_bytes(sum(group_size) * self.dtype.bytes) + sum(map(round_host_bytes, shard_bytes))
             memory_terms.append(Term("parameters", size, "source", SOURCE))
         return tuple(memory_terms)
 
@@ -256,13 +258,13 @@ class Stage3Run(ZeroRun):
             self.host_norms = {}
             self.coordinator.gather_persistent()
             return
-        for parameter_group in self.groups:  # get_grad_norm_direct
-            for parameter in parameter_group:
+        for sub_group in self.groups:  # get_grad_norm_direct
+            for parameter in sub_group:
                 double_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
                 del double_copy
-        for parameter_group, fp32_partition in zip(self.groups, self.trained, strict=True):
+        for sub_group, fp32_partition in zip(self.groups, self.trained, strict=True):
             with counted_as(self.meter, "gradients"):
-                fp32_partition.gradient = self._single_grad_partition(parameter_group)
+                fp32_partition.gradient = self._single_grad_partition(sub_group)
             self.run_optimizer([fp32_partition])
         self.coordinator.gather_persistent()
 

@@ -29,9 +29,9 @@ STEPS = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "r
 
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts a main.py with DeepSpeed-Chat's arguments."""
-    known_arguments = ("--zero_stage", "--actor_zero_stage")
+    stage_flags = ("--zero_stage", "--actor_zero_stage")
     return command_line.program == "main.py" and any(
-        command_word.partition("=")[0] in known_arguments for command_word in command_line.words
+        command_word.partition("=")[0] in stage_flags for command_word in command_line.words
     )
 
 
@@ -43,7 +43,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if loss == "rlhf":
             return _read_step3(reader, arguments, source_file)
         plain_data = plain_arguments(arguments, reader, READ)
-        target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        model_id = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
         reader.check_names(plain_data, READ, IGNORED)
         if not loss and "step1" not in source_file.where:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
@@ -53,20 +53,20 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if loss:
             settings |= _pair_settings(reader, plain_data, loss, config)
         launch_settings = run_of_program(reader, config, source_file.world_size, settings)
-        return reader.launch("deepspeed", launch_settings, target=target)
+        return reader.launch("deepspeed", launch_settings, target=model_id)
 
 
 def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file: LaunchSource) -> Launch:
     """Returns the training run of step 3's actor, with the reference, reward and critic models beside it."""
     step3_arguments = plain_arguments(arguments, reader, step3.READ - {"critic_model_name_or_path"})
-    target = model_name(reader, "--actor_model_name_or_path", arguments.get("--actor_model_name_or_path"))
+    model_id = model_name(reader, "--actor_model_name_or_path", arguments.get("--actor_model_name_or_path"))
     reader.check_names(step3_arguments, step3.READ, IGNORED | step3.IGNORED)
     actor_arguments = step3.step1_arguments(reader, step3_arguments)
     config = _deepspeed_config(reader, actor_arguments)
     settings = _other_settings(reader, actor_arguments) | step3.loss_settings(reader, step3_arguments)
     launch_settings = run_of_program(reader, config, source_file.world_size, settings)
     rollout = step3.rollout_of(reader, step3_arguments, launch_settings.layout.dp)
-    return reader.launch("deepspeed", launch_settings, target=target, rollout=rollout)
+    return reader.launch("deepspeed", launch_settings, target=model_id, rollout=rollout)
 
 
 def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
@@ -78,8 +78,8 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
         return "rlhf"
     if "--num_padding_at_beginning" in arguments:
         return "reward"
-    lowered_name = name_in_errors.lower()
-    return next((loss for step_pattern, loss in STEPS.items() if re.search(step_pattern, lowered_name)), "")
+    lowercase_name = name_in_errors.lower()
+    return next((loss for step_pattern, loss in STEPS.items() if re.search(step_pattern, lowercase_name)), "")
 
 
 def _pair_settings(reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -101,10 +101,10 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if dtype not in ("fp16", "bf16"):
         raise reader.wrong("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
     device = "cpu" if reader.flag(config, "offload") else "none"
-    stage = size_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
-    if stage == 3 and reader.flag(config, "gradient_checkpointing"):
+    zero_stage = size_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
+    if zero_stage == 3 and reader.flag(config, "gradient_checkpointing"):
         reader.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
-    elif stage == 3:
+    elif zero_stage == 3:
         reader.unknown["--zero_stage"] = (
             "stage 3 with memory_efficient_linear off keeps gathered weights; add --gradient_checkpointing"
         )
@@ -114,7 +114,7 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
         dtype: {"enabled": True},
         "gradient_clipping": 1.0,
         "zero_optimization": {
-            "stage": stage,
+            "stage": zero_stage,
             "overlap_comm": True,
             "offload_param": {"device": device},
             "offload_optimizer": {"device": device},

@@ -15,7 +15,7 @@ from ...sources.target import load
 from ...units import DTYPE_BITS
 from ..argument_names import argument_names
 from ..launch.record import LaunchReader, Table, size_of
-from ..launch.rollout import Model, Place, Rollout
+from ..launch.rollout import AdditionalModel, Place, Rollout
 
 SOURCE = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"
 """Where DeepSpeed-Chat says which models are on a device."""
@@ -82,8 +82,10 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
     parameters = _critic_parameters(reader, arguments)
     return Rollout(
         source=SOURCE,
-        reference=Model(_place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1),
-        reward=Model(
+        reference=AdditionalModel(
+            _place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1
+        ),
+        reward=AdditionalModel(
             _place(reader, arguments, "offload_reward_model"),
             ranks=ranks if critic_stage == 3 else 1,
             parameters=parameters,
@@ -118,15 +120,15 @@ def _critic_parameters(reader: LaunchReader, arguments: Table) -> int:
         return 0
 
 
-def _critic_bytes(parameters: int, stage: int, ranks: int, offload: bool) -> int:
+def _critic_bytes(parameter_count: int, stage: int, ranks: int, offloads: bool) -> int:
     """Returns the bytes on a device of the critic's weights, gradients, and main weights with Adam's states.
 
     Each stage of ZeRO divides one of them more: the states from stage 1, gradients from 2, weights from 3.
     """
     weights, state_bytes = DTYPE_BITS["float16"] // 8, 3 * DTYPE_BITS["float32"] // 8
-    tensors_per_parameter = [(weights, 3, offload and stage == 3), (weights, 2, offload), (state_bytes, 1, offload)]
+    tensors_per_parameter = [(weights, 3, offloads and stage == 3), (weights, 2, offloads), (state_bytes, 1, offloads)]
     critic_bytes: int = sum(
-        -(-parameters // (ranks if stage >= first_sharded_stage else 1)) * element_bytes
+        -(-parameter_count // (ranks if stage >= first_sharded_stage else 1)) * element_bytes
         for element_bytes, first_sharded_stage, is_on_host in tensors_per_parameter
         if not is_on_host
     )

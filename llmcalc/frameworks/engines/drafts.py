@@ -8,20 +8,22 @@ from ...sources.presets import known_model
 from ...sources.target import load
 
 
-def read_draft(model: str | Preset, flag: str, expected_draft: str) -> Preset:
+def read_draft(draft_model: str | Preset, draft_flag: str, expected_draft: str) -> Preset:
     """Returns the draft model that a flag names. Raises `InputError` for a model that cannot be read.
 
-    flag: the flag, as the beginning of messages. expected_draft: what may stand behind it, in words.
+    draft_flag: the flag, as the beginning of messages. expected_draft: what may stand behind it, in words.
     """
     try:
-        return model if isinstance(model, Preset) else load(model)
+        return draft_model if isinstance(draft_model, Preset) else load(draft_model)
     except InputError as error:
-        preset_by_name = known_model(str(model)) if str(model).startswith(("/", "./", "../", "~/")) else None
+        preset_by_name = (
+            known_model(str(draft_model)) if str(draft_model).startswith(("/", "./", "../", "~/")) else None
+        )
         if preset_by_name is not None:  # a folder of another machine
-            problem = (
-                f"the draft model, {shown(model)}, is not here; by its name it is the preset {preset_by_name.name}"
-            )
+            preset_name = preset_by_name.name
+            problem = f"the draft model, {shown(draft_model)}, is not here; by its name it is the preset {preset_name}"
             return preset_by_name.model_copy(update={"notes": (*preset_by_name.notes, problem)})
         raise InputError(
-            f"{flag} {shown(model)}: cannot be read ({str(error)[:200]}); expected a preset, {expected_draft}"
+            f"{draft_flag} {shown(draft_model)}: cannot be read ({str(error)[:200]}); expected a preset, "
+            f"{expected_draft}"
         ) from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from ...errors import InputError
 from ...frozen import frozen
 from ...workload.setting import option
-from ..framework import FromFile
+from ..framework import LazyFunction
 
 if TYPE_CHECKING:
     from ...accelerator import Hardware
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TermStatus: TypeAlias = Literal["exact", "source", "estimate", "measured"]
 
 
-class Term(NamedTuple):
+class MemoryTerm(NamedTuple):
     """A named part of an engine's device memory, such as the weights or the CUDA graphs.
 
     name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`; of engines that divide a model
@@ -50,7 +50,7 @@ MOST_DEVICES = 64
 """Devices up to which a layout that starts is sought where no change of a flag suffices."""
 
 
-class Change(NamedTuple):
+class FlagChange(NamedTuple):
     """A changed flag with the resulting KV cache. flag: the flag and value as users type it.
 
     devices: the number of devices with the change; default 1.
@@ -82,7 +82,7 @@ class EngineMemory:
     most_sequences: sequences of a step above which the engine refuses to start; 0 where that is not why it refuses.
     """
 
-    terms: tuple[Term, ...]
+    terms: tuple[MemoryTerm, ...]
     kv_tokens: int
     blocks: int
     max_concurrency: float
@@ -111,9 +111,9 @@ class EngineMemory:
         """
         return (self.max_concurrency if max_concurrency is None else max_concurrency) * self.data_parallel_ranks
 
-    def holds(self, users: int) -> bool:
+    def holds(self, user_count: int) -> bool:
         """Whether the engine starts, and its caches hold the requests of all users, divided evenly over ranks."""
-        return self.starts and self.max_concurrency >= -(-users // self.data_parallel_ranks)
+        return self.starts and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
@@ -167,16 +167,16 @@ class Engine:
 
     name: str
     title: str
-    flags: FromFile
-    rules: FromFile
-    server: FromFile
-    memory: FromFile
-    flag_changes: FromFile
-    layouts: FromFile
+    flags: LazyFunction
+    rules: LazyFunction
+    server: LazyFunction
+    memory: LazyFunction
+    flag_changes: LazyFunction
+    layouts: LazyFunction
     flags_by_option: Mapping[str, str] = field(default_factory=dict)
     other_ways: Mapping[str, str] = field(default_factory=dict)
     flag_of: Mapping[str, str] = field(default_factory=dict)
-    serving_flags: FromFile | None = None
+    serving_flags: LazyFunction | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     plugin_vendors: tuple[str, ...] = ()
     least_capability: float = 0.0
@@ -184,8 +184,8 @@ class Engine:
     budgets_free_memory: bool = False
     shown_defaults: tuple[str, ...] = ()
     stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
-    layout_flags: FromFile | None = None
-    draft_flags: FromFile | None = None
+    layout_flags: LazyFunction | None = None
+    draft_flags: LazyFunction | None = None
     step_tokens: str = ""
     step_sequences: str = ""
     start: tuple[str, ...] = ()
@@ -215,7 +215,7 @@ class Engine:
 
     def stack(self, version_numbers: tuple[int, ...]) -> str:
         """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
-        return [stack for first_version, stack in self.stacks if first_version <= version_numbers][-1]
+        return [software_stack for first_version, software_stack in self.stacks if first_version <= version_numbers][-1]
 
     def version(self, version_text: str) -> EngineVersion:
         """Returns the typed version (the newest for an empty text), and the range of versions with the same rules."""
@@ -267,20 +267,22 @@ class Engine:
 
     def changes_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
-    ) -> list[Change]:
+    ) -> list[FlagChange]:
         """Returns changes that may enlarge the KV cache, cheapest first, with the resulting memory.
 
         A change is of a single flag; where none suffices, of the longest request that fits then too; where that does
         not either, the layout of the fewest devices that starts is the last one.
         """
-        changes: list[Change] = []
+        changes: list[FlagChange] = []
         tried_flags: list[Mapping[str, Any]] = []
         for typed_flag, changed_values in self.flag_changes(self.server(preset, hardware, version, flags)):
             try:
                 memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
             except InputError:  # a layout that does not divide the model
                 continue
-            changes.append(Change(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts, memory.devices))
+            changes.append(
+                FlagChange(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts, memory.devices)
+            )
             tried_flags.append({**flags, **changed_values})
         if not any(change.starts for change in changes):
             for change_number, (change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
@@ -293,13 +295,15 @@ class Engine:
                     typed_layout = " ".join(
                         f"{self.spelling(flag_field)} {flag_value}" for flag_field, flag_value in layout_flags.items()
                     )
-                    last_change = Change(typed_layout, memory.kv_tokens, memory.max_concurrency, True, memory.devices)
+                    last_change = FlagChange(
+                        typed_layout, memory.kv_tokens, memory.max_concurrency, True, memory.devices
+                    )
                     return [*changes, last_change]
         return changes
 
     def _with_shorter_requests(
-        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], change: Change
-    ) -> Change:
+        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], change: FlagChange
+    ) -> FlagChange:
         """Returns a flag change with the longest request limit that fits; the change alone if no limit fits."""
         server = self.server(preset, hardware, version, flags)
         if not change.kv_tokens:
@@ -308,7 +312,7 @@ class Engine:
             if typed_flag.startswith(self.spelling(server.length_field)):
                 memory = self.memory_on(preset, hardware, version, {**flags, **changed_values})
                 if memory.starts:
-                    return Change(
+                    return FlagChange(
                         f"{change.flag} {typed_flag}", memory.kv_tokens, memory.max_concurrency, True, memory.devices
                     )
         return change

@@ -94,10 +94,10 @@ class Flag(NamedTuple):
             )
         return value_text.lower() if self.kind == "word" else value_text
 
-    def _check_bounds(self, flag_number: int) -> int:
-        if not self.least <= flag_number <= self.most:
-            raise InputError(f"{self.names[0]}: {flag_number:,}; expected {self.least:,} to {self.most:,}")
-        return flag_number
+    def _check_bounds(self, checked_number: int) -> int:
+        if not self.least <= checked_number <= self.most:
+            raise InputError(f"{self.names[0]}: {checked_number:,}; expected {self.least:,} to {self.most:,}")
+        return checked_number
 
 
 def _read_switch(flag_name: str, flag_value: Any) -> bool:
@@ -236,14 +236,14 @@ def read_values(
     """
     flags_by_name = flags_by_spelling(flags)
     flags_by_keyword = {keyword_of(flag_name): flag for flag_name, flag in flags_by_name.items()}
-    options_by_keyword = {keyword_of(option): option for option in renamed_flags}
+    options_by_keyword = {keyword_of(llmcalc_option): llmcalc_option for llmcalc_option in renamed_flags}
     field_values: dict[str, Any] = {}
     for flag_name, flag_value in typed_values.items():
-        option = options_by_keyword.get(flag_name)
-        if flag_name not in flags_by_keyword and option is not None:
+        llmcalc_option = options_by_keyword.get(flag_name)
+        if flag_name not in flags_by_keyword and llmcalc_option is not None:
             if flag_value is not None:
-                for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[option].split()):
-                    field_values[flag.field] = flag.read(_engine_value(option, flag, str(flag_value)))
+                for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[llmcalc_option].split()):
+                    field_values[flag.field] = flag.read(_engine_value(llmcalc_option, flag, str(flag_value)))
             continue
         if flag_name not in flags_by_keyword:
             spellings = (flag_spelling for flag in flags for flag_spelling in flag.names)
@@ -260,11 +260,11 @@ def read_values(
 
 
 def _unknown_flag_error(
-    engine_title: str, flag_name: str, suggestion: str, other_ways: Mapping[str, str]
+    engine_title: str, flag_name: str, suggestion: str, alternatives_by_flag: Mapping[str, str]
 ) -> InputError:
-    """Returns the error for a flag that an engine lacks, with what says the same, else with the nearest names."""
-    if flag_name in other_ways:
-        return InputError(f"{flag_name}: {engine_title} has no such flag; expected {other_ways[flag_name]}")
+    """Returns the error for an unknown flag, with the equivalent llmcalc option or the nearest flag names."""
+    if flag_name in alternatives_by_flag:
+        return InputError(f"{flag_name}: {engine_title} has no such flag; expected {alternatives_by_flag[flag_name]}")
     return InputError(f"{flag_name}: {engine_title} has no such flag.{suggestion}")
 
 
@@ -386,19 +386,19 @@ def split_arguments(
     return kept_arguments, flag_values
 
 
-def _engine_value(option: str, flag: Flag, value_text: str) -> str:
+def _engine_value(option_name: str, flag: Flag, value_text: str) -> str:
     """Converts an llmcalc option's value to the engine flag's form: 8k becomes 8,192 tokens, 2 devices become 1,1."""
-    divides_model = option == "--devices" and flag.kind == "text"
+    divides_model = option_name == "--devices" and flag.kind == "text"
     if flag.kind not in ("tokens", "number") and not divides_model:
         return value_text
     try:
         parsed_number = parse_length(value_text)
     except InputError as error:
-        raise InputError(f"{option}: {error}") from None
+        raise InputError(f"{option_name}: {error}") from None
     if not divides_model:
         return str(parsed_number)
     if not 1 <= parsed_number <= MOST_DEVICES:
-        raise InputError(f"{option}: {parsed_number:,}; expected 1 to {MOST_DEVICES}")
+        raise InputError(f"{option_name}: {parsed_number:,}; expected 1 to {MOST_DEVICES}")
     return ",".join(["1"] * parsed_number)
 
 
@@ -436,11 +436,11 @@ def _take_values(argument_queue: deque[str]) -> list[str]:
     return taken_values
 
 
-def _set_key(outer_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
+def _set_key(nested_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:
     """Sets the value of a nested key in a table, and creates missing inner tables."""
     *outer_keys, last_key = nested_keys
     for outer_key in outer_keys:
-        if not isinstance(outer_table.get(outer_key), dict):
-            outer_table[outer_key] = {}
-        outer_table = outer_table[outer_key]
-    outer_table[last_key] = new_value
+        if not isinstance(nested_table.get(outer_key), dict):
+            nested_table[outer_key] = {}
+        nested_table = nested_table[outer_key]
+    nested_table[last_key] = new_value

@@ -95,7 +95,7 @@ class StateCache(NamedTuple):
     bytes: int
 
 
-class Experts(NamedTuple):
+class RankExperts(NamedTuple):
     """The routed experts of one layer on one rank.
 
     top_k: experts of a token. width: width of an expert. number: their number.
@@ -146,12 +146,12 @@ class EngineRank:
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
         quantization_config, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
-        is_mxfp4 = (
+        has_mxfp4_experts = (
             stored_bits == 4 and self.preset.config is None
             if quantization_config is None
             else quantization_config.get("quant_method") == "mxfp4"
         )
-        return "mxfp4" if is_mxfp4 else None
+        return "mxfp4" if has_mxfp4_experts else None
 
     @cached_property
     def weight_kernels(self) -> frozenset[str]:
@@ -180,7 +180,7 @@ class EngineRank:
 
     @property
     def _remark_on_sizes(self) -> str:
-        """The addition to an error about sizes if they may not be those of the checkpoint; else empty."""
+        """A remark for errors about sizes that may differ from the checkpoint's; otherwise empty."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
@@ -196,22 +196,22 @@ class EngineRank:
         extra_parts = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         whole_shapes: dict[str, dict[tuple[Number, ...], None]] = {}
-        for param in weight_tensors_of(self.preset.model.tree(), extra_parts, first_copies=True):
-            whole_shapes.setdefault(replace_numbers(param.path), {})[param.tensor.shape] = None
+        for weight in weight_tensors_of(self.preset.model.tree(), extra_parts, first_copies=True):
+            whole_shapes.setdefault(replace_numbers(weight.path), {})[weight.tensor.shape] = None
         checkpoint = self.preset.checkpoint
-        names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        for param in weight_tensors_of(model.tree(), extra_parts, first_copies=True):
-            shapes = whole_shapes.get(replace_numbers(param.path), {})
-            if not shapes or param.tensor.shape in shapes:
+        path_names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
+        for weight in weight_tensors_of(model.tree(), extra_parts, first_copies=True):
+            tensor_shapes = whole_shapes.get(replace_numbers(weight.path), {})
+            if not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
-            named_param = param if names is None else replace(param, names=names(param.path))
-            reasons = [scheme.refuses_shard(named_param, shape) for shape in shapes]
-            if all(reasons):
-                remedy = "experts that ranks do not divide (--ep), " if ".experts." in param.path else ""
+            named_tensor = weight if path_names is None else replace(weight, names=path_names(weight.path))
+            refusal_reasons = [scheme.refuses_shard(named_tensor, tensor_shape) for tensor_shape in tensor_shapes]
+            if all(refusal_reasons):
+                remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight.path else ""
                 raise ImpossibleLayout(
                     f"--tp {self.layout.tp}: of a rank's weights in {self.scheme or 'the published format'}, "
-                    f"{param.path}: {reasons[0]}, which no kernel computes; expected a smaller --tp, {remedy}or "
-                    "another scheme"
+                    f"{weight.path}: {refusal_reasons[0]}, which no kernel computes; expected a smaller --tp, "
+                    f"{remedy}or another scheme"
                 )
 
     def _bytes_with_divided_blocks(self) -> int:
@@ -225,8 +225,8 @@ class EngineRank:
         return int(self._memory_use(model, scheme).weights)
 
     def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
-        include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
-        return static_memory(model, self._settings(scheme), self.preset.dtype, include, self.preset.checkpoint)
+        included_parts = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        return static_memory(model, self._settings(scheme), self.preset.dtype, included_parts, self.preset.checkpoint)
 
     def _settings(self, scheme: str | None) -> Settings:
         """Returns the settings of a model in a quantization scheme, None for the checkpoint's own."""
@@ -300,8 +300,8 @@ class EngineRank:
             rotary_dim = next(
                 mixer.qk_rope_head_dim for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
             )
-            latent = cache.width - rotary_dim
-            return Fraction(float8_bytes(latent) + 2 * rotary_dim)
+            latent_dim = cache.width - rotary_dim
+            return Fraction(float8_bytes(latent_dim) + 2 * rotary_dim)
         return cache.width * element_bytes
 
     @property
@@ -333,23 +333,23 @@ class EngineRank:
         conv_kernels = {
             conv_kernel for mixer, _ in mixers(self.preset.model) if (conv_kernel := _convolution_tokens(mixer))
         }
-        kept_inputs = Fraction(1)
+        kept_input_share = Fraction(1)
         if len(conv_kernels) == 1:
             conv_kernel = conv_kernels.pop()
-            kept_inputs = Fraction(conv_kernel - 1 + draft_tokens, conv_kernel)
+            kept_input_share = Fraction(conv_kernel - 1 + draft_tokens, conv_kernel)
         return [
             state_cache._replace(
                 bytes=int(
                     state_cache.bytes
                     * format_ratios.get(state_cache.kind, 1)
-                    * (kept_inputs if state_cache.kind == "conv_state" else 1)
+                    * (kept_input_share if state_cache.kind == "conv_state" else 1)
                 )
             )
             for state_cache in self.state_caches
         ]
 
     @cached_property
-    def widths(self) -> tuple[int, bool, Experts | None]:
+    def widths(self) -> tuple[int, bool, RankExperts | None]:
         """The width of the widest dense feed-forward network, its gate, and the rank's experts."""
         dense_width, is_gated, experts = 0, False, None
         for tree_node in self.model.tree().walk():
@@ -357,7 +357,7 @@ class EngineRank:
             if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
                 continue
             if isinstance(node_op, ExpertLinear):
-                experts = Experts(int(node_op.top_k), int(node_op.n_out), int(node_op.num_experts))
+                experts = RankExperts(int(node_op.top_k), int(node_op.n_out), int(node_op.num_experts))
             elif isinstance(node_op, Linear) and tree_node.kind == "feed_forward":
                 dense_width, is_gated = max(
                     (dense_width, is_gated), (int(node_op.n_out), tree_node.node.name == "gate_proj" or is_gated)
@@ -378,11 +378,11 @@ class EngineRank:
     def latent_projections(self) -> int:
         """The elements of MLA's up-projections, of which vLLM stores a second copy for absorbed matrix products."""
         projection_elements = 0
-        for mixer, layer_count in mixers(self.preset.model):
-            if isinstance(mixer, MLA):
-                heads = mixer.num_attention_heads // self.layout.tp
+        for attention, layer_count in mixers(self.preset.model):
+            if isinstance(attention, MLA):
+                heads = attention.num_attention_heads // self.layout.tp
                 projection_elements += (
-                    layer_count * heads * mixer.kv_lora_rank * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+                    layer_count * heads * attention.kv_lora_rank * (attention.qk_nope_head_dim + attention.v_head_dim)
                 )
         return projection_elements // self.layout.pp
 
@@ -400,8 +400,8 @@ def compressed_key_bytes(mixer: CompressedAttention) -> int:
 
 def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
     """Yields each attention or recurrence module of the decoder, with its number of layers."""
-    for _, stack in spec.stacks():
-        for _, layer, layer_count, _ in stack.groups():
+    for _, layer_stack in spec.stacks():
+        for _, layer, layer_count, _ in layer_stack.groups():
             for mixer in _walk_components(layer):
                 yield mixer, layer_count
 
@@ -491,10 +491,10 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
 
     video_factor: factor of the positions of models with positions of images and videos.
     """
-    spec, parameters = preset.model, preset.rope_parameters or {}
+    spec, rope_settings = preset.model, preset.rope_parameters or {}
     for mixer, _ in mixers(spec):
         attention_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
-        rope_scaling = parameters.get(attention_kind, {} if "full_attention" in parameters else parameters)
+        rope_scaling = rope_settings.get(attention_kind, {} if "full_attention" in rope_settings else rope_settings)
         table_rows = 0 if position_count is None else _table_rows(rope_scaling, position_count, video_factor)
         position_encoding = getattr(mixer, "position", None)
         if isinstance(mixer, MLA):

@@ -24,14 +24,15 @@ USUAL_ENGINE = "vllm"
 
 
 @cache
-def engine(name: str) -> Engine:
+def engine(engine_name: str) -> Engine:
     """Returns the registry record of an engine. Raises `InputError` for an unknown name."""
-    if name not in FOLDERS:
+    if engine_name not in FOLDERS:
         engine_names = list(FOLDERS)
         raise InputError(
-            f"--engine: '{name}' is not known; expected one of {', '.join(engine_names)}.{suggest(name, engine_names)}"
+            f"--engine: '{engine_name}' is not known; expected one of "
+            f"{', '.join(engine_names)}.{suggest(engine_name, engine_names)}"
         )
-    engine_record: Engine = import_module(f"..{FOLDERS[name]}.record", __package__).ENGINE
+    engine_record: Engine = import_module(f"..{FOLDERS[engine_name]}.record", __package__).ENGINE
     return engine_record
 
 

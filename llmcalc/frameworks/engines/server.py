@@ -15,7 +15,7 @@ from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 from ...workload.setting import option
 from .context_length import has_unknown_length, stated_length
-from .engine import EngineVersion, Term
+from .engine import EngineVersion, MemoryTerm
 from .flags import AUTO_WORDS
 from .logged_sizes import RECEIPT_FIELD, LoggedSizes
 from .rank import EngineRank, MissingKernels
@@ -59,7 +59,7 @@ class EngineServer:
             raise InputError(
                 f"--engine {self.name}: the model has an encoder, which is not modelled; expected a decoder"
             )
-        layers = [layer for _, stack in self.preset.model.stacks() for layer in stack.kinds().values()]
+        layers = [layer for _, layer_stack in self.preset.model.stacks() for layer in layer_stack.kinds().values()]
         if any(isinstance(layer.attention, SharedEntryAttention) for layer in layers):
             raise InputError(
                 f"--engine {self.name}: the cache of entries that layers share (DeepSeek-V4.1) is not modelled; "
@@ -71,23 +71,25 @@ class EngineServer:
 
         Of accelerators other than NVIDIA's nothing is known. rank: the model on a rank.
         """
-        capability = self.hardware.compute_capability
-        if capability is None:
+        compute_capability = self.hardware.compute_capability
+        if compute_capability is None:
             return
         serving_engine = engine(self.name)
-        missing_kernels = serving_engine.rules().missing_kernels(float(capability), self.version_numbers)
+        missing_kernels = serving_engine.rules().missing_kernels(float(compute_capability), self.version_numbers)
         used_kernels = self.used_kernels(rank) if missing_kernels else frozenset()
-        for kernels in missing_kernels:
-            if kernels.kernels in used_kernels:
-                name = self.hardware.name or self.hardware.title
+        for missing_capability in missing_kernels:
+            if missing_capability.kernels in used_kernels:
+                accelerator_name = self.hardware.name or self.hardware.title
                 raise MissingKernels(
-                    f"--hardware {name}: {serving_engine.title} {self.version.version} runs {kernels.use} from compute "
-                    f"capability {kernels.capability} on ({kernels.source}), and it has {capability}; expected another "
-                    f"accelerator{kernels.remedy}"
+                    f"--hardware {accelerator_name}: {serving_engine.title} {self.version.version} runs "
+                    f"{missing_capability.use} from compute "
+                    f"capability {missing_capability.capability} on ({missing_capability.source}), and it has "
+                    f"{compute_capability}; expected another accelerator{missing_capability.remedy}"
                 )
 
     def used_kernels(self, rank: EngineRank) -> frozenset[str]:
-        """Returns what kernels have to compute with, as `LeastCapability.kernels` names it."""
+        """Returns the kernels that the server needs for its weights, cache and attention
+        (`LeastCapability.kernels`)."""
         used_kernels = set(rank.weight_kernels)
         if self.cached_element_bytes == 1:
             used_kernels.add("fp8 latents" if rank.latent_projections else "fp8 cache")
@@ -130,7 +132,7 @@ class EngineServer:
 
     @property
     def device_count(self) -> int:
-        """The number of devices of all replicas; by default of one."""
+        """The number of devices of the server, with all data-parallel replicas if the engine has any."""
         return self.tp * self.pp
 
     def stage_layers(self, stage_order: Iterable[int]) -> tuple[int, ...] | None:
@@ -139,7 +141,7 @@ class EngineServer:
         stage_order: the stages in the order in which they get one of the layers that an equal division leaves.
         Raises `InputError` for more stages than layers.
         """
-        layer_count = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in self.preset.model.stacks())
         if layer_count < self.pp:
             raise InputError(
                 f"{engine(self.name).spelling(self.layout_fields[1])} {self.pp}: the model has {layer_count} layers"
@@ -210,13 +212,13 @@ class EngineServer:
     @property
     def long_request_note(self) -> str:
         """A note if the engine refuses requests as long as the flag says; otherwise an empty text."""
-        longest, environment_variable = self.longest_length, self.long_request_variable
+        longest_length, environment_variable = self.longest_length, self.long_request_variable
         is_allowed = not environment_variable or self.flags.get(environment_variable) in (1, "1", "true")
-        if is_allowed or longest is None or self.longest_request <= longest:
+        if is_allowed or longest_length is None or self.longest_request <= longest_length:
             return ""
         return (
-            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {longest:,} tokens, which "
-            f"the engine refuses without {environment_variable}=1; counted with it"
+            f"{option(self.length_field)} {self.longest_request:,} is more than the model's {longest_length:,} "
+            f"tokens, which the engine refuses without {environment_variable}=1; counted with it"
         )
 
     @property
@@ -236,7 +238,7 @@ class EngineServer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Flag name → effective value, with the parallel sizes and without the measured sizes."""
+        """The effective value of each flag by name, with the parallel sizes and without the measured sizes."""
         effective_values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
         return {flag_name: setting for flag_name, setting in effective_values.items() if flag_name != RECEIPT_FIELD}
 
@@ -257,7 +259,7 @@ class EngineServer:
         """Returns the logged bytes of a part of the memory; `computed_bytes` if the log does not state them."""
         return self.receipt_terms.get(term_name, computed_bytes)
 
-    def with_receipt(self, memory_terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    def with_receipt(self, memory_terms: tuple[MemoryTerm, ...]) -> tuple[MemoryTerm, ...]:
         """Returns the parts of the memory, with the logged sizes in place of computed sizes."""
         if not self.receipt_terms:
             return memory_terms
@@ -270,7 +272,7 @@ class EngineServer:
         )
 
 
-def _measured_origin(memory_term: Term, log_file: str) -> str:
+def _measured_origin(memory_term: MemoryTerm, log_file: str) -> str:
     """Returns the origin of a logged size in words: the log file, and whether it is outside of the memory budget."""
     outside_prefix = "outside the budget, " if memory_term.origin.startswith("outside") else ""
     return f"{outside_prefix}measured in {log_file}"

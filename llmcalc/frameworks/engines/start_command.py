@@ -50,8 +50,8 @@ def _typed_value(flag_value: Any) -> str:
     return json.dumps(flag_value, default=_draft_hub_id) if isinstance(flag_value, (dict, list)) else str(flag_value)
 
 
-def _draft_hub_id(draft: Preset) -> str:
-    model = hub_id(draft)
+def _draft_hub_id(draft_model: Preset) -> str:
+    model = hub_id(draft_model)
     if model is None:
         raise LookupError
     return model

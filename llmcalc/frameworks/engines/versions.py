@@ -20,12 +20,12 @@ Numbers = tuple[int, ...]
 
 def numbers_of(version_text: str) -> Numbers:
     """Returns a version as numbers: `0.9.2` → (0, 9, 2). Raises `InputError` for other text."""
-    match = re.fullmatch(
+    version_match = re.fullmatch(
         r"[vb]?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version_text.strip()
     )
-    if match is None:
+    if version_match is None:
         raise InputError(f"--engine: {shown(version_text)} is not a version; expected numbers such as 0.19 or 0.9.2")
-    return tuple(int(number_text) for number_text in match[1].split("."))
+    return tuple(int(number_text) for number_text in version_match[1].split("."))
 
 
 class VersionRange(Record):
@@ -46,7 +46,7 @@ class VersionRange(Record):
 
 
 class MeasuredOverhead(Record):
-    """A memory overhead that logs state.
+    """A memory overhead that start-up logs of an engine state.
 
     mib: MiB. logs: number of logs. accelerators: the accelerators in these logs.
     """
@@ -141,7 +141,7 @@ class LeastCapability(VersionRange):
 
     @property
     def use(self) -> str:
-        """What the kernels compute with, in words."""
+        """The weights, cache or attention that the kernels compute with, in words."""
         uses = {
             "fp8 cache": "a cache in fp8",
             "fp8 latents": "a cache of latents in fp8",
@@ -179,10 +179,12 @@ class EngineRecord(Record, Generic[RuleType]):
         """Returns the memory rules of a version."""
         return ranges_at(self.versions, version_numbers)[-1]
 
-    def missing_kernels(self, capability: float, version: Numbers) -> list[LeastCapability]:
+    def missing_kernels(self, capability: float, version_numbers: Numbers) -> list[LeastCapability]:
         """Returns the kernels that a version lacks on an NVIDIA GPU of a compute capability."""
-        rows = {row.kernels: row for row in ranges_at(self.least_capabilities, version)}  # the last row of each
-        return [row for row in rows.values() if capability < row.capability]
+        capabilities = {
+            row.kernels: row for row in ranges_at(self.least_capabilities, version_numbers)
+        }  # the last row of each
+        return [row for row in capabilities.values() if capability < row.capability]
 
     def missing_class_note(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> str:
         """Returns a note if a version has no class for a model; empty if it has one, or if that is not known.
@@ -213,8 +215,8 @@ class EngineRecord(Record, Generic[RuleType]):
         earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
         if not earlier_rules:
             raise InputError(
-                f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} or "
-                "newer"
+                f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} "
+                "or newer"
             )
         remark = ""
         if not version_text:

@@ -16,7 +16,7 @@ from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Tab
 from ..launch.trainer import known_argument_names, launch_as_trainer
 
 
-class Script(NamedTuple):
+class TrainingScript(NamedTuple):
     """A training script of FastChat or Qwen, with default arguments.
 
     rank: default rank of adapters.
@@ -36,10 +36,10 @@ class Script(NamedTuple):
 LLAMA = ("q_proj", "v_proj")
 
 SCRIPTS = {
-    "train": Script(8, LLAMA),
-    "train_mem": Script(8, LLAMA, flash=True),
-    "train_lora": Script(8, LLAMA, always_adapters=True),
-    "finetune": Script(64, ("all-linear",), weights="bfloat16"),
+    "train": TrainingScript(8, LLAMA),
+    "train_mem": TrainingScript(8, LLAMA, flash=True),
+    "train_lora": TrainingScript(8, LLAMA, always_adapters=True),
+    "finetune": TrainingScript(64, ("all-linear",), weights="bfloat16"),
 }
 """Name of a script → its defaults. Qwen's names c_attn, c_proj, w1 and w2, which are all linear layers of its layers;
 its model converts itself to bf16.
@@ -89,12 +89,12 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with reading_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
         config = plain_arguments(arguments, reader, READ | (known_argument_names() - {"model_name_or_path"}))
-        target = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
-        return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, target), target)
+        model_id = model_name(reader, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        return launch_as_trainer(reader, _trainer_arguments(reader, config, script_name, model_id), model_id)
 
 
-def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, target: str) -> dict[str, Any]:
-    script = SCRIPTS[script_name]
+def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, model_id: str) -> dict[str, Any]:
+    training_script = SCRIPTS[script_name]
     reader.ignored += [key for key in config if key in IGNORED]
     table = {key: config_value for key, config_value in config.items() if key not in IGNORED and key not in READ}
     table.pop("model_name_or_path", None)
@@ -102,20 +102,20 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
     if isinstance(table.get("deepspeed"), str) and table["deepspeed"].removeprefix("./") in QWEN_CONFIGS:
         table["deepspeed"] = reader.fetch_tables("deepspeed", table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS)
     table["optim"] = reader.value(config, "optim", "adamw_torch")
-    if script.flash:
+    if training_script.flash:
         table["attn_implementation"] = "flash_attention_2"
-    if script.weights:
-        table["torch_dtype"] = script.weights
-        reader.filled_in["torch_dtype"] = script.weights
+    if training_script.weights:
+        table["torch_dtype"] = training_script.weights
+        reader.filled_in["torch_dtype"] = training_script.weights
     is_quantized = reader.flag(config, "q_lora")
-    if script.always_adapters or reader.flag(config, "use_lora"):
+    if training_script.always_adapters or reader.flag(config, "use_lora"):
         table |= {
             "use_peft": True,
-            "lora_r": reader.size(config, "lora_r", script.rank),
-            "lora_target_modules": reader.value(config, "lora_target_modules", list(script.targets)),
+            "lora_r": reader.size(config, "lora_r", training_script.rank),
+            "lora_target_modules": reader.value(config, "lora_target_modules", list(training_script.targets)),
             "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
         }
-        if script_name == "finetune" and not is_quantized and "chat" not in target.lower():
+        if script_name == "finetune" and not is_quantized and "chat" not in model_id.lower():
             table["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
             reader.notes.append("a base model: the embedding and the head are trained beside the adapters")
         if is_quantized:

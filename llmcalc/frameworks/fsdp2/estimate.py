@@ -36,10 +36,10 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     shard_dtype = FLOAT32.name if training_config.master else training_config.dtype
     step_bytes = measure_optimizer_step(replace(training_config, dtype=shard_dtype, master=False))
     widths = DTYPES[training_config.dtype].bytes, DTYPES[shard_dtype].bytes
-    transient = partial(
+    transient_of = partial(
         transient_bytes, step_bytes, *widths, memory_use.trained / parameter_count, fsdp.splits, fsdp.keeps_last
     )
-    return estimate_with_torch_kernels(memory_estimate, parameter_bytes, compute_training, transient, pads_rows=True)
+    return estimate_with_torch_kernels(memory_estimate, parameter_bytes, compute_training, transient_of, pads_rows=True)
 
 
 def transient_bytes(
@@ -74,13 +74,15 @@ def transient_bytes(
     if layout.pp == 1:
         largest_group = outside_layers // 2 if splits else outside_layers
         gathered_bytes = element_bytes * (2 * layer + (0 if splits else outside_layers))
-        reduction = trained_share * (element_bytes + fp32_bytes) * largest_group
-        reduced_head = trained_share * fp32_bytes * largest_group if splits else 0
+        reduce_bytes = trained_share * (element_bytes + fp32_bytes) * largest_group
+        head_gradients = trained_share * fp32_bytes * largest_group if splits else 0
         bytes_before_head = (
             element_bytes * (layer * (1 + keeps_last_layer) + 2 * largest_group) - gathered_bytes if splits else 0
         )
         bytes_after_head = (
-            round(reduction + reduced_head / layout.shards) + element_bytes * layer - gathered_bytes if splits else 0
+            round(reduce_bytes + head_gradients / layout.shards) + element_bytes * layer - gathered_bytes
+            if splits
+            else 0
         )
         return TransientBytes(
             in_passes=gathered_bytes,
@@ -91,18 +93,18 @@ def transient_bytes(
             forward_start=2 * element_bytes * (largest_group if splits else outside_layers + layer),
             in_layer_backward=round(trained_share * element_bytes * layer),
             from_previous_layer=round(trained_share * fp32_bytes * layer),
-            from_head=round(reduced_head),
-            gradient_reduction=round(max(element_bytes * largest_group * (1 + trained_share), reduction)),
+            from_head=round(head_gradients),
+            gradient_reduction=round(max(element_bytes * largest_group * (1 + trained_share), reduce_bytes)),
             optimizer_step=step_bytes,
         )
-    parameters = sum(stage.total for stage in stage_parameters)
+    parameter_count = sum(stage.total for stage in stage_parameters)
     gathered_bytes = element_bytes * (outside_layers + 2 * layer)
-    unsharded_bytes = round(element_bytes * parameters * min(1, ACTIVE / layout.vpp))
-    gradients = round(trained_share * parameters * (fp32_bytes - shard_width / layout.shards))
-    reduced_gradients = round(trained_share * outside_layers * (fp32_bytes + shard_width / layout.shards))
+    unsharded_bytes = round(element_bytes * parameter_count * min(1, ACTIVE / layout.vpp))
+    gradients = round(trained_share * parameter_count * (fp32_bytes - shard_width / layout.shards))
+    reduced_gradient_bytes = round(trained_share * outside_layers * (fp32_bytes + shard_width / layout.shards))
     return TransientBytes(
         in_passes=gradients + (gathered_bytes if layout.reshard else unsharded_bytes),
         backward_end=gradients + unsharded_bytes,
-        gradient_reduction=gradients + unsharded_bytes - element_bytes * outside_layers + reduced_gradients,
+        gradient_reduction=gradients + unsharded_bytes - element_bytes * outside_layers + reduced_gradient_bytes,
         optimizer_step=step_bytes,
     )

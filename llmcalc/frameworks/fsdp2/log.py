@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ..logs.reading import AMOUNT, COUNT, LogReading, LogTerm, LogValues, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, COUNT, LogReading, LogTerm, LogValues, pattern
+from ..logs.log_text import LogText
 
 PATTERNS = (
     pattern(" GPU capacity: ", rf"capacity: (?P<gpu>.{{1,80}}?) \([0-9]{{1,3}}\) with (?P<total>{AMOUNT})"),

@@ -23,10 +23,10 @@ from ...simulator.meter import Place
 from ...simulator.profiles.context_parallel import RingAttention
 from ...simulator.strides import Shape
 from ...simulator.tensor import FLOAT8, INT64, UINT8, Dtype, Tensor, empty
-from .param_groups import CommunicationState, Group, Parameter
+from .param_groups import CommunicationState, Parameter, ParamGroup
 
 
-class Layer(NamedTuple):
+class LayerKey(NamedTuple):
     """The key of an FSDP parameter group: a layer of a stack, or the experts of a layer.
 
     path: the path of the stack's layers. layer_index: the index of the layer.
@@ -38,10 +38,10 @@ class Layer(NamedTuple):
     has_experts: bool = False
 
 
-MODEL = Layer("", -1)
+MODEL = LayerKey("", -1)
 """The group of all parameters outside of other groups."""
 
-EMBEDDING, HEAD = Layer("embed_tokens", -1), Layer("norm, lm_head", -1)
+EMBEDDING, HEAD = LayerKey("embed_tokens", -1), LayerKey("norm, lm_head", -1)
 """The embedding, and the last norm with the output layer: separate groups in torchtitan since 2025-07-28."""
 
 IN_HEAD = ("norm", "lm_head")
@@ -85,7 +85,7 @@ class FsdpProfile(RingAttention):
         self.traffic: CommunicationState = communication_state
         self.layer_paths: Collection[str] = layer_paths
         self.splits = splits_head
-        self.groups: dict[Layer, Group] = {MODEL: Group(communication_state, "", reshards=False)}
+        self.groups: dict[LayerKey, ParamGroup] = {MODEL: ParamGroup(communication_state, "", reshards=False)}
         self.sharded: dict[Path, Parameter] = {}
 
     # --- parameters -------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class FsdpProfile(RingAttention):
         )
         if layer not in self.groups:
             group_name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
-            self.groups[layer] = Group(self.traffic, group_name, layer != HEAD, sharding)
+            self.groups[layer] = ParamGroup(self.traffic, group_name, layer != HEAD, sharding)
         self.groups[layer].parameters.append(parameter)
         return parameter.unsharded_param
 
@@ -187,7 +187,7 @@ class FsdpProfile(RingAttention):
                 raise self.unsupported(SHARED_LAYERS, self.parameter_name(parameter_key))
         return super().parameter(parameter_key, shape, dtype, trained)
 
-    def parameter_layer(self, parameter_key: Path) -> Layer:
+    def parameter_layer(self, parameter_key: Path) -> LayerKey:
         """Returns a parameter's FSDP group: the layer, the embedding, the head, or the root model."""
         if self.splits and len(parameter_key) > 1:
             top_module = str(parameter_key[1]).partition(".")[0]
@@ -198,7 +198,7 @@ class FsdpProfile(RingAttention):
             if type(path_part) is not int:
                 module_names += [path_part] if path_part else []
             elif ".".join(module_names) in self.layer_paths:
-                return Layer(".".join(module_names), path_part)
+                return LayerKey(".".join(module_names), path_part)
         return MODEL
 
     def parameter_name(self, parameter_key: Path) -> str:
@@ -208,13 +208,13 @@ class FsdpProfile(RingAttention):
     # --- running ----------------------------------------------------------------------------------------------------
 
     @property
-    def current_layer(self) -> Layer:
+    def current_layer(self) -> LayerKey:
         """The layer that runs at the moment, or `MODEL` outside of layers."""
         module_names: list[str] = []
         for module_call in self.frames[1:]:
             module_names += [module_call.scope.name] if module_call.scope.name else []
             if module_call.layer_index is not None and ".".join(module_names) in self.layer_paths:
-                return Layer(".".join(module_names), module_call.layer_index)
+                return LayerKey(".".join(module_names), module_call.layer_index)
         return MODEL
 
     def norm(
@@ -236,15 +236,15 @@ class FsdpProfile(RingAttention):
         root_group = self.groups.get(MODEL)
         if root_group is not None:
             stage_input = self.inputs.get(ENTRY) if program.entry is not None else None
-            gathered_entry = root_group.pre_forward(stage_input)
-            if gathered_entry is not None:
-                self.inputs[ENTRY] = gathered_entry
-            del stage_input, gathered_entry
-        output = super().run(program)
+            cast_stage_input = root_group.pre_forward(stage_input)
+            if cast_stage_input is not None:
+                self.inputs[ENTRY] = cast_stage_input
+            del stage_input, cast_stage_input
+        model_output = super().run(program)
         if root_group is not None:
-            root_group.post_forward([output, *self.further_outputs], is_last_group=True)
+            root_group.post_forward([model_output, *self.further_outputs], is_last_group=True)
         self.traffic.last_gathered = None  # the last gathering of the forward pass
-        return output
+        return model_output
 
     def step(self, operation: Step) -> None:
         """Runs an operation of the program, for an embedding with the all-gather of its FSDP group."""
@@ -280,7 +280,7 @@ class FsdpProfile(RingAttention):
         layer_path = ".".join(filter(None, (self.path, module_call.scope.name)))
         if self.traffic is None or layer_path not in self.layer_paths:
             return super().layer(module_call, x)
-        layer, memory_meter = Layer(layer_path, layer_index), self.graph.meter
+        layer, memory_meter = LayerKey(layer_path, layer_index), self.graph.meter
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
         layer_groups = groups_of_layer(self.groups, layer)
@@ -289,12 +289,12 @@ class FsdpProfile(RingAttention):
         for parameter_group in layer_groups:
             cast_input = parameter_group.pre_forward(cast_input)
         assert cast_input is not None
-        output = super().layer(module_call, cast_input)
+        layer_output = super().layer(module_call, cast_input)
         module_call.local_tensors.clear()  # the variables of its forward pass
         for parameter_group in layer_groups:
-            parameter_group.post_forward([output])
+            parameter_group.post_forward([layer_output])
         memory_meter.place = outer_place
-        return output
+        return layer_output
 
     # --- experts of other ranks -------------------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class FsdpProfile(RingAttention):
         )
 
 
-def groups_of_layer(groups_by_layer: Mapping[Layer, Group], layer: Layer) -> list[Group]:
+def groups_of_layer(groups_by_layer: Mapping[LayerKey, ParamGroup], layer: LayerKey) -> list[ParamGroup]:
     """Returns the FSDP groups of a layer in the order of gathering, with the experts' group last."""
     layer_keys = (layer, layer._replace(has_experts=True))
     return [groups_by_layer[group_key] for group_key in layer_keys if group_key in groups_by_layer]

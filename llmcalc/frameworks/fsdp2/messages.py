@@ -42,11 +42,11 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
         sizes_by_group[stack_name, *layers] = previous_elements + elements * (weight.count // len(layers)), len(layers)
     pass_count = replicated_weights.chunk.batches if layout.pp == 1 else 1
     gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
-    for elements, layer_count, repetitions in [
+    for elements, layer_count, layer_repeats in [
         *((elements, layer_count, gathers_per_step) for elements, layer_count in sizes_by_group.values()),
         (outside_parameters, 1, 1),
     ]:
-        yield ranks.message("all_gather", elements * replicated_weights.width, layer_count * repetitions * pass_count)
+        yield ranks.message("all_gather", elements * replicated_weights.width, layer_count * layer_repeats * pass_count)
         yield ranks.message("reduce_scatter", elements * FLOAT32, layer_count * pass_count)
         yield ranks.replica_all_reduce(elements * FLOAT32 // ranks.shards, layer_count * pass_count)
 

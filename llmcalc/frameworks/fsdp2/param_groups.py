@@ -175,10 +175,10 @@ class CommunicationState:
         self.streams: int = stream_count
         self.last_gathered: Storage | None = None
         self.reduce_inputs: list[Storage] = []
-        self.forward_order: list[Group] = []
+        self.forward_order: list[ParamGroup] = []
         self.reduces = self.reshards = self.is_last_backward = True
         self.collectives: list[Collective] = []
-        self.watch: Callable[[Group, Moment, bool], None] | None = None
+        self.watch: Callable[[ParamGroup, Moment, bool], None] | None = None
 
     @property
     def meter(self) -> Meter:
@@ -191,7 +191,7 @@ class CommunicationState:
             yield
 
     @contextmanager
-    def watch_hook(self, parameter_group: Group, hook_moment: Moment) -> Iterator[None]:
+    def watch_hook(self, parameter_group: ParamGroup, hook_moment: Moment) -> Iterator[None]:
         """Returns a context that calls `watch` before and after a hook of a group."""
         if self.watch is not None:
             self.watch(parameter_group, hook_moment, False)
@@ -199,7 +199,7 @@ class CommunicationState:
         if self.watch is not None:
             self.watch(parameter_group, hook_moment, True)
 
-    def finish(self, groups: Sequence[Group]) -> None:
+    def finish(self, groups: Sequence[ParamGroup]) -> None:
         """Ends a backward pass (`_root_post_backward_final_callback`).
 
         groups: all groups, the group of the whole model first. Groups whose inputs need no gradient are reduced here.
@@ -215,7 +215,7 @@ class CommunicationState:
             self.reduce_inputs.clear()
 
 
-class Group:
+class ParamGroup:
     """Parameters that are all-gathered and reduced together (`FSDPParamGroup`).
 
     name: the path of its module; empty for the model itself.
@@ -240,8 +240,8 @@ class Group:
         self.name: str = name
         self.reshards: bool = reshards
         self.parameters: list[Parameter] = []
-        self.forward_prefetch: Sequence[Group] = ()
-        self.backward_prefetch: Sequence[Group] = ()
+        self.forward_prefetch: Sequence[ParamGroup] = ()
+        self.backward_prefetch: Sequence[ParamGroup] = ()
         self.state: Moment | None = None
         self.is_unsharded: bool = False
         self.all_gather_result: Storage | None = None
@@ -253,8 +253,8 @@ class Group:
         """Bytes that each rank contributes to the FSDP group's all-gather."""
         return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
 
-    def step_collectives(self, microbatches: int, reductions: int) -> Iterator[Collective]:
-        """Yields the group's collectives in a step. reductions: number of backward passes that reduce gradients."""
+    def step_collectives(self, microbatches: int, reduce_passes: int) -> Iterator[Collective]:
+        """Yields the group's collectives in a step. reduce_passes: number of backward passes that reduce gradients."""
         sharding = self.sharding
         trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
         gathered_bytes = self.gather_bytes * sharding.shards
@@ -264,14 +264,14 @@ class Group:
                 yield Collective(self.name, "all_gather", "dp", sharding.shards, backward, gathered_bytes, microbatches)
         if sharding.shards > 1 and trained_elements:
             yield Collective(
-                self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reductions
+                self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reduce_passes
             )
         if sharding.replicas > 1 and trained_elements:
-            yield Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reductions)
-        gradient_dtype = sharding.gathered_dtype if reductions == microbatches else sharding.reduce_dtype
+            yield Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reduce_passes)
+        gradient_dtype = sharding.gathered_dtype if reduce_passes == microbatches else sharding.reduce_dtype
         for parameter in self.parameters:
             if parameter.has_partial_gradient and parameter.shard.leaf:
-                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reductions)
+                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduce_passes)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class Group:
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(is_forward, stream_number)
 
-    def _all_gather(self, forward: bool, stream: int | None) -> Storage:
+    def _all_gather(self, is_forward: bool, stream: int | None) -> Storage:
         """Runs `foreach_all_gather` on a stream. Shards in another format are cast into one tensor first."""
         traffic, sharding = self.traffic, self.sharding
         shard_bytes = self.gather_bytes
@@ -289,7 +289,9 @@ class Group:
                 return Storage(traffic.meter, 0)
             _kept_inputs = self._all_gather_inputs()
             traffic.collectives.append(
-                Collective(self.name, "all_gather", "dp", sharding.shards, not forward, shard_bytes * sharding.shards)
+                Collective(
+                    self.name, "all_gather", "dp", sharding.shards, not is_forward, shard_bytes * sharding.shards
+                )
             )
             return Storage(traffic.meter, shard_bytes * sharding.shards)
 
@@ -346,7 +348,7 @@ class Group:
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
-    def pre_forward(self, hidden: Tensor | None) -> Tensor | None:
+    def pre_forward(self, activation: Tensor | None) -> Tensor | None:
         """Runs before the group's modules: starts all-gathers, and casts inputs to the compute format.
 
         The gradient of that input is computed after all gradients of the group.
@@ -354,16 +356,16 @@ class Group:
         with self.traffic.watch_hook(self, "pre-forward"):
             self.state = "pre-forward"
             autograd_graph = self.traffic.graph
-            if hidden is not None and hidden.dtype.floating:
-                hidden = Aten(autograd_graph).to(hidden, self.traffic.sharding.gathered_dtype)
+            if activation is not None and activation.dtype.floating:
+                activation = Aten(autograd_graph).to(activation, self.traffic.sharding.gathered_dtype)
             self.unshard(is_forward=True)
             self.wait_for_unshard(is_forward=True)
             for next_group in self.forward_prefetch:
                 next_group.unshard(is_forward=True)
-            if hidden is None or not hidden.needs_grad:
-                return hidden
+            if activation is None or not activation.needs_grad:
+                return activation
             return record(
-                autograd_graph, "RegisterPostBackwardFunction", [hidden], hidden.detached(), self._pass_gradient
+                autograd_graph, "RegisterPostBackwardFunction", [activation], activation.detached(), self._pass_gradient
             )
 
     def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
@@ -398,9 +400,9 @@ class Group:
             self.unshard(is_forward=False)
             self.wait_for_unshard(is_forward=False)
             forward_order = self.traffic.forward_order
-            own_position = self.forward_positions.pop() if self.forward_positions and not self.backward_prefetch else 0
-            if own_position > 0 and self.prefetches_previous:
-                forward_order[own_position - 1].unshard(is_forward=False)
+            group_index = self.forward_positions.pop() if self.forward_positions and not self.backward_prefetch else 0
+            if group_index > 0 and self.prefetches_previous:
+                forward_order[group_index - 1].unshard(is_forward=False)
         for next_group in self.backward_prefetch:
             next_group.unshard(is_forward=False)
 
@@ -452,28 +454,28 @@ class Group:
             self.traffic.reduce_inputs.append(reduce_scatter_input)
             self.all_reduce_input = all_reduce_input
 
-    def _get_grad_inner_tensor(self, parameter: Parameter, grad: Tensor) -> Tensor:
+    def _get_grad_inner_tensor(self, parameter: Parameter, input_gradient: Tensor) -> Tensor:
         """Returns the gradient in the form that FSDP reduces: sharded like the parameter, and fully summed."""
-        if grad.shape == parameter.unsharded_param.shape and not parameter.has_partial_gradient:
-            return grad
-        gradient = empty(self.traffic.meter, parameter.unsharded_param.shape, grad.dtype)
+        if input_gradient.shape == parameter.unsharded_param.shape and not parameter.has_partial_gradient:
+            return input_gradient
+        summed_gradient = empty(self.traffic.meter, parameter.unsharded_param.shape, input_gradient.dtype)
         if parameter.has_partial_gradient:
-            self.traffic.collectives.append(self._tensor_all_reduce(gradient.bytes))
-        return gradient
+            self.traffic.collectives.append(self._tensor_all_reduce(summed_gradient.bytes))
+        return summed_gradient
 
     def _tensor_all_reduce(self, nbytes: Number, repetitions: int = 1) -> Collective:
         """Returns the all-reduce of a gradient over the tensor-parallel ranks. nbytes: bytes."""
         return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, nbytes, repetitions)
 
     def _foreach_reduce(
-        self, with_grad: Sequence[Parameter], unsharded_grads: list[Tensor]
+        self, gradient_params: Sequence[Parameter], unsharded_grads: list[Tensor]
     ) -> tuple[Storage, Storage | None]:
         """Runs `foreach_reduce`. Returns the buffers that stay allocated until the reduction ends.
 
         Its loop over the gradients keeps a reference to the last one.
         """
         traffic, sharding = self.traffic, self.sharding
-        element_count = sum(parameter.shard_elements for parameter in with_grad)
+        element_count = sum(parameter.shard_elements for parameter in gradient_params)
         if sharding.shards > 1:
             _unsharded_grad = unsharded_grads[-1]
         buffer_bytes = element_count * sharding.reduce_dtype.bytes
@@ -481,7 +483,7 @@ class Group:
             reduce_scatter_input = Storage(traffic.meter, buffer_bytes * sharding.shards)
         unsharded_grads.clear()
         all_reduce_input: Storage | None = None
-        makes_gradients = not sharding.offloads and any(parameter.shard.grad is None for parameter in with_grad)
+        makes_gradients = not sharding.offloads and any(parameter.shard.grad is None for parameter in gradient_params)
         casts_gradients = sharding.reduce_dtype is not sharding.dtype
         with (
             traffic.communication_stream(REDUCE),
@@ -505,10 +507,10 @@ class Group:
                 counted_as(traffic.meter, "gradients" if makes_gradients else "communication"),
             ):
                 reduce_output = Storage(traffic.meter, element_count * sharding.dtype.bytes)
-        for parameter in with_grad:  # views of the sum, or added to the gradients that are there
+        for parameter in gradient_params:  # views of the sum, or added to the gradients that are there
             if parameter.shard.grad is None:
-                storage = Storage(traffic.meter, 0) if sharding.offloads else reduce_output
-                parameter.shard.grad = Tensor(parameter.shard.shape, parameter.shard.dtype, storage)
+                gradient_storage = Storage(traffic.meter, 0) if sharding.offloads else reduce_output
+                parameter.shard.grad = Tensor(parameter.shard.shape, parameter.shard.dtype, gradient_storage)
         return reduce_scatter_input, all_reduce_input
 
     def finalize_backward(self) -> None:

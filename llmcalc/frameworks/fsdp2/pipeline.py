@@ -32,8 +32,8 @@ from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import Chunk, RankRun, RankSetup
 from .lowering import FsdpProfile
-from .param_groups import ALL_REDUCE, CommunicationState, Group, Parameter
-from .training import TITAN, Fsdp, head_sharing_reason, set_resharding_and_prefetch, sharding
+from .param_groups import ALL_REDUCE, CommunicationState, Parameter, ParamGroup
+from .training import TITAN, FsdpSettings, head_sharing_reason, set_resharding_and_prefetch, sharding
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 ACTIVE = 3
@@ -75,7 +75,7 @@ NEWEST = ScheduleSettings()
 class ShardedSetup(RankSetup):
     """The training of one rank under `fully_shard`. schedule_settings: settings of the pipeline schedule."""
 
-    fsdp: Fsdp = TITAN
+    fsdp: FsdpSettings = TITAN
     schedule_settings: ScheduleSettings = NEWEST
 
 
@@ -85,12 +85,12 @@ class ShardedChunk(Chunk):
     profiles = FsdpProfile, FsdpTensorParallelProfile
     lowering: FsdpProfile
 
-    def __init__(self, sharded_setup: ShardedSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
-        super().__init__(sharded_setup, stage, memory_meter)
+    def __init__(self, sharded_setup: ShardedSetup, pipeline_stage: Stage, memory_meter: Meter | Recorder) -> None:
+        super().__init__(sharded_setup, pipeline_stage, memory_meter)
         self.lowering.ring = rank_ring(sharded_setup.layout, sharded_setup.rank)
-        self.fsdp: Fsdp = sharded_setup.fsdp
+        self.fsdp: FsdpSettings = sharded_setup.fsdp
         self.reshard: bool = sharded_setup.layout.reshard
-        other_streams = ALL_REDUCE * stage.chunk
+        other_streams = ALL_REDUCE * pipeline_stage.chunk
         rank_sharding = sharding(sharded_setup.training, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp)
         self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, other_streams)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
@@ -114,7 +114,7 @@ class ShardedChunk(Chunk):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def _initialize_stage(self) -> None:
-        """Allocates receive buffers, and infers shapes like torch."""
+        """Allocates receive buffers, and runs torch's inference of the stage's shapes."""
         if self.schedule_settings.infers_shapes:
             self._shape_inference()
         super()._initialize_stage()
@@ -138,35 +138,35 @@ class ShardedChunk(Chunk):
 
     def forward_one_chunk(self, i: int) -> Tensor:
         """Runs the forward pass of micro-batch `i`, and stores the output."""
-        output = super().forward_one_chunk(i)
+        stage_output = super().forward_one_chunk(i)
         if self.schedule_settings.returns and (self.stage.last or self.schedule_settings.keeps_outputs):
-            self.output_chunks.append(output)
-        return output
+            self.output_chunks.append(stage_output)
+        return stage_output
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
         """Runs the backward pass of micro-batch `i`, after which older torch versions keep the sent gradient."""
-        grads_input = super().backward_one_chunk(i, loss)
-        if self.schedule_settings.keeps_gradients and grads_input is not None:
-            self.received[i].grad = grads_input
-        return grads_input
+        input_gradients = super().backward_one_chunk(i, loss)
+        if self.schedule_settings.keeps_gradients and input_gradients is not None:
+            self.received[i].grad = input_gradients
+        return input_gradients
 
     def merge_outputs(self) -> None:
         """Concatenates the outputs of all micro-batches into a tensor that torchtitan does not use."""
         if self.output_chunks and self.stage.last:
-            shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
+            output_shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
             self.meter.place = Place("backward")
-            empty(self.meter, (self.training.microbatches * shape[0], *shape[1:]), dtype)
+            empty(self.meter, (self.training.microbatches * output_shape[0], *output_shape[1:]), dtype)
 
     def finish_backward(self) -> None:
         """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
-    def keep_unsharded(self, is_kept: bool) -> None:
+    def keep_unsharded(self, keeps_unsharded: bool) -> None:
         """Sets whether backward passes keep unsharded parameters and gradients (`backward_maybe_with_nosync`)."""
-        self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not is_kept
+        self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not keeps_unsharded
 
-    def groups(self, phase: str) -> Iterator[Group]:
+    def groups(self, phase: str) -> Iterator[ParamGroup]:
         """Yields the FSDP parameter groups in order, and makes each group the meter's current module."""
         for layer, parameter_group in self.lowering.groups.items():
             self.meter.place = Place(phase) if layer.layer_index < 0 else Place(phase, layer.layer_index, layer.path)
@@ -316,7 +316,7 @@ def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple
 def _record_two_steps(sharded_rank: ShardedRank, memory_meter: Recorder) -> RecordedEvents:
     """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
     sharded_rank.set_up()
-    set_up = memory_meter.cut()
+    set_up_events = memory_meter.cut()
     step_events: list[list[Sequence[Event]]] = []
     for _ in range(2):
         sharded_rank.passes()
@@ -326,7 +326,7 @@ def _record_two_steps(sharded_rank: ShardedRank, memory_meter: Recorder) -> Reco
         sharded_rank.zero_grad()
         step_events.append([pass_events, update_events, memory_meter.cut()])
     first_step, second_step = step_events
-    return RecordedEvents(set_up, first_step, second_step, PHASES)
+    return RecordedEvents(set_up_events, first_step, second_step, PHASES)
 
 
 @without_garbage_collection()
@@ -336,7 +336,7 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: Runtime, tensors_ter
     def record_steps(shortens_loops: bool) -> RepeatAnalysis:
         """Records two training steps. shortens_loops: whether sequences of equal layers are shortened."""
         sharded_rank = ShardedRank(sharded_setup, memory_meter := Recorder())
-        stacks: list[LayerStack] = []
+        shortened_stacks: list[LayerStack] = []
         shortened_layers: list[int] = []
         for model_chunk in sharded_rank.chunks:
             chunk_loops = program_stacks(
@@ -348,9 +348,9 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: Runtime, tensors_ter
                 if shortens_loops and chunk_loop.repeats > RECORDED_REPEATS
             }
             model_chunk.lowering.run_only = layers_to_run
-            shortened_layers += [len(stacks) + i for i in layers_to_run]
-            stacks += chunk_loops
-        return RepeatAnalysis(_record_two_steps(sharded_rank, memory_meter), stacks, shortened_layers)
+            shortened_layers += [len(shortened_stacks) + i for i in layers_to_run]
+            shortened_stacks += chunk_loops
+        return RepeatAnalysis(_record_two_steps(sharded_rank, memory_meter), shortened_stacks, shortened_layers)
 
     try:  # with more than one layer of prefetch the first and the last layers gather fewer
         repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp.prefetch <= 1)

@@ -67,18 +67,18 @@ class SchedulePasses(PassCounter):
         self.schedule += 1
         self.starts = list(self.forwards)
 
-    def _schedule_position(self, chunk: int, pass_number: int) -> int:
-        """Returns the position of a pass in its schedule, at most 2, plus 3 after the first schedule."""
-        return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
+    def _schedule_position(self, chunk_index: int, pass_number: int) -> int:
+        """Returns a pass's position in its schedule: 0, 1, or 2 for all later ones; plus 3 after the first schedule."""
+        return min(pass_number - self.starts[chunk_index], 2) + 3 * (self.schedule > 1)
 
-    def _pass_case(self, chunk: int, pass_kind: str, pass_number: int) -> PassCase:
+    def _pass_case(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
         """Returns the case of a forward pass; passes with equal cases have the same memory events."""
-        previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
+        previous_state = "flying" if self.backwards[chunk_index] < pass_number else "done"
         return (
-            chunk,
+            chunk_index,
             pass_kind,
-            self._schedule_position(chunk, pass_number),
-            previous_state if pass_number > self.starts[chunk] else "",
+            self._schedule_position(chunk_index, pass_number),
+            previous_state if pass_number > self.starts[chunk_index] else "",
         )
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
@@ -98,15 +98,15 @@ class RecordedSchedule(SchedulePasses, PassRecorder):
         self.starts: list[int] = [0] * len(parameters)
         self.parameters: Sequence[Sequence[Parameter]] = parameters
 
-    def _surviving_outputs(self, chunk: int, stage_output: Tensor) -> list[tuple[int, Tensor, int]]:
+    def _surviving_outputs(self, chunk_index: int, stage_output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the pass's output, and the parameters gathered in the pass."""
         gathered_parameters = [
             output_without_storage(i, parameter.unsharded_param)
-            for i, parameter in enumerate(self.parameters[chunk], 1)
+            for i, parameter in enumerate(self.parameters[chunk_index], 1)
             if isinstance(parameter.unsharded_param.storage, GatheredStorage)
             and parameter.unsharded_param.storage.block is not None
         ]
-        return [*super()._surviving_outputs(chunk, stage_output), *gathered_parameters]
+        return [*super()._surviving_outputs(chunk_index, stage_output), *gathered_parameters]
 
 
 class ReplayedPasses(SchedulePasses, PassPlayer):
@@ -156,10 +156,10 @@ class ReplayedChunk(ShardedChunk):
 
     def forward_one_chunk(self, i: int) -> Tensor:
         """Runs or replays the forward pass of micro-batch `i`."""
-        output = super().forward_one_chunk(i)
+        stage_output = super().forward_one_chunk(i)
         for parameter_group in self.lowering.groups.values():
             parameter_group.is_unsharded = True  # also if the pass that gathered it was played
-        return output
+        return stage_output
 
     def _run_backward(self, stage_inputs: Sequence[Tensor], run_backward_pass: Callable[[], None]) -> None:
         """Runs or replays a backward pass, and collects all resulting gradients."""
@@ -269,9 +269,9 @@ def _recorded_traces(
         (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,)
     ):  # of one chunk some are always in flight
         training_run = ReplayedRank(sharded_setup, recorder := Recorder())
-        for chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
-            chunk.lowering.run_only = {
-                i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(chunk_stacks)
+        for model_chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
+            model_chunk.lowering.run_only = {
+                i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(chunk_stacks)
             }
         recorded_passes = _record_passes(training_run, recorder, group_size)
         recorded_events: Sequence[Event] = recorder.events

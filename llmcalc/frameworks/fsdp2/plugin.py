@@ -59,15 +59,15 @@ def fsdp_layout(
     machines: machines.
     parallel: accelerate's `parallelism_config`.
     """
-    section = "fsdp_config"
-    reader.ignored += [f"{section}.{key}"[:80] for key in fsdp_table if key in FSDP_IGNORED]
-    unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section, "no key that is known")
-    fsdp_version = size_of(reader, f"{section}.fsdp_version", fsdp_table.get("version", 1))
+    section_name = "fsdp_config"
+    reader.ignored += [f"{section_name}.{key}"[:80] for key in fsdp_table if key in FSDP_IGNORED]
+    unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name, "no key that is known")
+    fsdp_version = size_of(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
     if fsdp_version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero, reshards, is_hybrid = _sharding_strategy(reader, fsdp_table)
+    zero_stage, reshards, is_hybrid = _sharding_strategy(reader, fsdp_table)
     if fsdp_table.get("xla") not in (None, False):
-        reader.unknown[f"{section}.xla"] = "XLA is not modelled"
+        reader.unknown[f"{section_name}.xla"] = "XLA is not modelled"
     command_settings: dict[str, Any] = {}
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
@@ -99,7 +99,7 @@ def fsdp_layout(
         tp=tp,
         cp=cp,
         dp=dp,
-        zero=zero if dp * cp > 1 else 0,
+        zero=zero_stage if dp * cp > 1 else 0,
         hsdp_replicas=replicas,
         reshard=reshards,
         cp_comm="allgather" if groups.get("cp_comm_strategy", "allgather") == "allgather" else "p2p",
@@ -108,7 +108,7 @@ def fsdp_layout(
 
 
 def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, bool, bool]:
-    """Returns the ZeRO stage, whether the forward pass frees weights after use, and whether sharding is hybrid."""
+    """Returns the ZeRO stage, whether the forward pass frees gathered weights, and whether sharding is hybrid."""
     reshard_value = fsdp_table.get("reshard_after_forward")
     strategy = str(fsdp_table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
@@ -125,10 +125,10 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
     if strategy not in STRATEGIES:
         strategy_names = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
         raise reader.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(strategy)}; expected one of {strategy_names}")
-    zero, reshards = STRATEGIES[strategy]
+    zero_stage, reshards = STRATEGIES[strategy]
     if reshard_value is not None:
         reshards = flag_value(reader, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
-    return zero, reshards, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+    return zero_stage, reshards, strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
 def reduction_settings(
@@ -190,9 +190,9 @@ def read_trainer(
 
     With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
     """
-    is_mixed = any(config.get(argument) is True for argument in ("bf16", "fp16"))
-    is_pure_half = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
-    if is_mixed and is_pure_half and "lora_rank" not in command_settings:
+    has_mixed_precision = any(config.get(precision_argument) is True for precision_argument in ("bf16", "fp16"))
+    trains_in_16_bit = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
+    if has_mixed_precision and trains_in_16_bit and "lora_rank" not in command_settings:
         command_settings = {**command_settings, "master_weights": "fp32"}
     parallelism_table = reader.table(config, "parallelism_config")
     return _fsdp_run(reader, _trainer_fsdp_table(reader, config), world_size, 1, parallelism_table, command_settings)
@@ -207,11 +207,11 @@ def _fsdp_run(
     command_settings: dict[str, Any],
 ) -> LaunchSettings:
     """Returns the training run of an FSDP configuration."""
-    layout, fsdp_words = fsdp_layout(reader, fsdp_table, world_size, machines, parallelism_table)
+    layout, implied_settings = fsdp_layout(reader, fsdp_table, world_size, machines, parallelism_table)
     has_logits = command_settings.get("cross_entropy") not in ("chunked", "split", "selective-chunked")
     gathers_logits = layout.tp > 1 and layout.zero > 0 and has_logits  # transformers' `colwise_gather_output`
     settings = reduction_settings(reader, fsdp_table, command_settings, not gathers_logits)
-    return LaunchSettings(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
+    return LaunchSettings(layout, {**mixed_precision_settings(command_settings), **implied_settings}, settings)
 
 
 def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[str, Any]:

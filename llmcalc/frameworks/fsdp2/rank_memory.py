@@ -33,11 +33,11 @@ from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
 from .evidence import evidence_for
-from .lowering import Layer
+from .lowering import LayerKey
 from .pipeline import NEWEST, ScheduleSettings, ShardedSetup, schedule_settings_at, stage_memory
 from .pipeline_replay import replay_stage
 from .settings import titan_settings
-from .training import TITAN, Fsdp, FsdpRun, record, sharding, torchtitan_date, torchtitan_training
+from .training import TITAN, FsdpRun, FsdpSettings, record, sharding, torchtitan_date, torchtitan_training
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
@@ -79,7 +79,7 @@ def fsdp_memory(
     layout: Layout,
     rank: int = 0,
     cuda_runtime: Runtime = HOPPER,
-    fsdp_settings: Fsdp = TITAN,
+    fsdp_settings: FsdpSettings = TITAN,
     tensors: Term | None = None,
     schedule_settings: ScheduleSettings = NEWEST,
     shared_results: dict[Any, Any] | None = None,
@@ -133,16 +133,16 @@ def counted_rank(
     allocator once.
     """
     rank, cache_key = sharded_setup.rank, ("without a pipeline", cuda_runtime.expandable)
-    runs: dict[int, tuple[list[RecordedEvents], CountedRun]]
-    runs = {} if shared_results is None else shared_results.setdefault(cache_key, {})
-    if rank not in runs:
+    counted_runs_by_rank: dict[int, tuple[list[RecordedEvents], CountedRun]]
+    counted_runs_by_rank = {} if shared_results is None else shared_results.setdefault(cache_key, {})
+    if rank not in counted_runs_by_rank:
         rank_result = _count_rank(sharded_setup, cuda_runtime)
         recorded_runs = rank_result.recordings
-        runs[rank] = next(
-            (counted_runs for counted_runs in runs.values() if counted_runs[0] == recorded_runs),
+        counted_runs_by_rank[rank] = next(
+            (counted_runs for counted_runs in counted_runs_by_rank.values() if counted_runs[0] == recorded_runs),
             (recorded_runs, rank_result),
         )
-    return runs[rank][1]
+    return counted_runs_by_rank[rank][1]
 
 
 def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
@@ -166,16 +166,16 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRu
 
 def host_terms(sharded_setup: ShardedSetup) -> tuple[Term, ...]:
     """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
-    stacks, optimizer_record = layer_stacks(sharded_setup.spec), optimizer(sharded_setup.training.optimizer)
-    weights = gradients = state_bytes = 0
+    model_stacks, optimizer_record = layer_stacks(sharded_setup.spec), optimizer(sharded_setup.training.optimizer)
+    weight_bytes = gradient_bytes = state_bytes = 0
     for layer, parameter_group in _run_of_few_layers(sharded_setup).lowering.groups.items():
-        represented_layers = _represented_layers(layer, stacks)
+        represented_layers = _represented_layers(layer, model_stacks)
         for parameter in parameter_group.parameters:
             shard_bytes = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
-            weights += represented_layers * shard_bytes
+            weight_bytes += represented_layers * shard_bytes
             if not parameter.shard.leaf:
                 continue
-            gradients += represented_layers * shard_bytes
+            gradient_bytes += represented_layers * shard_bytes
             shard_tensor = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
             state_bytes += int(
                 optimizer_record.state(
@@ -184,8 +184,8 @@ def host_terms(sharded_setup: ShardedSetup) -> tuple[Term, ...]:
             )
     citation = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
     return (
-        Term("weights (pinned)", weights, "source", citation),
-        Term("gradients (pinned)", gradients, "source", citation),
+        Term("weights (pinned)", weight_bytes, "source", citation),
+        Term("gradients (pinned)", gradient_bytes, "source", citation),
         Term("optimizer states", state_bytes, "source", "torch/optim on tensors of the host"),
     )
 
@@ -197,18 +197,18 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     """
     memory_estimate, layout = training_run.memory, training_run.layout
     torchtitan_version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
-    training, fsdp_settings = _training_on(training_run, cuda_runtime)
-    tensors_status = memory_estimate.tensors(training.choices.attention)
-    tensors = None if tensors_status.status == "exact" else tensors_status
+    training_config, fsdp_settings = _training_on(training_run, cuda_runtime)
+    tensors_status = memory_estimate.tensors(training_config.choices.attention)
+    tensors_term = None if tensors_status.status == "exact" else tensors_status
     schedule_settings = schedule_settings_at(torchtitan_date(torchtitan_version, settings), settings.schedules)
     return fsdp_memory(
         memory_estimate.spec,
-        training,
+        training_config,
         layout,
         rank,
         cuda_runtime,
         fsdp_settings,
-        tensors,
+        tensors_term,
         schedule_settings,
         training_run.recorded_ranks(cuda_runtime),
     )
@@ -228,7 +228,7 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> 
     return counted_rank(sharded_setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
 
 
-def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Training, Fsdp]:
+def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Training, FsdpSettings]:
     """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
     memory_estimate = training_run.memory
     training_config = memory_estimate.training(cuda_runtime)
@@ -240,12 +240,12 @@ def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Train
     return training_config, replace(fsdp, prefetch=training_run.layout.prefetch)
 
 
-def _weakest_status(layout: Layout, fsdp_settings: Fsdp, tensors: Term, has_codes: bool) -> Term:
+def _weakest_status(layout: Layout, fsdp_settings: FsdpSettings, tensors_term: Term, has_codes: bool) -> Term:
     """Returns the weakest verification status of any tensor.
 
-    tensors: status without float8, cp and tp. has_codes: whether frozen weights are in 4 bits.
+    tensors_term: status without float8, cp and tp. has_codes: whether frozen weights are in 4 bits.
     """
-    memory_terms = [tensors, OFFLOADED] if fsdp_settings.offloads else [tensors]
+    memory_terms = [tensors_term, OFFLOADED] if fsdp_settings.offloads else [tensors_term]
     if layout.ep > 1:
         memory_terms.append(IN_EXPERT_GROUPS)
     if fsdp_settings.float8 is not None:
@@ -256,11 +256,11 @@ def _weakest_status(layout: Layout, fsdp_settings: Fsdp, tensors: Term, has_code
         memory_terms.append(DIVIDED)
     if has_codes:
         memory_terms.append(IN_FOUR_BITS)
-    return max(reversed(memory_terms), key=lambda term: STATUSES.index(term.status))
+    return max(reversed(memory_terms), key=lambda memory_term: STATUSES.index(memory_term.status))
 
 
 def communication(
-    spec: ModelSpec, training_config: Training, layout: Layout, rank: int = 0, fsdp_settings: Fsdp = TITAN
+    spec: ModelSpec, training_config: Training, layout: Layout, rank: int = 0, fsdp_settings: FsdpSettings = TITAN
 ) -> list[Collective]:
     """Returns the collectives of a rank per step, in the order of the parameter groups.
 
@@ -269,10 +269,10 @@ def communication(
     """
     training_run = _run_of_few_layers(ShardedSetup(spec, training_config, layout, rank, fsdp=fsdp_settings))
     reduction_count = training_config.microbatches if fsdp_settings.reduces_each else 1
-    stacks = layer_stacks(spec)
+    model_stacks = layer_stacks(spec)
     collectives_by_key: dict[tuple[object, ...], Collective] = {}
     for layer, parameter_group in training_run.lowering.groups.items():
-        represented_layers = _represented_layers(layer, stacks)
+        represented_layers = _represented_layers(layer, model_stacks)
         for collective in parameter_group.step_collectives(training_config.microbatches, reduction_count):
             collective_key = layer.path, *collective[1:6]
             previous_collective = collectives_by_key.get(collective_key)
@@ -288,13 +288,13 @@ def communication(
             weight_path = next(
                 (
                     layer_stack.path
-                    for layer_stack in stacks
+                    for layer_stack in model_stacks
                     if node_place.layer_index >= 0 and node_place.path.startswith(layer_stack.path)
                 ),
                 "",
             )
             represented_layers = training_config.microbatches * _represented_layers(
-                Layer(weight_path, node_place.layer_index), stacks
+                LayerKey(weight_path, node_place.layer_index), model_stacks
             )
             previous_collective = collectives_by_key.get((weight_path, *collective[1:6]))
             collectives_by_key[weight_path, *collective[1:6]] = (
@@ -313,14 +313,14 @@ def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
     memory_estimate, layout = training_run.memory, training_run.layout
     if layout.dp * layout.tp != layout.world or layout.ep != 1:
         return None
-    training, fsdp_settings = torchtitan_training(
+    training_config, fsdp_settings = torchtitan_training(
         memory_estimate.spec,
         memory_estimate.training(),
         version_date(training_run.version),
         titan_settings(training_run.own_settings),
     )
     message_counts: dict[Message, Number] = {}
-    for collective in communication(memory_estimate.spec, training, layout, rank, fsdp_settings):
+    for collective in communication(memory_estimate.spec, training_config, layout, rank, fsdp_settings):
         message = Message(collective.group, collective.ranks, collective.kind, collective.bytes, 0)
         message_counts[message] = message_counts.get(message, 0) + collective.times
     return [message._replace(count=message_count) for message, message_count in message_counts.items()]
@@ -348,9 +348,9 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     return training_run
 
 
-def _represented_layers(layer: Layer, stacks: list[LayerStack]) -> int:
+def _represented_layers(layer: LayerKey, model_stacks: list[LayerStack]) -> int:
     """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
-    for layer_stack in stacks:
+    for layer_stack in model_stacks:
         is_in_loop = (
             layer_stack.before + layer_stack.period <= layer.layer_index < layer_stack.before + 2 * layer_stack.period
         )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from ...parallel.layout_rules import LayoutRules
-from ..framework import EstimateErrors, Framework, FromFile
+from ..framework import EstimateErrors, Framework, LazyFunction
 from ..launch.record import LaunchFile, Plugin
 
 FRAMEWORK = Framework(
     name="fsdp2",
     title="FSDP2",
-    rank_memory=FromFile(__package__, "rank_memory:rank_memory"),
-    tensor_bytes=FromFile(__package__, "rank_memory:tensor_bytes"),
-    estimate=FromFile(__package__, "estimate:estimate"),
+    rank_memory=LazyFunction(__package__, "rank_memory:rank_memory"),
+    tensor_bytes=LazyFunction(__package__, "rank_memory:tensor_bytes"),
+    estimate=LazyFunction(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.08),
-    check=FromFile(__package__, "training:check"),
-    evidence=FromFile(__package__, "evidence:evidence_for"),
-    gradient_rules=FromFile(__package__, "messages:gradient_rules"),
+    check=LazyFunction(__package__, "training:check"),
+    evidence=LazyFunction(__package__, "evidence:evidence_for"),
+    gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layouts=LayoutRules(
         "fsdp2",
         zero=3,
@@ -30,20 +30,20 @@ FRAMEWORK = Framework(
     launch_file=LaunchFile(
         "torchtitan",
         "a torchtitan job",
-        FromFile(__package__, "torchtitan_file:is_titan"),
-        FromFile(__package__, "torchtitan_file:read_titan"),
-        is_python=FromFile(__package__, "torchtitan_python:is_python"),
-        read_python=FromFile(__package__, "torchtitan_python:read_python"),
+        LazyFunction(__package__, "torchtitan_file:is_titan"),
+        LazyFunction(__package__, "torchtitan_file:read_titan"),
+        is_python=LazyFunction(__package__, "torchtitan_python:is_python"),
+        read_python=LazyFunction(__package__, "torchtitan_python:read_python"),
         program="torchtitan",
     ),
     plugin=Plugin(
         "FSDP",
         "fsdp_config",
-        FromFile(__package__, "plugin:read_accelerate"),
+        LazyFunction(__package__, "plugin:read_accelerate"),
         ("fsdp", "fsdp_config"),
-        FromFile(__package__, "plugin:read_trainer"),
+        LazyFunction(__package__, "plugin:read_trainer"),
     ),
-    own_messages=FromFile(__package__, "rank_memory:own_messages"),
+    own_messages=LazyFunction(__package__, "rank_memory:own_messages"),
     implied_by=("with --fsdp or --zero 3", lambda request: request.zero_stage() == 3),
     selective_recompute="selective-op",
     narrow_precisions=frozenset({"fp8"}),

@@ -39,7 +39,7 @@ class Float8:
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if row_count % MULTIPLE or columns % MULTIPLE or any(skipped_text in layer_name for skipped_text in self.skips):
+        if row_count % MULTIPLE or columns % MULTIPLE or any(skipped_name in layer_name for skipped_name in self.skips):
             return False
         if not self.skips_small:
             return True

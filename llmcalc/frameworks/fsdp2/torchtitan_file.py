@@ -122,7 +122,7 @@ SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
 
 def is_titan(config: Mapping[str, Any]) -> bool:
     """Whether a table is a torchtitan job."""
-    job_sections = [section for section in SECTIONS if isinstance(config.get(section), Mapping)]
+    job_sections = [section_name for section_name in SECTIONS if isinstance(config.get(section_name), Mapping)]
     model = config.get("model")
     return len(job_sections) > 1 and ("flavor" in model if isinstance(model, Mapping) else "training" in job_sections)
 
@@ -135,10 +135,10 @@ class _Job:
 
     def find_key(self, job_key: str, *section_names: str) -> tuple[str, Any]:
         """Returns (section.key, value) of the first of several sections with the key; the value is None if missing."""
-        for section in section_names:
-            section_table = self.data.get(section)
+        for section_name in section_names:
+            section_table = self.data.get(section_name)
             if isinstance(section_table, Mapping) and job_key in section_table:
-                return f"{section}.{job_key}", section_table[job_key]
+                return f"{section_name}.{job_key}", section_table[job_key]
         return f"{section_names[0]}.{job_key}", None
 
     def size_of(self, job_key: str, default_value: int, *section_names: str, minimum: int = 1) -> int:
@@ -194,18 +194,18 @@ def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | N
     return reader.launch(framework, LaunchSettings(layout, settings, own_settings), spec=spec)
 
 
-def _check_section(reader: LaunchReader, section: str, section_table: Any) -> None:
+def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
     """Records the keys of a section that are ignored or not modelled."""
     if not isinstance(section_table, Mapping):
-        raise reader.wrong(section[:60], f"{shown(section_table)}; expected a table")
+        raise reader.wrong(section_name[:60], f"{shown(section_table)}; expected a table")
     for section_key, section_value in section_table.items():
-        dotted_key = f"{section}.{section_key}"[:80]
-        if section_key in READ.get(section, ()):
+        dotted_key = f"{section_name}.{section_key}"[:80]
+        if section_key in READ.get(section_name, ()):
             continue
         if dotted_key in EMPTY:
             if section_value not in EMPTY[dotted_key]:
                 reader.unknown[dotted_key] = f"{shown(section_value)} is not modelled"
-        elif section in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or section_key in IGNORED.get(section, ()):
+        elif section_name in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or section_key in IGNORED.get(section_name, ()):
             reader.ignored.append(dotted_key)
         else:
             reader.unknown[dotted_key] = "no key that is known"
@@ -222,37 +222,37 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
     full_key, shard_value = job_config.find_key("data_parallel_shard_degree", *section_names)
     if shard_value is None:
         full_key, shard_value = job_config.find_key("data_parallel_degree", "training")
-    shard = -1 if shard_value is None else size_of(reader, full_key, shard_value, minimum=-1)
-    if shard == 0:
+    dp_shards = -1 if shard_value is None else size_of(reader, full_key, shard_value, minimum=-1)
+    if dp_shards == 0:
         raise reader.wrong(full_key, "0; expected -1 or at least 1")
     other_ranks = tp * pp * cp * replicas
     if world_size is None:
-        world_size = other_ranks * shard if shard > 0 else max(1, -(-USUAL_WORLD // other_ranks)) * other_ranks
+        world_size = other_ranks * dp_shards if dp_shards > 0 else max(1, -(-USUAL_WORLD // other_ranks)) * other_ranks
         reader.notes.append(f"{world_size} devices are assumed")
-    if shard < 0:
-        shard = max(1, world_size // other_ranks)
-    if other_ranks * shard != world_size:
+    if dp_shards < 0:
+        dp_shards = max(1, world_size // other_ranks)
+    if other_ranks * dp_shards != world_size:
         raise InputError(
-            f"--devices: {world_size}; expected {other_ranks * shard} = shards {shard} · replicas {replicas} · "
+            f"--devices: {world_size}; expected {other_ranks * dp_shards} = shards {dp_shards} · replicas {replicas} · "
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layers)
-    reshards = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
-    etp = job_config.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
+    reshard_setting = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
+    expert_tp = job_config.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
     rotate = job_config.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
     return Layout(
         tp=tp,
         pp=pp,
         cp=cp,
-        dp=shard * replicas,
+        dp=dp_shards * replicas,
         ep=ep,
-        etp=etp,
+        etp=expert_tp,
         vpp=vpp,
         sequence_parallel=tp > 1,
         cp_comm=EXCHANGES[rotate],
-        zero=3 if shard * cp > 1 else 0,
+        zero=3 if dp_shards * cp > 1 else 0,
         hsdp_replicas=replicas,
-        reshard=pp == 1 if reshards is None else reshards,
+        reshard=pp == 1 if reshard_setting is None else reshard_setting,
         schedule=schedule,
         pp_layout=stage_sizes,
     )
@@ -390,11 +390,11 @@ def _precision_settings(job_config: _Job, layout: Layout) -> dict[str, str]:
     `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
     parallelism, with a pipeline, and before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
     """
-    weights = FORMATS[job_config.word_of("dtype", "float32", FORMATS, "training")]
+    weight_format = FORMATS[job_config.word_of("dtype", "float32", FORMATS, "training")]
     compute_format = FORMATS[job_config.word_of("mixed_precision_param", "bfloat16", FORMATS, "training")]
-    if compute_format == weights:
-        return {"dtype": weights, "master_weights": "none"}
-    if weights == "bf16":
+    if compute_format == weight_format:
+        return {"dtype": weight_format, "master_weights": "none"}
+    if weight_format == "bf16":
         raise job_config.reading.wrong(
             "training.mixed_precision_param", "float32 over weights in bfloat16 is not supported"
         )
@@ -403,7 +403,7 @@ def _precision_settings(job_config: _Job, layout: Layout) -> dict[str, str]:
     if "parallelism" in job_config.data and layout.tp == layout.pp == 1:
         return {"precision": "autocast"}
     job_config.reading.notes.append("without shards torchtitan computes in the format of the weights, fp32")
-    return {"dtype": weights, "master_weights": "none"}
+    return {"dtype": weight_format, "master_weights": "none"}
 
 
 def _micro_batch_sizes(job_config: _Job, local_batch: int, pp: int) -> tuple[int, int]:
@@ -427,10 +427,10 @@ def _micro_batch_sizes(job_config: _Job, local_batch: int, pp: int) -> tuple[int
 
 def _optimizer_name(job_config: _Job) -> str:
     """Returns the optimizer's name."""
-    full_key, written_name = job_config.find_key("name", "optimizer")
+    full_key, optimizer_name = job_config.find_key("name", "optimizer")
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
-    if written_name is not None and written_name not in optimizer_names:
-        raise job_config.reading.wrong(full_key, f"{shown(written_name)} is not supported; expected AdamW or Adam")
+    if optimizer_name is not None and optimizer_name not in optimizer_names:
+        raise job_config.reading.wrong(full_key, f"{shown(optimizer_name)} is not supported; expected AdamW or Adam")
     return "adamw"
 
 
@@ -448,8 +448,8 @@ def _optimizer_implementation(job_config: _Job) -> Literal["fused", "foreach", "
 def _compiles_layers(job_config: _Job) -> bool:
     """Whether torch.compile compiles the layers."""
     if "compile" in job_config.data:
-        compiled_parts = job_config.find_key("components", "compile")[1]
-        component_names = ["model", "loss"] if compiled_parts is None else compiled_parts
+        compiled_components = job_config.find_key("components", "compile")[1]
+        component_names = ["model", "loss"] if compiled_components is None else compiled_components
         if not isinstance(component_names, list):
             raise job_config.reading.wrong("compile.components", f"{shown(component_names)}; expected a list")
         return job_config.flag_of("enable", False, "compile") and "model" in component_names
@@ -465,10 +465,10 @@ def _recompute_setting(job_config: _Job) -> str:
         return "none"
     if checkpointing_mode != "selective":
         return checkpointing_mode
-    full_key, option = job_config.find_key("selective_ac_option", "activation_checkpoint")
-    if option == "op":
+    full_key, interval_value = job_config.find_key("selective_ac_option", "activation_checkpoint")
+    if interval_value == "op":
         return SELECTIVE_OPERATIONS
-    layer_interval = 2 if option is None else size_of(job_config.reading, full_key, option)
+    layer_interval = 2 if interval_value is None else size_of(job_config.reading, full_key, interval_value)
     return "full" if layer_interval == 1 else f"every:{layer_interval}"
 
 
@@ -532,37 +532,37 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
     converter_names = converters.split(",") if isinstance(converters, str) else converters
     if not isinstance(converter_names, list):
         raise reader.wrong("model.converters", f"{shown(converters)}; expected a list")
-    for converter in converter_names:
-        if converter not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
-            refusal_reason = "MXFP8 products are not modelled" if converter in MX_CONVERTERS else "not known"
-            reader.unknown[f"model.converters: {str(converter)[:40]}"] = refusal_reason
+    for converter_name in converter_names:
+        if converter_name not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
+            refusal_reason = "MXFP8 products are not modelled" if converter_name in MX_CONVERTERS else "not known"
+            reader.unknown[f"model.converters: {str(converter_name)[:40]}"] = refusal_reason
     is_enabled = job_config.flag_of("enable_float8_linear", False, "float8")
-    if not is_enabled and not any(converter in FLOAT8_CONVERTERS for converter in converter_names):
+    if not is_enabled and not any(converter_name in FLOAT8_CONVERTERS for converter_name in converter_names):
         return Float8(recipe="rowwise") if FLOAT8_EXPERTS in converter_names else None
-    section, table = _float8_table(job_config)
+    section_name, table = _float8_table(job_config)
     recipe, skipped_modules = table.get("recipe_name"), table.get("filter_fqns", ["output"] if is_enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
-        raise reader.wrong(f"{section}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
+        raise reader.wrong(f"{section_name}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
     if isinstance(skipped_modules, str):
         skipped_modules = [layer.strip() for layer in skipped_modules.split(",") if layer.strip()]
     if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
-        raise reader.wrong(f"{section}.filter_fqns", f"{shown(skipped_modules)}; expected a list of names")
-    full_key = f"{section}.enable_fsdp_float8_all_gather"
+        raise reader.wrong(f"{section_name}.filter_fqns", f"{shown(skipped_modules)}; expected a list of names")
+    full_key = f"{section_name}.enable_fsdp_float8_all_gather"
     gathers_float8 = flag_value(reader, full_key, table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:
         raise reader.wrong(full_key, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
     is_sharded = layout.dp // layout.hsdp_replicas > 1
-    skips_small, skipped_layers = SMALL in skipped_modules, tuple(layer for layer in skipped_modules if layer != SMALL)
-    return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small)
+    skips_narrow, skipped_layers = SMALL in skipped_modules, tuple(layer for layer in skipped_modules if layer != SMALL)
+    return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_narrow)
 
 
 def _float8_table(job_config: _Job) -> tuple[str, Mapping[str, Any]]:
     """Returns the name and the table of the float8 section."""
-    section: Any = job_config.data.get("quantize")
+    float8_section: Any = job_config.data.get("quantize")
     for float8_key in ("linear", "float8"):
-        section = section.get(float8_key) if isinstance(section, Mapping) else None
-    if isinstance(section, Mapping):
-        return "quantize.linear.float8", section
+        float8_section = float8_section.get(float8_key) if isinstance(float8_section, Mapping) else None
+    if isinstance(float8_section, Mapping):
+        return "quantize.linear.float8", float8_section
     return "float8", job_config.data.get("float8", {})
 
 
@@ -570,5 +570,5 @@ def _is_loss_compiled(job_config: _Job) -> bool | None:
     """Returns whether the loss is compiled; None in versions without such a key."""
     if "compile" not in job_config.data:
         return None
-    components = job_config.find_key("components", "compile")[1]
-    return job_config.flag_of("enable", False, "compile") and (components is None or "loss" in components)
+    compiled_parts = job_config.find_key("components", "compile")[1]
+    return job_config.flag_of("enable", False, "compile") and (compiled_parts is None or "loss" in compiled_parts)

@@ -18,7 +18,7 @@ from ...sources.huggingface.parts import stack_of_kinds
 Table = dict[str, Any]
 
 
-class Llama(NamedTuple):
+class LlamaFlavor(NamedTuple):
     """The arguments of a Llama flavor with torchtitan's names."""
 
     dim: int
@@ -37,7 +37,7 @@ class Llama(NamedTuple):
         return self.multiple_of * ((hidden_width + self.multiple_of - 1) // self.multiple_of)
 
 
-class Experts(NamedTuple):
+class ExpertSizes(NamedTuple):
     """The arguments of a mixture of experts with torchtitan's names. width: expert width (`moe_inter_dim`)."""
 
     num_experts: int
@@ -47,7 +47,7 @@ class Experts(NamedTuple):
     width: int
 
 
-class Qwen3(NamedTuple):
+class Qwen3Flavor(NamedTuple):
     """The arguments of a Qwen3 flavour, by torchtitan's names. tied: `enable_weight_tying`."""
 
     dim: int
@@ -56,13 +56,13 @@ class Qwen3(NamedTuple):
     n_kv_heads: int
     hidden_dim: int
     tied: bool = False
-    experts: Experts | None = None
+    experts: ExpertSizes | None = None
     rope_theta: float = 1e6
     vocab_size: int = 151936
     head_dim: int = 128
 
 
-class DeepSeek(NamedTuple):
+class DeepSeekFlavor(NamedTuple):
     """The arguments of a DeepSeek flavour, by torchtitan's names.
 
     Heads have 128 dimensions without RoPE, 64 with RoPE, and 128 for values; the latent has 512.
@@ -74,11 +74,11 @@ class DeepSeek(NamedTuple):
     n_layers: int
     n_dense_layers: int
     n_heads: int
-    experts: Experts
+    experts: ExpertSizes
     q_lora_rank: int = 0
 
 
-class Llama4(NamedTuple):
+class Llama4Flavor(NamedTuple):
     """The arguments of a Llama 4 flavour, by torchtitan's names.
 
     moe_step: `interleave_moe_layer_step`: every so many layers have experts. Each token goes to one of them and to the
@@ -86,7 +86,7 @@ class Llama4(NamedTuple):
     block of 8,192; 0 for RoPE and whole sequences everywhere.
     """
 
-    sizes: Llama
+    sizes: LlamaFlavor
     num_experts: int = 8
     moe_step: int = 2
     nope_step: int = 0
@@ -102,58 +102,58 @@ class Llama4(NamedTuple):
 
 
 LLAMA3 = {
-    "debugmodel": Llama(256, 6, 16, vocab_size=2048),
-    "8B": Llama(4096, 32, 32, 8, 1.3, 1024),
-    "70B": Llama(8192, 80, 64, 8, 1.3, 4096),
-    "405B": Llama(16384, 126, 128, 8, 1.2, 4096),
+    "debugmodel": LlamaFlavor(256, 6, 16, vocab_size=2048),
+    "8B": LlamaFlavor(4096, 32, 32, 8, 1.3, 1024),
+    "70B": LlamaFlavor(8192, 80, 64, 8, 1.3, 4096),
+    "405B": LlamaFlavor(16384, 126, 128, 8, 1.2, 4096),
 }
 
 _LLAMA2: dict[str, Any] = {"vocab_size": 32000, "rope_theta": 10000.0}
 
 LLAMA2 = {
-    "debugmodel": Llama(256, 8, 16, **_LLAMA2),
-    "271M": Llama(1024, 16, 8, **_LLAMA2),
-    "1B": Llama(2048, 18, 16, **_LLAMA2),
-    "7B": Llama(4096, 32, 32, **_LLAMA2),
-    "13B": Llama(5120, 40, 40, **_LLAMA2),
-    "26B": Llama(5120, 80, 40, **_LLAMA2),
-    "70B": Llama(8192, 80, 64, 8, 1.3, 4096, **_LLAMA2),
+    "debugmodel": LlamaFlavor(256, 8, 16, **_LLAMA2),
+    "271M": LlamaFlavor(1024, 16, 8, **_LLAMA2),
+    "1B": LlamaFlavor(2048, 18, 16, **_LLAMA2),
+    "7B": LlamaFlavor(4096, 32, 32, **_LLAMA2),
+    "13B": LlamaFlavor(5120, 40, 40, **_LLAMA2),
+    "26B": LlamaFlavor(5120, 80, 40, **_LLAMA2),
+    "70B": LlamaFlavor(8192, 80, 64, 8, 1.3, 4096, **_LLAMA2),
 }
 """Flavours of 2024 (torchtitan/models/llama/__init__.py), with the vocabulary of Llama 2's tokenizer."""
 
-OLD_DEBUG = Llama(256, 8, 16, vocab_size=2256)
+OLD_DEBUG = LlamaFlavor(256, 8, 16, vocab_size=2256)
 """The debug model of 2024, whose vocabulary is that of its test tokenizer."""
 
 QWEN3 = {
-    "debugmodel": Qwen3(256, 8, 16, 8, 3072, tied=True, vocab_size=2048),
-    "0.6B": Qwen3(1024, 28, 16, 8, 3072, tied=True),
-    "1.7B": Qwen3(2048, 28, 16, 8, 6144, tied=True),
-    "4B": Qwen3(2560, 36, 32, 8, 9728, tied=True),
-    "8B": Qwen3(4096, 36, 32, 8, 12288),
-    "14B": Qwen3(5120, 40, 40, 8, 17408),
-    "32B": Qwen3(5120, 64, 64, 8, 25600),
-    "debugmodel_moe": Qwen3(256, 8, 16, 8, 3072, experts=Experts(64, 0, 8, "softmax", 768), vocab_size=2048),
-    "30B-A3B": Qwen3(2048, 48, 32, 4, 6144, experts=Experts(128, 0, 8, "softmax", 768)),
-    "235B-A22B": Qwen3(4096, 94, 64, 4, 12288, experts=Experts(128, 0, 8, "softmax", 1536), rope_theta=5e6),
+    "debugmodel": Qwen3Flavor(256, 8, 16, 8, 3072, tied=True, vocab_size=2048),
+    "0.6B": Qwen3Flavor(1024, 28, 16, 8, 3072, tied=True),
+    "1.7B": Qwen3Flavor(2048, 28, 16, 8, 6144, tied=True),
+    "4B": Qwen3Flavor(2560, 36, 32, 8, 9728, tied=True),
+    "8B": Qwen3Flavor(4096, 36, 32, 8, 12288),
+    "14B": Qwen3Flavor(5120, 40, 40, 8, 17408),
+    "32B": Qwen3Flavor(5120, 64, 64, 8, 25600),
+    "debugmodel_moe": Qwen3Flavor(256, 8, 16, 8, 3072, experts=ExpertSizes(64, 0, 8, "softmax", 768), vocab_size=2048),
+    "30B-A3B": Qwen3Flavor(2048, 48, 32, 4, 6144, experts=ExpertSizes(128, 0, 8, "softmax", 768)),
+    "235B-A22B": Qwen3Flavor(4096, 94, 64, 4, 12288, experts=ExpertSizes(128, 0, 8, "softmax", 1536), rope_theta=5e6),
 }
 
 DEEPSEEK_V3 = {
-    "debugmodel": DeepSeek(2048, 256, 1024, 6, 1, 16, Experts(8, 2, 3, "softmax", 256)),
-    "16B": DeepSeek(102400, 2048, 10944, 27, 1, 16, Experts(64, 2, 6, "softmax", 1408)),
-    "236B": DeepSeek(102400, 5120, 12288, 60, 1, 128, Experts(160, 2, 6, "softmax", 1536), 1536),
-    "671B": DeepSeek(129280, 7168, 18432, 61, 3, 128, Experts(256, 1, 8, "sigmoid", 2048), 1536),
+    "debugmodel": DeepSeekFlavor(2048, 256, 1024, 6, 1, 16, ExpertSizes(8, 2, 3, "softmax", 256)),
+    "16B": DeepSeekFlavor(102400, 2048, 10944, 27, 1, 16, ExpertSizes(64, 2, 6, "softmax", 1408)),
+    "236B": DeepSeekFlavor(102400, 5120, 12288, 60, 1, 128, ExpertSizes(160, 2, 6, "softmax", 1536), 1536),
+    "671B": DeepSeekFlavor(129280, 7168, 18432, 61, 3, 128, ExpertSizes(256, 1, 8, "sigmoid", 2048), 1536),
 }
 
-_LLAMA4 = Llama(5120, 48, 40, 8, 1.2, 2048, 202048)
-_LLAMA4_DEBUG = Llama(256, 6, 16, vocab_size=2048)
+_LLAMA4 = LlamaFlavor(5120, 48, 40, 8, 1.2, 2048, 202048)
+_LLAMA4_DEBUG = LlamaFlavor(256, 6, 16, vocab_size=2048)
 
 LLAMA4 = {
-    "debugmodel": Llama4(_LLAMA4_DEBUG),
-    "17bx16e": Llama4(_LLAMA4, 16, 1),
-    "17bx128e": Llama4(_LLAMA4, 128),
-    "debugmodel_irope": Llama4(_LLAMA4_DEBUG, nope_step=4),
-    "17bx16e_irope": Llama4(_LLAMA4, 16, 1, 4),
-    "17bx128e_irope": Llama4(_LLAMA4, 128, nope_step=4),
+    "debugmodel": Llama4Flavor(_LLAMA4_DEBUG),
+    "17bx16e": Llama4Flavor(_LLAMA4, 16, 1),
+    "17bx128e": Llama4Flavor(_LLAMA4, 128),
+    "debugmodel_irope": Llama4Flavor(_LLAMA4_DEBUG, nope_step=4),
+    "17bx16e_irope": Llama4Flavor(_LLAMA4, 16, 1, 4),
+    "17bx128e_irope": Llama4Flavor(_LLAMA4, 128, nope_step=4),
 }
 
 GPT_OSS = {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"}
@@ -210,39 +210,39 @@ def _swiglu_table(inner_width: int) -> Table:
     return {"type": "mlp", "intermediate_size": inner_width, "hidden_act": "silu", "gated": True}
 
 
-def _layer_table(attention: Table, network: Table, norm: Table) -> Table:
+def _layer_table(attention_table: Table, network_table: Table, norm_table: Table) -> Table:
     """Returns the model-spec table of a layer."""
-    return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    return {"attention": attention_table, "feed_forward": network_table, "norm": norm_table, "norm_placement": "pre"}
 
 
-def _llama_table(llama_sizes: Llama) -> Table:
+def _llama_table(llama_sizes: LlamaFlavor) -> Table:
     """Returns the model-spec table of a Llama model."""
-    norm = {"type": "rmsnorm", "eps": 1e-5}
-    attention: Table = {
+    norm_table = {"type": "rmsnorm", "eps": 1e-5}
+    attention_table: Table = {
         "num_attention_heads": llama_sizes.n_heads,
         "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads,
         "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta},
     }
-    layer_block = _layer_table(attention, _swiglu_table(llama_sizes.hidden()), norm)
+    layer_table = _layer_table(attention_table, _swiglu_table(llama_sizes.hidden()), norm_table)
     return {
         "vocab_size": llama_sizes.vocab_size,
         "hidden_size": llama_sizes.dim,
         "tie_word_embeddings": False,
-        "decoder": {"num_hidden_layers": llama_sizes.n_layers, "block": layer_block, "final_norm": norm},
+        "decoder": {"num_hidden_layers": llama_sizes.n_layers, "block": layer_table, "final_norm": norm_table},
     }
 
 
-def _llama4(llama4_sizes: Llama4) -> Table:
+def _llama4(llama4_sizes: Llama4Flavor) -> Table:
     """Returns the model-spec table of a Llama 4 model."""
     norm, llama = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.sizes
-    experts = Experts(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())
+    expert_sizes = ExpertSizes(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())
     heads: Table = {"num_attention_heads": llama.n_heads, "num_key_value_heads": llama.n_kv_heads or llama.n_heads}
-    block_size = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_step else {}
+    chunk_fields = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_step else {}
     attentions: dict[str, Table] = {
-        "rope": {**heads, **block_size, "position": {"type": "rope", "rope_theta": llama.rope_theta}},
+        "rope": {**heads, **chunk_fields, "position": {"type": "rope", "rope_theta": llama.rope_theta}},
         "nope": heads,
     }
-    networks = {"dense": _swiglu_table(llama.hidden()), "experts": _moe_table(experts)}
+    networks = {"dense": _swiglu_table(llama.hidden()), "experts": _moe_table(expert_sizes)}
     names = [
         f"{'nope' if llama4_sizes.nope_step and i % llama4_sizes.nope_step == 0 else 'rope'}-"
         f"{'dense' if (i + 1) % llama4_sizes.moe_step else 'experts'}"
@@ -264,48 +264,48 @@ BLOCK_SIZE = 8192
 """Default of `fixed_attn_block_size`."""
 
 
-def _moe_table(experts: Experts) -> Table:
+def _moe_table(expert_sizes: ExpertSizes) -> Table:
     """Returns the model-spec table of a mixture of experts."""
     experts_table: Table = {
         "type": "moe",
-        "num_experts": experts.num_experts,
-        "num_experts_per_tok": experts.top_k,
-        "expert": _swiglu_table(experts.width),
-        "router": {"type": "linear", "scoring_func": experts.score_func, "score_correction": "buffer"},
+        "num_experts": expert_sizes.num_experts,
+        "num_experts_per_tok": expert_sizes.top_k,
+        "expert": _swiglu_table(expert_sizes.width),
+        "router": {"type": "linear", "scoring_func": expert_sizes.score_func, "score_correction": "buffer"},
     }
-    if experts.num_shared_experts:
-        experts_table["shared_expert"] = _swiglu_table(experts.width * experts.num_shared_experts)
+    if expert_sizes.num_shared_experts:
+        experts_table["shared_expert"] = _swiglu_table(expert_sizes.width * expert_sizes.num_shared_experts)
     return experts_table
 
 
-def _qwen_table(qwen_sizes: Qwen3) -> Table:
+def _qwen_table(qwen_sizes: Qwen3Flavor) -> Table:
     """Returns the model-spec table of a Qwen3 model."""
-    norm = {"type": "rmsnorm", "eps": 1e-6}
-    attention: Table = {
+    norm_table = {"type": "rmsnorm", "eps": 1e-6}
+    attention_table: Table = {
         "num_attention_heads": qwen_sizes.n_heads,
         "num_key_value_heads": qwen_sizes.n_kv_heads,
         "head_dim": qwen_sizes.head_dim,
-        "qk_norm": {"norm": norm},
+        "qk_norm": {"norm": norm_table},
         "position": {"type": "rope", "rope_theta": qwen_sizes.rope_theta},
     }
-    network = _swiglu_table(qwen_sizes.hidden_dim) if qwen_sizes.experts is None else _moe_table(qwen_sizes.experts)
+    mlp_table = _swiglu_table(qwen_sizes.hidden_dim) if qwen_sizes.experts is None else _moe_table(qwen_sizes.experts)
     return {
         "vocab_size": qwen_sizes.vocab_size,
         "hidden_size": qwen_sizes.dim,
         "tie_word_embeddings": qwen_sizes.tied,
         "decoder": {
             "num_hidden_layers": qwen_sizes.n_layers,
-            "block": _layer_table(attention, network, norm),
-            "final_norm": norm,
+            "block": _layer_table(attention_table, mlp_table, norm_table),
+            "final_norm": norm_table,
         },
     }
 
 
-def _deepseek_table(flavour: DeepSeek) -> Table:
+def _deepseek_table(flavour: DeepSeekFlavor) -> Table:
     """Returns the model-spec table of a DeepSeek model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     query_fields = {"q_lora_rank": flavour.q_lora_rank} if flavour.q_lora_rank else {}
-    attention: Table = {
+    attention_table: Table = {
         "type": "mla",
         "num_attention_heads": flavour.n_heads,
         **query_fields,
@@ -316,8 +316,8 @@ def _deepseek_table(flavour: DeepSeek) -> Table:
         "norm": norm,
     }
     layer_tables = {
-        "dense": _layer_table(attention, _swiglu_table(flavour.inter_dim), norm),
-        "experts": _layer_table(attention, _moe_table(flavour.experts), norm),
+        "dense": _layer_table(attention_table, _swiglu_table(flavour.inter_dim), norm),
+        "experts": _layer_table(attention_table, _moe_table(flavour.experts), norm),
     }
     names = ["dense"] * flavour.n_dense_layers + ["experts"] * (flavour.n_layers - flavour.n_dense_layers)
     return {

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import suggest
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import plain_value
-from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
+from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
 from .torchtitan_file import read_job
 from .torchtitan_models import flavor
@@ -51,7 +51,7 @@ def is_python(source: str) -> bool:
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a configuration function, which the arguments of `source_file` name and override.
+    """Returns the training run of a configuration function, whose name and overrides are arguments of `source_file`.
 
     Raises `InputError`, which names file, function and field.
     """
@@ -83,9 +83,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _read_configuration(reader: LaunchReader, config: Config, configuration_name: str) -> Launch:
-    family = _family_of(configuration_name)
+    model_family = _family_of(configuration_name)
     model_size = config.get("model_spec.0", config.get("model_spec.flavor"))
-    if not family or not isinstance(model_size, str):
+    if not model_family or not isinstance(model_size, str):
         raise reader.wrong(
             "model_spec",
             f"the model of {configuration_name[:60]} is not read; expected a configuration of {', '.join(FAMILIES)}",
@@ -97,7 +97,7 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
         is_argument = key.startswith("model_spec.") and key not in (*MODEL_KEYS, *converter_keys) and CALLED not in key
         if is_argument and config_value not in (None, "standard"):
             reader.unknown[key[:80]] = "no argument of a model that is read"
-    launched_run = read_job(_job_sections(reader, config), reader, flavor(family, model_size, reader.where))
+    launched_run = read_job(_job_sections(reader, config), reader, flavor(model_family, model_size, reader.where))
     settings = dict(launched_run.settings)
     if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
         reader.notes.append("the loss is computed in chunks of the sequence, which are counted as fused chunks")
@@ -109,7 +109,7 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
 
 def _family_of(configuration_name: str) -> str:
     """Returns the model family in a configuration's name; empty for an unknown family, such as of `qwen35_4b`."""
-    return next((family for family in FAMILIES if configuration_name.startswith(f"{family}_")), "")
+    return next((model_family for model_family in FAMILIES if configuration_name.startswith(f"{model_family}_")), "")
 
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
@@ -119,7 +119,7 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
         section, _, field_name = config_key.partition(".")
         if section not in SECTIONS or not field_name or CALLED in field_name or config_key in IGNORED_KEYS:
             continue
-        if isinstance(config_value, Unknown):
+        if isinstance(config_value, UnknownValue):
             raise reader.wrong(
                 config_key, f"{config_value.text} is not read; expected {config_key}=… behind the configuration's name"
             )
@@ -135,7 +135,7 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
     return job_sections
 
 
-def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
+def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_section: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of a job that sets tokens per micro-batch and the longest context."""
     context = size_of(reader, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT))
     tokens = size_of(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
@@ -148,7 +148,7 @@ def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], parallelism
     if config.get("parallelism.pipeline_parallel_degree", 1) in (None, 1):
         pipeline_microbatches = 1
     else:
-        parallelism["pipeline_parallel_microbatch_size"] = batch
+        layout_section["pipeline_parallel_microbatch_size"] = batch
     return {"local_batch_size": batch * pipeline_microbatches, "seq_len": context}
 
 

@@ -25,14 +25,14 @@ from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter, Place
 from ...simulator.profiles.context_parallel import Ring
 from ...simulator.tensor import DTYPES
-from .lowering import EMBEDDING, HEAD, MODEL, FsdpProfile, Layer, groups_of_layer
-from .param_groups import CommunicationState, Group, Sharding
+from .lowering import EMBEDDING, HEAD, MODEL, FsdpProfile, LayerKey, groups_of_layer
+from .param_groups import CommunicationState, ParamGroup, Sharding
 from .settings import Float8, TitanSettings
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 
 @frozen
-class Fsdp:
+class FsdpSettings:
     """The arguments of `fully_shard` (FSDP2).
 
     dtype: number format of shards, of their gradients and of the optimizer's states.
@@ -69,7 +69,7 @@ class Fsdp:
     offloads: bool = False
 
 
-TITAN = Fsdp()
+TITAN = FsdpSettings()
 """The arguments of torchtitan before 2025-07-28."""
 
 SEPARATE_HEAD_SINCE = date(2025, 7, 28)
@@ -96,7 +96,7 @@ def torchtitan_date(torchtitan_version: date | None, settings: TitanSettings) ->
 
 def torchtitan_training(
     spec: ModelSpec, training_config: Training, version: date | None = None, settings: TitanSettings = DEFAULT_SETTINGS
-) -> tuple[Training, Fsdp]:
+) -> tuple[Training, FsdpSettings]:
     """Returns torchtitan's training settings and `fully_shard` arguments.
 
     The shards are the master weights. Gradients are reduced in float32, unless they have a format of their own.
@@ -132,7 +132,7 @@ def torchtitan_training(
     if eager_loss:
         training_config = replace(training_config, choices=replace(training_config.choices, compiled_loss=False))
     splits_head = has_separate_head and head_sharing_reason(spec, training_config) == ""
-    return training_config, Fsdp(
+    return training_config, FsdpSettings(
         dtype,
         reduction_format,
         keeps_last=not has_separate_head,
@@ -168,7 +168,7 @@ def check_optimizer(training_config: Training, is_flat: bool) -> None:
         )
 
 
-def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings: Fsdp = TITAN) -> Sharding:
+def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings: FsdpSettings = TITAN) -> Sharding:
     """Returns the sharding of a rank's parameters.
 
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
@@ -227,8 +227,8 @@ def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings
     if layout.ep == 1:
         return rank_sharding
     expert_shards = layout.expert_shards
-    experts = replace(rank_sharding, shards=expert_shards, index=coordinates.edp % expert_shards, is_of_experts=True)
-    return replace(rank_sharding, experts=experts)
+    moe_shards = replace(rank_sharding, shards=expert_shards, index=coordinates.edp % expert_shards, is_of_experts=True)
+    return replace(rank_sharding, experts=moe_shards)
 
 
 class FsdpRun(TrainingRun):
@@ -247,7 +247,7 @@ class FsdpRun(TrainingRun):
         spec: ModelSpec,
         training_config: Training,
         fsdp_sharding: Sharding,
-        fsdp_settings: Fsdp = TITAN,
+        fsdp_settings: FsdpSettings = TITAN,
         reshards: bool = True,
         layers: Mapping[int, int] | None = None,
         workspace_bytes: int = 0,
@@ -258,13 +258,13 @@ class FsdpRun(TrainingRun):
         if program is not None and program.rank_axes.layout.tp > 1:
             self.profile = FsdpTensorParallelProfile
         super().__init__(spec, training_config, layers, workspace_bytes, memory_meter, program)
-        self.fsdp: Fsdp = fsdp_settings
+        self.fsdp: FsdpSettings = fsdp_settings
         self.reshard: bool = reshards
         self.lowering.ring = rank_ring
         self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
-        if fsdp_settings.splits and (reason := head_sharing_reason(spec, training_config)):
-            raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
+        if fsdp_settings.splits and (sharing_reason := head_sharing_reason(spec, training_config)):
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp_settings.splits)
 
     def set_up(self) -> None:
@@ -294,7 +294,7 @@ class FsdpRun(TrainingRun):
 
 
 def set_resharding_and_prefetch(
-    groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp_settings: Fsdp, reshards: bool
+    groups: Mapping[LayerKey, ParamGroup], stacks: Sequence[str], fsdp_settings: FsdpSettings, reshards: bool
 ) -> None:
     """Configures each FSDP group: resharding after the forward pass, and prefetched groups.
 
@@ -312,16 +312,16 @@ def set_resharding_and_prefetch(
             _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp_settings.prefetch)
 
 
-def _set_prefetch(layers: Sequence[Group], prefetched_layers: int) -> None:
+def _set_prefetch(layer_groups: Sequence[ParamGroup], prefetched_layers: int) -> None:
     """Sets which layers each layer prefetches. prefetched_layers: number of layers."""
-    for i, parameter_group in enumerate(layers):
-        if i + prefetched_layers < len(layers):
-            parameter_group.forward_prefetch = layers[i + 1 : i + 1 + prefetched_layers]
+    for i, parameter_group in enumerate(layer_groups):
+        if i + prefetched_layers < len(layer_groups):
+            parameter_group.forward_prefetch = layer_groups[i + 1 : i + 1 + prefetched_layers]
         if i >= prefetched_layers:
-            parameter_group.backward_prefetch = layers[i - prefetched_layers : i][::-1]
+            parameter_group.backward_prefetch = layer_groups[i - prefetched_layers : i][::-1]
 
 
-def _set_prefetch_beside_experts(groups: Mapping[Layer, Group], stack_paths: Sequence[str]) -> None:
+def _set_prefetch_beside_experts(groups: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str]) -> None:
     """Makes each layer prefetch all groups of the next layer in both passes.
 
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
@@ -349,7 +349,7 @@ def record(
     spec: ModelSpec,
     training_config: Training,
     fsdp_sharding: Sharding,
-    fsdp_settings: Fsdp = TITAN,
+    fsdp_settings: FsdpSettings = TITAN,
     reshard: bool = True,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
@@ -365,9 +365,9 @@ def record(
 
     training_run = new_run(memory_meter := Recorder())
     training_run.set_up()
-    set_up = memory_meter.cut()
+    set_up_events = memory_meter.cut()
     training_run.next_batch()
-    batch = memory_meter.cut()
+    batch_events = memory_meter.cut()
     training_run.micro_batches()
-    recorded_run = repeat_steps(training_run, memory_meter, set_up, batch, memory_meter.cut())
+    recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.cut())
     return recorded_run or record_two_steps(new_run(memory_meter := Recorder()), memory_meter)

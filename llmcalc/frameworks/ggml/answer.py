@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..engines.engine import HOST, EngineMemory, Term
+from ..engines.engine import HOST, EngineMemory, MemoryTerm
 from .encoder import encoder_device
 from .server import Buffers, GgmlServer
 from .settings import GIB, VULKAN
@@ -17,13 +17,13 @@ def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[s
     """Returns the memory of a server's devices and host."""
     version_rules, engine_record, model = server.rules, server.engine_record, server.model
     memory_terms = []
-    devices = (*server.devices, HOST)
+    device_names = (*server.devices, HOST)
     tensors_text = (
         "tensors of the file" if model.gguf_file is not None else "tensors, as llama-quantize chooses their types"
     )
-    for device in devices:
+    for device in device_names:
         memory_terms.append(
-            Term(
+            MemoryTerm(
                 "model_buffer",
                 buffers.model.get(device, 0),
                 "source",
@@ -32,20 +32,24 @@ def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[s
                 device,
             )
         )
-    for device in devices:
+    for device in device_names:
         cache_bytes = buffers.cache.get(device, 0)
         if cache_bytes or device != HOST:
             memory_terms.append(
-                Term("kv_buffer", cache_bytes, "source", version_rules.source_place, _cache_origin(server), device)
+                MemoryTerm(
+                    "kv_buffer", cache_bytes, "source", version_rules.source_place, _cache_origin(server), device
+                )
             )
-    for device in devices:
+    for device in device_names:
         compute_source = f"{engine_record.compute_logs} logs compared"
         compute_origin = f"graph of {server.micro_batch:,} tokens"
         memory_terms.append(
-            Term("compute_buffer", buffers.compute.get(device, 0), "estimate", compute_source, compute_origin, device)
+            MemoryTerm(
+                "compute_buffer", buffers.compute.get(device, 0), "estimate", compute_source, compute_origin, device
+            )
         )
     startup_error = _startup_error(server, buffers)
-    total_bytes = sum(buffers.bytes_on(device) for device in devices)
+    total_bytes = sum(buffers.bytes_on(device) for device in device_names)
     request_length = server.longest_request
     return EngineMemory(
         terms=tuple(memory_terms),
@@ -70,11 +74,11 @@ def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[s
 
 
 def _model_origin(server: GgmlServer, device: str) -> str:
-    scheme = server.model.scheme + (f", with {server.draft.preset.name} that drafts" if server.draft else "")
-    scheme += ", with modules that draft" if server.drafts_by_modules else ""
+    scheme_text = server.model.scheme + (f", with {server.draft.preset.name} that drafts" if server.draft else "")
+    scheme_text += ", with modules that draft" if server.drafts_by_modules else ""
     if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
-        scheme += "; with the encoder of images"
-    return f"{scheme}; with token embeddings" if device == HOST else scheme
+        scheme_text += "; with the encoder of images"
+    return f"{scheme_text}; with token embeddings" if device == HOST else scheme_text
 
 
 def _cache_origin(server: GgmlServer) -> str:

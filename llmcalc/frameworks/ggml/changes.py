@@ -38,8 +38,8 @@ def _fewest_free_bytes(server: GgmlServer) -> int:
     """
     tensor_placement = server.placement
     device_buffers = Buffers(server.model_buffers(tensor_placement), server.cache_buffers(tensor_placement), {})
-    free_bytes = _free_bytes_of_fullest_gpu(server, device_buffers)
-    return free_bytes if free_bytes < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(tensor_placement))
+    least_free = _free_bytes_of_fullest_gpu(server, device_buffers)
+    return least_free if least_free < 0 else _free_bytes_of_fullest_gpu(server, server.buffers(tensor_placement))
 
 
 def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: Buffers) -> int:
@@ -99,10 +99,10 @@ def most_layers(server: GgmlServer) -> int | None:
 def longest_context(server: GgmlServer) -> int | None:
     """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
     step_count = max(1, server.context // 256)
-    fitting_steps = _largest_fitting(
+    fitting_step_count = _largest_fitting(
         1, step_count, lambda context_step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * context_step))
     )
-    return None if fitting_steps is None else 256 * fitting_steps
+    return None if fitting_step_count is None else 256 * fitting_step_count
 
 
 def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -142,9 +142,9 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
     has_chosen_placement = server.asks_for_layers or any(
         flag_name in server.flags for flag_name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
     )
-    devices = len(server.devices) if fixed_flags else 1
-    while devices <= most_devices:
-        split_flags = {} if fixed_flags or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
+    device_count = len(server.devices) if fixed_flags else 1
+    while device_count <= most_devices:
+        split_flags = {} if fixed_flags or device_count == 1 else {"tensor_split": ",".join(["1"] * device_count)}
         server_on_devices = server.with_flags(**split_flags)
         if has_chosen_placement:
             yield split_flags, memory(server_on_devices)
@@ -152,7 +152,7 @@ def layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, A
             yield from _placements(server_on_devices, split_flags)
         if fixed_flags or not server.devices:
             return
-        devices *= 2
+        device_count *= 2
 
 
 def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:

@@ -124,7 +124,7 @@ def _assign_devices(graph_tensors: Sequence[Tensor], devices: Sequence[str]) -> 
     for tensor in graph_tensors:
         tensor.place = _fixed_device(tensor, devices)
     operation_nodes = [tensor for tensor in graph_tensors if tensor.operation != "view"]
-    for only_gpus, ordered_operations in (
+    for assigns_gpus_only, ordered_operations in (
         (True, operation_nodes),
         (True, operation_nodes[::-1]),
         (False, operation_nodes),
@@ -133,7 +133,7 @@ def _assign_devices(graph_tensors: Sequence[Tensor], devices: Sequence[str]) -> 
         current_device: str | None = None
         for tensor in ordered_operations:
             if tensor.place is not None:
-                current_device = None if only_gpus and tensor.place == HOST else tensor.place
+                current_device = None if assigns_gpus_only and tensor.place == HOST else tensor.place
             elif current_device is not None:
                 tensor.place = current_device
     for tensor in graph_tensors:
@@ -231,19 +231,19 @@ class _Buffer:
         self.size = max(self.size, block_offset + nbytes)
         return block_offset
 
-    def release(self, block_offset: int, tensor_bytes: int) -> None:
+    def release(self, released_offset: int, tensor_bytes: int) -> None:
         """Frees a block and merges it with adjacent free blocks."""
         if not tensor_bytes:
             return
         free_blocks = self.free
-        block_index = bisect_right(free_blocks, (block_offset, 0))
-        if block_index < len(free_blocks) and block_offset + tensor_bytes == free_blocks[block_index][0]:
+        block_index = bisect_right(free_blocks, (released_offset, 0))
+        if block_index < len(free_blocks) and released_offset + tensor_bytes == free_blocks[block_index][0]:
             tensor_bytes += free_blocks.pop(block_index)[1]
-        if block_index and sum(free_blocks[block_index - 1]) == block_offset:
+        if block_index and sum(free_blocks[block_index - 1]) == released_offset:
             block_index -= 1
-            block_offset, previous_bytes = free_blocks.pop(block_index)
+            released_offset, previous_bytes = free_blocks.pop(block_index)
             tensor_bytes += previous_bytes
-        free_blocks.insert(block_index, (block_offset, tensor_bytes))
+        free_blocks.insert(block_index, (released_offset, tensor_bytes))
 
 
 def _align(tensor_bytes: int) -> int:
@@ -251,7 +251,7 @@ def _align(tensor_bytes: int) -> int:
 
 
 def _allocate_tensors(
-    ordered_tensors: _OperationOrder, tensor_copies: Sequence[Tensor], pipeline: bool
+    ordered_tensors: _OperationOrder, tensor_copies: Sequence[Tensor], is_pipelined: bool
 ) -> dict[str, int]:
     """Allocates all tensors in order, and returns device → used bytes of the buffer."""
     buffers_by_device = defaultdict[str, _Buffer](_Buffer)
@@ -268,7 +268,7 @@ def _allocate_tensors(
                 input_tensors[id(tensor)] = tensor
         if copied_tensor is None and graph_node.operation == "view" and graph_node.base is not None:
             graph_node.base.views += 1
-    if pipeline:
+    if is_pipelined:
         for tensor in (*input_tensors.values(), *tensor_copies):
             tensor.stays = True
             for _ in range(PIPELINE_COPIES - 1):
@@ -301,7 +301,7 @@ def _allocate_tensors(
 
 
 def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _Buffer]) -> None:
-    """Allocates a tensor that is not external, a view or allocated, in place of a source or in a free block."""
+    """Allocates memory for a tensor that has none: the memory of a source that it replaces, or a free block."""
     if tensor.is_allocated or tensor.is_external or tensor.base is not None:
         return
     tensor.is_allocated = True

@@ -29,11 +29,11 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
         return 0
     encoder_path = Path(str(encoder_file))
     if encoder_path.suffix == ".gguf" and encoder_path.is_file():
-        return sum(tensor.nbytes for tensor in read_checkpoint(encoder_path).tensors)
+        return sum(file_tensor.nbytes for file_tensor in read_checkpoint(encoder_path).tensors)
     model_encoders = [
-        weight_site
-        for weight_site in weight_tensors_of(preset.model.tree(), frozenset({TOWERS.name}))
-        if weight_site.optional == TOWERS.name
+        weight_tensor
+        for weight_tensor in weight_tensors_of(preset.model.tree(), frozenset({TOWERS.name}))
+        if weight_tensor.optional == TOWERS.name
     ]
     if not model_encoders:
         raise InputError(

@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..engines.engine import Engine
-from ..framework import FromFile
+from ..framework import LazyFunction
 
 
 def ggml_engine(
-    package: str,
+    engine_package: str,
     engine_name: str,
     engine_title: str,
     flags_by_option: Mapping[str, str],
     shows_alternatives: bool = False,
     shown_defaults: tuple[str, ...] = (),
-    server: str = "create_server",
+    server_factory: str = "create_server",
     engine_functions: tuple[str, str] = (__package__, "changes"),
 ) -> Engine:
-    """Returns the record of an engine based on ggml. package: the engine's folder, with its flags and its server.
+    """Returns the record of an engine based on ggml. engine_package: its folder, with flags and server.
 
-    server: the function or class in its file `server.py` that returns a server.
+    server_factory: the function or class in its file `server.py` that returns a server.
     engine_functions: package and file of the functions that take a server; by default those of llama.cpp.
     """
     functions_folder, functions_file = engine_functions
     return Engine(
         name=engine_name,
         title=engine_title,
-        flags=FromFile(package, "flags:flags"),
-        rules=FromFile(package, "server:read_record"),
-        server=FromFile(package, f"server:{server}"),
-        memory=FromFile(functions_folder, f"{functions_file}:memory"),
-        flag_changes=FromFile(functions_folder, f"{functions_file}:flag_changes"),
-        layouts=FromFile(functions_folder, f"{functions_file}:layouts"),
-        serving_flags=FromFile(functions_folder, f"{functions_file}:serving_flags"),
+        flags=LazyFunction(engine_package, "flags:flags"),
+        rules=LazyFunction(engine_package, "server:read_record"),
+        server=LazyFunction(engine_package, f"server:{server_factory}"),
+        memory=LazyFunction(functions_folder, f"{functions_file}:memory"),
+        flag_changes=LazyFunction(functions_folder, f"{functions_file}:flag_changes"),
+        layouts=LazyFunction(functions_folder, f"{functions_file}:layouts"),
+        serving_flags=LazyFunction(functions_folder, f"{functions_file}:serving_flags"),
         flags_by_option=flags_by_option,
         vendors=("NVIDIA", "AMD", "Apple", "Intel"),
         shows_alternatives=shows_alternatives,

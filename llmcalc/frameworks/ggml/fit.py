@@ -60,8 +60,8 @@ def fit(server: GgmlServer) -> FittedServer:
         if server.flags.get(flag_name)
     ]
     if server.asks_for_layers or fixed_flags:
-        flag = "n_gpu_layers" if server.asks_for_layers else fixed_flags[0]
-        layer_note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"
+        fixed_flag = "n_gpu_layers" if server.asks_for_layers else fixed_flags[0]
+        layer_note = f"--fit leaves the layers as --{fixed_flag.replace('_', '-')} places them"
         return fitted_server._replace(notes=(*fitted_server.notes, layer_note))
     return _LayerFit(fitted_server, byte_limits).place_layers()
 
@@ -74,12 +74,12 @@ def free_margins(server: GgmlServer) -> list[int]:
     mib_texts = margin_text.split(",")
     if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in mib_texts):
         raise InputError(f"--fit-target {margin_text[:40]}: expected MiB, with commas for several GPUs")
-    listed_mib = [int(number_text) for number_text in mib_texts]
+    margins_mib = [int(number_text) for number_text in mib_texts]
     device_count = len(server.devices)
     return [
         margin_mib * MIB
         for margin_mib in (
-            listed_mib * device_count if len(listed_mib) == 1 else [*listed_mib, *[listed_mib[-1]] * device_count]
+            margins_mib * device_count if len(margins_mib) == 1 else [*margins_mib, *[margins_mib[-1]] * device_count]
         )[:device_count]
     ]
 
@@ -161,8 +161,8 @@ class _LayerFit:
 
     def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> Buffers:
         tensor_placement = self.placement_of(layers_by_gpu)
-        on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-        return self.server.with_flags(n_gpu_layers=on_gpus).buffers(tensor_placement)
+        layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
+        return self.server.with_flags(n_gpu_layers=layers_on_gpus).buffers(tensor_placement)
 
     def keeps_margins(self, layers_by_gpu: list[_GpuLayers], *gpu_numbers: int) -> bool:
         """Whether all GPUs keep the free margin with these layers."""
@@ -181,25 +181,25 @@ class _LayerFit:
             layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced_layers, has_experts)
         if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
             layers_by_gpu = self._with_experts(layers_by_gpu)
-        on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
+        layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         placements = self.placement_of(layers_by_gpu)
-        server = self.server.with_flags(n_gpu_layers=on_gpus)
-        layer_note = f"--fit places {on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
+        server = self.server.with_flags(n_gpu_layers=layers_on_gpus)
+        layer_note = f"--fit places {layers_on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
         hosted_layers = len(placements.host_experts) + len(placements.partial)
         layer_note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
         return FittedServer(server, placements, server.buffers(placements), (*self.fitted.notes, layer_note))
 
     def _with_most_layers(
-        self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int, has_experts: bool
+        self, layers_by_gpu: list[_GpuLayers], gpu_number: int, most_layers: int, has_experts: bool
     ) -> list[_GpuLayers]:
-        """Returns the GPUs' layers with the most expert-free layers on GPU `i` that fit."""
+        """Returns the GPUs' layers with the most expert-free layers on GPU `gpu_number` that fit."""
 
         def with_layers(layers: int) -> list[_GpuLayers]:
-            hosted_layers = max(layers - (i == len(layers_by_gpu) - 1), 0) if has_experts else 0
-            return [*layers_by_gpu[:i], _GpuLayers(layers, hosted_layers), *layers_by_gpu[i + 1 :]]
+            hosted_layers = max(layers - (gpu_number == len(layers_by_gpu) - 1), 0) if has_experts else 0
+            return [*layers_by_gpu[:gpu_number], _GpuLayers(layers, hosted_layers), *layers_by_gpu[gpu_number + 1 :]]
 
         return with_layers(
-            largest_number(most_layers, lambda layer_count: self.keeps_margins(with_layers(layer_count), i))
+            largest_number(most_layers, lambda layer_count: self.keeps_margins(with_layers(layer_count), gpu_number))
         )
 
     def _with_experts(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
@@ -220,27 +220,29 @@ class _LayerFit:
             most_layers, lambda layer_count: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, layer_count), i)
         )
 
-    def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], i: int) -> list[_GpuLayers]:
-        """Places as many parts of the next layer's experts on GPU `i` as fit, and returns the layers by GPU."""
+    def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], gpu_number: int) -> list[_GpuLayers]:
+        """Places as many parts of the next layer's experts on a GPU as fit, and returns the layers by GPU."""
         donor_gpu = next((gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
-        if donor_gpu is None or donor_gpu < i:
+        if donor_gpu is None or donor_gpu < gpu_number:
             return layers_by_gpu
-        changed_shares = layers_by_gpu
+        changed_layers = layers_by_gpu
         for expert_parts in ("up", "gate"):
-            trial_shares = _with_overflow(layers_by_gpu, donor_gpu, i, HOSTED_PARTS[expert_parts])
-            if not self.keeps_margins(trial_shares, i, i + 1):
+            trial_layers = _with_overflow(layers_by_gpu, donor_gpu, gpu_number, HOSTED_PARTS[expert_parts])
+            if not self.keeps_margins(trial_layers, gpu_number, gpu_number + 1):
                 break
-            changed_shares = trial_shares
-        if changed_shares is layers_by_gpu:
-            trial_shares = _with_overflow(layers_by_gpu, donor_gpu, i, HOSTED_PARTS["attention"])
-            changed_shares = (
-                trial_shares if donor_gpu > i and self.keeps_margins(trial_shares, i, i + 1) else layers_by_gpu
+            changed_layers = trial_layers
+        if changed_layers is layers_by_gpu:
+            trial_layers = _with_overflow(layers_by_gpu, donor_gpu, gpu_number, HOSTED_PARTS["attention"])
+            changed_layers = (
+                trial_layers
+                if donor_gpu > gpu_number and self.keeps_margins(trial_layers, gpu_number, gpu_number + 1)
+                else layers_by_gpu
             )
-        return changed_shares
+        return changed_layers
 
 
-def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, layer_count: int) -> list[_GpuLayers]:
-    """Returns the GPUs' layers after a move of layers to GPU `i`, together with their experts on the host."""
+def _with_moved_layers(layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_count: int) -> list[_GpuLayers]:
+    """Returns the GPUs' layers after a move of layers to GPU `gpu_number`, together with their experts on the host."""
     moved_layers = list(layers_by_gpu)
     layers_left = layer_count
     for gpu_index, gpu_layers in enumerate(moved_layers):
@@ -249,25 +251,27 @@ def _with_moved_layers(layers_by_gpu: list[_GpuLayers], i: int, layer_count: int
             gpu_layers, layers=gpu_layers.layers - taken_layers, hosted=gpu_layers.hosted - taken_layers
         )
         layers_left -= taken_layers
-    moved_layers[i] = replace(moved_layers[i], layers=moved_layers[i].layers + layer_count)
+    moved_layers[gpu_number] = replace(moved_layers[gpu_number], layers=moved_layers[gpu_number].layers + layer_count)
     return moved_layers
 
 
 def _with_overflow(
-    layers_by_gpu: list[_GpuLayers], donor_gpu: int, i: int, overflow: tuple[str, ...]
+    layers_by_gpu: list[_GpuLayers], donor_gpu: int, gpu_number: int, host_parts: tuple[str, ...]
 ) -> list[_GpuLayers]:
-    """Returns the GPUs' layers with one more layer on a GPU; `overflow` names expert parts that stay on the host."""
+    """Returns the GPUs' layers with one more layer on a GPU. host_parts: the expert parts that stay on the host."""
     changed_layers = list(layers_by_gpu)
-    if donor_gpu != i:
+    if donor_gpu != gpu_number:
         changed_layers[donor_gpu] = replace(
             changed_layers[donor_gpu],
             layers=changed_layers[donor_gpu].layers - 1,
             hosted=changed_layers[donor_gpu].hosted - 1,
         )
-        changed_layers[i] = replace(
-            changed_layers[i], layers=changed_layers[i].layers + 1, hosted=changed_layers[i].hosted + 1
+        changed_layers[gpu_number] = replace(
+            changed_layers[gpu_number],
+            layers=changed_layers[gpu_number].layers + 1,
+            hosted=changed_layers[gpu_number].hosted + 1,
         )
-    changed_layers[i] = replace(changed_layers[i], overflow=overflow)
+    changed_layers[gpu_number] = replace(changed_layers[gpu_number], overflow=host_parts)
     return changed_layers
 
 

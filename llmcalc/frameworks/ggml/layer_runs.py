@@ -21,7 +21,8 @@ def graph_layers(layer_keys: Sequence[Hashable]) -> list[int]:
     pattern_start = 0
     while pattern_start < len(layer_keys):
         dropped_count, negative_length = max(
-            (_droppable_layers(layer_keys, pattern_start, period), -period) for period in range(1, LONGEST_PATTERN + 1)
+            (_droppable_layers(layer_keys, pattern_start, period_length), -period_length)
+            for period_length in range(1, LONGEST_PATTERN + 1)
         )
         pattern_length = -negative_length
         if not dropped_count:

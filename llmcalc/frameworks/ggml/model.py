@@ -222,9 +222,9 @@ class GgufModel:
         if self.gguf_file is None or self.quantize is not None:
             return tuple(self._loaded_tensors())
         return tuple(
-            GgufTensor(tensor.name, tensor.nbytes, _layer_of(tensor.name))
+            GgufTensor(file_tensor.name, file_tensor.nbytes, _layer_of(file_tensor.name))
             for shard_path in _file_shards(self.gguf_file)
-            for tensor in read_checkpoint(shard_path).tensors
+            for file_tensor in read_checkpoint(shard_path).tensors
         )
 
     @cached_property
@@ -261,13 +261,13 @@ class GgufModel:
             return tuple(
                 tensor for tensor in self.stored_tensors if tensor.layer is not None and tensor.layer >= layer_count
             )
-        every_site = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
-        modules = [
-            replace(weight_site, optional="", layer=layer_count + (weight_site.layer or 0))
-            for weight_site in every_site
-            if weight_site.optional == MTP.name
+        every_weight = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
+        weights = [
+            replace(weight_tensor, optional="", layer=layer_count + (weight_tensor.layer or 0))
+            for weight_tensor in every_weight
+            if weight_tensor.optional == MTP.name
         ]
-        weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *modules])[-len(modules) :]
+        weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *weights])[-len(weights) :]
         return tuple(GgufTensor(_gguf_name(site), tensor_bytes, site.layer) for site, tensor_bytes in weight_sizes)
 
     @property
@@ -277,24 +277,22 @@ class GgufModel:
 
     def _loaded_tensors(self) -> Iterator[GgufTensor]:
         """Yields the tensors in the formats that llama-quantize chooses, or in the published format."""
-        for weight_site, tensor_bytes in self._weight_sizes(list(weight_tensors_of(self.preset.model.tree()))):
-            yield GgufTensor(_gguf_name(weight_site), tensor_bytes, weight_site.layer)
+        for weight_tensor, tensor_bytes in self._weight_sizes(list(weight_tensors_of(self.preset.model.tree()))):
+            yield GgufTensor(_gguf_name(weight_tensor), tensor_bytes, weight_tensor.layer)
 
-    def _weight_sizes(self, weight_sites: list[WeightTensor]) -> list[tuple[WeightTensor, int]]:
+    def _weight_sizes(self, weight_tensors: list[WeightTensor]) -> list[tuple[WeightTensor, int]]:
         """Returns each weight with its bytes."""
         model = self.preset.model
         scheme = self._gguf_mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
-        bits = 32 if self.preset.dtype == "float32" else 16
+        element_bits = 32 if self.preset.dtype == "float32" else 16
         if scheme is not None:
             return [
-                (site, int(stored_bytes.total)) for site, stored_bytes in scheme.store(model, weight_sites, "float32")
+                (quantized_weight, int(stored_bytes.total))
+                for quantized_weight, stored_bytes in scheme.store(model, weight_tensors, "float32")
             ]
         return [
-            (
-                weight_site,
-                int(weight_site.tensor.size) * (bits if weight_site.tensor.role in ("matrix", "table") else 32) // 8,
-            )
-            for weight_site in weight_sites
+            (weight, int(weight.tensor.size) * (element_bits if weight.tensor.role in ("matrix", "table") else 32) // 8)
+            for weight in weight_tensors
         ]
 
 
@@ -312,7 +310,7 @@ def _layer_places(tree_node: Place) -> Iterator[Place]:
 def _layer_shape(layer: Place) -> LayerShape:
     """Returns a layer's sizes, read from the layer's operations."""
     layer_shape = LayerShape()
-    query_rank = channels = kernel = 0
+    query_rank = conv_width = kernel = 0
     for tree_node in layer.walk():
         layer_op, op_name = tree_node.node.op, tree_node.node.name
         if tree_node.roles & {"kept", "idle"}:
@@ -337,11 +335,11 @@ def _layer_shape(layer: Place) -> LayerShape:
             layer_shape.state_elements += 0 if layer_op.kind == "conv_state" else int(layer_op.size)
         elif isinstance(layer_op, Conv1d):
             layer_shape.state_elements += int(layer_op.n_out) * (int(layer_op.kernel) - 1)
-            channels, kernel = int(layer_op.n_out), int(layer_op.kernel)
-        elif isinstance(layer_op, DeltaRule) and not layer_op.by_channel and channels:
+            conv_width, kernel = int(layer_op.n_out), int(layer_op.kernel)
+        elif isinstance(layer_op, DeltaRule) and not layer_op.by_channel and conv_width:
             value_width = int(layer_op.heads) * int(layer_op.value_dim)
             delta_net_sizes = int(layer_op.heads), int(layer_op.key_dim), int(layer_op.value_dim)
-            layer_shape.delta_net = DeltaNet(*delta_net_sizes, key_width=(channels - value_width) // 2, kernel=kernel)
+            layer_shape.delta_net = DeltaNet(*delta_net_sizes, key_width=(conv_width - value_width) // 2, kernel=kernel)
         elif isinstance(layer_op, ExpertLinear) and op_name in ("up_proj", "fc1"):
             layer_shape.experts, layer_shape.top_k, layer_shape.expert_width = (
                 int(layer_op.num_experts),
@@ -368,25 +366,25 @@ def _layer_shape(layer: Place) -> LayerShape:
     return layer_shape
 
 
-def _gguf_name(weight_site: WeightTensor) -> str:
+def _gguf_name(weight: WeightTensor) -> str:
     """Returns the name of a weight in a GGUF file."""
-    is_weight = weight_site.tensor.role != "vector" or weight_site.name.endswith("norm") or weight_site.name == "sinks"
+    is_weight = weight.tensor.role != "vector" or weight.name.endswith("norm") or weight.name == "sinks"
     name_ending = "weight" if is_weight else "bias"
-    if weight_site.layer is None:
-        return f"{TENSOR_NAMES.get(weight_site.path, weight_site.path)}.weight"
-    name_in_layer = weight_site.path.split(".", 2)[-1]
+    if weight.layer is None:
+        return f"{TENSOR_NAMES.get(weight.path, weight.path)}.weight"
+    name_in_layer = weight.path.split(".", 2)[-1]
     name_parts = name_in_layer.split(".")
     name_suffixes = [".".join(name_parts[i:]) for i in range(len(name_parts))]
     gguf_name = next(
         (LAYER_TENSOR_NAMES[name_suffix] for name_suffix in name_suffixes if name_suffix in LAYER_TENSOR_NAMES),
         name_parts[-1],
     )
-    return f"blk.{weight_site.layer}.{gguf_name}.{name_ending}"
+    return f"blk.{weight.layer}.{gguf_name}.{name_ending}"
 
 
 def _layer_of(tensor_name: str) -> int | None:
-    match = re.match(r"blk\.([0-9]{1,6})\.", tensor_name)
-    return None if match is None else int(match[1])
+    layer_match = re.match(r"blk\.([0-9]{1,6})\.", tensor_name)
+    return None if layer_match is None else int(layer_match[1])
 
 
 MOST_SHARDS = 1000

@@ -56,7 +56,7 @@ def _range_test(first_character: str, last_character: str) -> CharacterTest:
     return lambda character: first_character <= character <= last_character
 
 
-class Pattern:
+class NamePattern:
     """A compiled regular expression. Raises `InputError` for an invalid one, which names its flag."""
 
     def __init__(self, pattern_text: str, flag: str) -> None:

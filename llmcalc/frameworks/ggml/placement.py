@@ -14,7 +14,7 @@ from itertools import accumulate
 from ...errors import InputError, shown
 from ..engines.engine import HOST
 from .model import EMBEDDING, GgufTensor
-from .patterns import Pattern
+from .patterns import NamePattern
 
 EXPERT_TENSORS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
 """The tensors that -ncmoe moves."""
@@ -27,14 +27,14 @@ MOST_OVERRIDES = 4_096
 
 
 @dataclass(frozen=True)
-class Override:
+class TensorOverride:
     """An override of --override-tensor: tensors whose names match a pattern are loaded to a device."""
 
-    pattern: Pattern
+    pattern: NamePattern
     device: str
 
 
-def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[Override, ...]:
+def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[TensorOverride, ...]:
     """Returns the overrides of `pattern=device,…`. Raises `InputError` for an invalid pattern or an unknown device."""
     tensor_overrides = []
     override_parts = override_text.split(",")
@@ -43,7 +43,7 @@ def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[Override
     pending_text = ""
     for text_part in override_parts:
         pending_text = f"{pending_text},{text_part}" if pending_text else text_part
-        tensor_pattern, equals_sign, device = pending_text.rpartition("=")
+        name_pattern, equals_sign, device = pending_text.rpartition("=")
         if not equals_sign:  # a comma within a pattern, such as {1,2}
             continue
         device_name = device.strip().upper().removesuffix("_HOST")
@@ -54,7 +54,9 @@ def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[Override
             raise InputError(
                 f"--override-tensor {shown(pending_text)}: no device {shown(device)}; expected one of {device_names}"
             )
-        tensor_overrides.append(Override(Pattern(tensor_pattern, "--override-tensor"), devices_by_name[device_name]))
+        tensor_overrides.append(
+            TensorOverride(NamePattern(name_pattern, "--override-tensor"), devices_by_name[device_name])
+        )
         pending_text = ""
     if pending_text:
         raise InputError(f"--override-tensor {shown(pending_text)}: expected a pattern and a device, such as exps=CPU")
@@ -97,7 +99,7 @@ class Placement:
     """
 
     layers: LayerDevices
-    overrides: tuple[Override, ...] = ()
+    overrides: tuple[TensorOverride, ...] = ()
     host_experts: frozenset[int] = frozenset()
     partial: tuple[tuple[int, tuple[str, ...], str], ...] = ()
     host_networks: frozenset[int] = frozenset()

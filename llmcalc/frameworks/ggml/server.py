@@ -14,7 +14,7 @@ from .compute_graph import buffer_sizes
 from .encoder import encoder_device
 from .layer_runs import graph_layers
 from .model import GgufTensor, LayerShape
-from .placement import EXPERT_TENSORS, LayerDevices, Override, Placement, read_overrides
+from .placement import EXPERT_TENSORS, LayerDevices, Placement, TensorOverride, read_overrides
 from .settings import GgmlSettings
 from .speculation import draft_flags
 from .transformer_graph import GraphSettings, ModelGraph
@@ -65,12 +65,12 @@ class GgmlServer(GgmlSettings):
         if self.draft_model is None:
             return None
         flags = draft_flags(self.flags, self.context, self.sequences, self.is_unified)
-        server = replace(self, preset=self.draft_model.preset, flags=flags)
-        server.__dict__["model"] = self.draft_model
-        return server
+        draft_server = replace(self, preset=self.draft_model.preset, flags=flags)
+        draft_server.__dict__["model"] = self.draft_model
+        return draft_server
 
     @cached_property
-    def overrides(self) -> tuple[Override, ...]:
+    def overrides(self) -> tuple[TensorOverride, ...]:
         """The parsed rules of --override-tensor."""
         override_text = self.flags.get("override_tensor")
         return () if override_text is None else read_overrides(str(override_text), self.devices)
@@ -152,7 +152,7 @@ class GgmlServer(GgmlSettings):
         graph_settings = GraphSettings(
             tokens=self.micro_batch,
             outputs=output_count,
-            cells={window: self.window_cells(window) for window in window_sizes},
+            cells={window_size: self.window_cells(window_size) for window_size in window_sizes},
             flash=self.uses_flash_attention,
             layer_cache=self.layer_cache,
             key_type_bytes=cache_bytes(self.key_type, 256),
@@ -169,25 +169,25 @@ class GgmlServer(GgmlSettings):
         )
         moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
         layer_keys = self._layer_keys(placements, size_and_device, moved_tokens, layers)
-        laid_out_indices = [list(layers)[i] for i in graph_layers(layer_keys)]
+        graph_indices = [list(layers)[i] for i in graph_layers(layer_keys)]
         model_graph = ModelGraph(
             version_rules.graph,
             graph_settings,
             self.model.hidden_size,
             self.model.vocab_size,
-            {i: layers[i] for i in laid_out_indices},
+            {i: layers[i] for i in graph_indices},
             max(layers) + 1,
             placements.layers.device,
             size_and_device.get,
         )
-        pipeline = (
+        is_pipelined = (
             len(self.devices) > 1
             and self.layers_on_gpus > layer_count
             and self.flags.get("split_mode", "layer") == "layer"
             and self.keeps_cache
             and not placements.has_overrides
         )
-        return buffer_sizes(model_graph.build_graph(), self.devices, pipeline)
+        return buffer_sizes(model_graph.build_graph(), self.devices, is_pipelined)
 
     def _layer_keys(
         self,
@@ -208,10 +208,12 @@ class GgmlServer(GgmlSettings):
                 tensors_by_layer.setdefault(tensor.layer, []).append(tensor)
         layer_keys: list[Hashable] = []
         for i, layer in layers.items():
-            tensors = tensors_by_layer.get(i, ())
-            expert_homes = {size_and_device[tensor.name][1] for tensor in tensors if EXPERT_TENSORS.match(tensor.name)}
-            weights = []
-            for tensor in tensors:
+            layer_tensors = tensors_by_layer.get(i, ())
+            expert_homes = {
+                size_and_device[tensor.name][1] for tensor in layer_tensors if EXPERT_TENSORS.match(tensor.name)
+            }
+            weight_keys = []
+            for tensor in layer_tensors:
                 tensor_bytes, device = size_and_device[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
                     copies_experts = len(expert_homes) > 1 or (
@@ -219,8 +221,10 @@ class GgmlServer(GgmlSettings):
                     )
                 else:
                     copies_experts = device == HOST and version_rules.moves_product(moved_tokens)
-                weights.append((tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0))
-            layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weights)))
+                weight_keys.append(
+                    (tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0)
+                )
+            layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weight_keys)))
         return layer_keys
 
     def buffers(self, placement: Placement) -> Buffers:
@@ -248,14 +252,16 @@ class GgmlServer(GgmlSettings):
         layer_count, mtp_modules = len(self.model.layers), self.model.mtp_modules
         cache_types = {f"cache_type_{letter}": self.flags.get(f"cache_type_{letter}_draft", "f16") for letter in "kv"}
         module_server = self.with_flags(**cache_types, spec_type="none")
-        tensors: dict[str, int] = {}
+        tensor_sizes: dict[str, int] = {}
         for tensor in self.model.mtp_tensors:
             device = tensor_placement.device(tensor)
-            tensors[device] = tensors.get(device, 0) + tensor.nbytes
+            tensor_sizes[device] = tensor_sizes.get(device, 0) + tensor.nbytes
         cache_device = tensor_placement.layers.device(layer_count) if self.keeps_cache else HOST
-        cache = {cache_device: sum(sum(module_server.layer_cache(module)) for module in mtp_modules)}
-        layers = {layer_count + i: module for i, module in enumerate(mtp_modules)}
-        return Buffers(tensors, cache, module_server.graph_buffers(tensor_placement, layers, self.model.mtp_tensors))
+        cache = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
+        layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
+        return Buffers(
+            tensor_sizes, cache, module_server.graph_buffers(tensor_placement, layers, self.model.mtp_tensors)
+        )
 
     def with_flags(self, **changed_flags: Any) -> GgmlServer:
         """Returns the server with changed flags, which shares the model."""

@@ -96,7 +96,7 @@ class GgmlSettings(EngineServer):
             parsed_shares = tuple(float(share_text[:20]) for share_text in str(share_list).replace("/", ",").split(","))
         except ValueError:
             parsed_shares = ()
-        if not parsed_shares or not all(0 <= share <= 10**9 for share in parsed_shares) or not sum(parsed_shares):
+        if not parsed_shares or not all(0 <= fraction <= 10**9 for fraction in parsed_shares) or not sum(parsed_shares):
             raise InputError("--tensor-split: expected shares with commas, such as 3,1")
         return parsed_shares
 
@@ -242,13 +242,13 @@ class GgmlSettings(EngineServer):
         """The tokens of the longest request in a slot."""
         return self.sequence_cells // (self.sequences if self.rules.one_cache else 1)
 
-    def window_cells(self, window: int | None) -> int:
+    def window_cells(self, window_size: int | None) -> int:
         """Returns the cache cells per stream for layers with sliding windows; the full context in early versions."""
         full_cells = self.sequence_cells
-        if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
+        if window_size is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
             return full_cells
         batch_tokens = self.batch if self.rules.window_batch == "batch" else self.micro_batch
-        needed_cells = window * (self.sequences if self.is_unified else 1) + batch_tokens
+        needed_cells = window_size * (self.sequences if self.is_unified else 1) + batch_tokens
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
         return min(full_cells, _round_up(needed_cells, cell_padding))
 
@@ -278,5 +278,5 @@ class GgmlSettings(EngineServer):
         return self.rules.fits if flag_text is None else str(flag_text) in ("on", "true", "True")
 
 
-def _round_up(cell_count: int, multiple: int) -> int:
-    return -(-cell_count // multiple) * multiple
+def _round_up(cell_count: int, divisor: int) -> int:
+    return -(-cell_count // divisor) * divisor

@@ -78,24 +78,25 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
     return tokens
 
 
-def draft_model_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
+def draft_model_of(flags: Mapping[str, Any], target_model: Preset) -> Preset | None:
     """Returns the draft model; None without one. Raises `InputError` if draft and target model are incompatible."""
     draft_name = flags.get("model_draft")
     if not draft_name:
         return None
-    draft = read_draft(str(draft_name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
-    if states_reader_of(draft.model) is not None:
-        raise InputError(f"--model-draft {draft.name}: reads hidden states of its target, which is not modelled")
-    check_draft(target.model, draft.model, target.name, f"--model-draft: {draft.name}")
-    return draft
+    draft_model = read_draft(str(draft_name), "--model-draft", "a GGUF file, a folder or a hub id as its model")
+    if states_reader_of(draft_model.model) is not None:
+        raise InputError(f"--model-draft {draft_model.name}: reads hidden states of its target, which is not modelled")
+    check_draft(target_model.model, draft_model.model, target_model.name, f"--model-draft: {draft_model.name}")
+    return draft_model
 
 
-def draft_flags(flags: Mapping[str, Any], context: int, sequences: int, is_unified: bool) -> dict[str, Any]:
-    """Returns the flags of the draft model's server. context: tokens of the target model's cache."""
-    inherited = {flag_name: flags[flag_name] for flag_name in INHERITED_FLAGS if flag_name in flags}
+def draft_flags(flags: Mapping[str, Any], context_tokens: int, sequences: int, is_unified: bool) -> dict[str, Any]:
+    """Returns the flags of the draft model's server. context_tokens: tokens of the target model's cache."""
+    inherited_flags = {flag_name: flags[flag_name] for flag_name in INHERITED_FLAGS if flag_name in flags}
     chosen_flags = {
         target_field: flags[draft_field] for draft_field, target_field in TARGET_FLAGS.items() if draft_field in flags
     }
     return {
-        **inherited, **chosen_flags, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
+        **inherited_flags, **chosen_flags,
+        "ctx_size": context_tokens, "parallel": sequences, "kv_unified": is_unified, "fit": "off",
     }  # fmt: skip

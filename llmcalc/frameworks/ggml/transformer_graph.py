@@ -182,18 +182,18 @@ class ModelGraph:
             self._masks[window] = self._new((cells, padded_rows), mask_input, bytes=F16) if is_converted else mask_input
         return self._masks[window]
 
-    def rotation_matrix(self, head: int, type_bytes: int, most_columns: int = 0) -> Tensor | None:
+    def rotation_matrix(self, head_size: int, type_bytes: int, column_limit: int = 0) -> Tensor | None:
         """Returns the rotation matrix of heads before a block-quantized cache (src/llama-kv-cache.cpp), or None.
 
-        head: elements of a head. type_bytes: bytes of 256 cached elements. most_columns: the largest matrix; 0 for any.
+        head_size: elements of a head. type_bytes: bytes of 256 cached elements. column_limit: 0 for any.
         """
-        if not self.rules.rotates_vectors or type_bytes >= F16 * 256 or head % LEAST_ROTATION:
+        if not self.rules.rotates_vectors or type_bytes >= F16 * 256 or head_size % LEAST_ROTATION:
             return None
         matrix_size = LEAST_ROTATION
-        while head % (2 * matrix_size) == 0 and (not most_columns or 2 * matrix_size <= most_columns):
+        while head_size % (2 * matrix_size) == 0 and (not column_limit or 2 * matrix_size <= column_limit):
             matrix_size *= 2
         return self._rotations.setdefault(
-            (matrix_size, most_columns), Tensor(matrix_size * matrix_size * F32, operation_name="input")
+            (matrix_size, column_limit), Tensor(matrix_size * matrix_size * F32, operation_name="input")
         )
 
     def apply_rotation(self, input_tensor: Tensor, dimensions: tuple[int, ...], matrix: Tensor | None) -> Tensor:
@@ -231,7 +231,7 @@ class ModelGraph:
         query = self._inplace(query, query, self.positions)
         key = self._inplace(key, key, self.positions)
         key_rotation = self.rotation_matrix(head, settings.key_type_bytes)
-        value_rotation = self.rotation_matrix(value_dim, settings.value_type_bytes, most_columns=LEAST_ROTATION)
+        value_rotation = self.rotation_matrix(value_dim, settings.value_type_bytes, column_limit=LEAST_ROTATION)
         query = self.apply_rotation(query, (head, heads, tokens), key_rotation)
         key = self.apply_rotation(key, (head, key_heads, tokens), key_rotation)
         value = self.apply_rotation(value, (value_dim, key_heads, tokens), value_rotation)
@@ -254,16 +254,16 @@ class ModelGraph:
         return any(layer.delta_net is not None for layer in self.layers.values())
 
     def _attend(
-        self, query: Tensor, keys: Tensor, cached_values: Tensor, heads: int, value_dim: int, window: int | None
+        self, query: Tensor, keys: Tensor, cached_values: Tensor, heads: int, value_dim: int, window_size: int | None
     ) -> Tensor:
         """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
         settings, tokens = self.settings, self.settings.tokens
-        cache_cells = settings.cells[window]
+        cache_cells = settings.cells[window_size]
         if settings.flash:
-            weighted_values = self._new((value_dim, heads, tokens), query, keys, cached_values, self.mask(window))
+            weighted_values = self._new((value_dim, heads, tokens), query, keys, cached_values, self.mask(window_size))
             return self._view(weighted_values, (value_dim * heads, tokens))
         scores = self._new((cache_cells, tokens, heads), keys, query)
-        scores = self._inplace(scores, scores, self.mask(window))
+        scores = self._inplace(scores, scores, self.mask(window_size))
         weighted_values = self._new((value_dim, tokens, heads), cached_values, scores)
         merged_heads = self._new((value_dim * heads, tokens), self._view(weighted_values, None))
         if not settings.keeps_attention:
@@ -273,8 +273,8 @@ class ModelGraph:
     def latent_attention(self, i: int, layer: LayerShape, layer_input: Tensor) -> Tensor:
         """Adds multi-head latent attention: with expanded keys and values, or with absorbed products (-mla)."""
         assert layer.latent is not None
-        settings, tokens, latent = self.settings, self.settings.tokens, layer.latent
-        latent_rank, rope_dim, nope_dim, _, query_rank = latent
+        settings, tokens, latent_sizes = self.settings, self.settings.tokens, layer.latent
+        latent_rank, rope_dim, nope_dim, _, query_rank = latent_sizes
         heads, head_dim = layer.heads, nope_dim + rope_dim
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
         cache = Tensor(settings.layer_cache(layer)[0], operation_name="cache", device=cache_device)
@@ -348,7 +348,7 @@ class ModelGraph:
     def _attend_by_head_groups(
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
-        """Adds ik's -mla 2 and 3 with flash attention, which expand the cache's keys and values per head group.
+        """Adds latent attention that expands the cached keys and values of one head group at a time (-mla 2 and 3).
 
         -amb bounds the MiB of the expanded keys and values of one group of heads.
         """
@@ -357,8 +357,8 @@ class ModelGraph:
         _, rope_dim, nope_dim, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
         group_heads, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32 // MIB
-        max_mib = settings.attention_batch_mib
-        while max_mib and key_value_mib > max_mib and group_heads % 2 == 0:
+        memory_limit_mib = settings.attention_batch_mib
+        while memory_limit_mib and key_value_mib > memory_limit_mib and group_heads % 2 == 0:
             group_heads, key_value_mib = group_heads // 2, key_value_mib // 2
         copy_type_bytes = F16 * 256 if settings.has_gpus else settings.key_type_bytes
         rotated_keys: Tensor = self._view(cache, None)
@@ -367,7 +367,7 @@ class ModelGraph:
         rotated_keys = self._new_typed((rope_dim, cells, group_heads), copy_type_bytes, rotated_keys)
         query = self._new((nope_dim + rope_dim, heads, tokens), query_rope, query_nope)
         self.graph.add_operations(query)
-        attended: Tensor | None = None
+        merged_output: Tensor | None = None
         for _ in range(heads // group_heads):
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
             keys_and_values = self._new((group_heads * (nope_dim + value_dim), cells), weight, self._view(cache, None))
@@ -384,14 +384,14 @@ class ModelGraph:
                 (value_dim, group_heads, tokens), self._view(query, None), key, value, self.mask(layer.window)
             )
             merged_heads = self._view(weighted_values, (value_dim * group_heads, tokens))
-            attended_width = 0 if attended is None or attended.layout is None else attended.layout[0]
-            attended = (
+            output_width = 0 if merged_output is None or merged_output.layout is None else merged_output.layout[0]
+            merged_output = (
                 merged_heads
-                if attended is None
-                else self._new((attended_width + value_dim * group_heads, tokens), attended, merged_heads)
+                if merged_output is None
+                else self._new((output_width + value_dim * group_heads, tokens), merged_output, merged_heads)
             )
-        assert attended is not None
-        return attended
+        assert merged_output is not None
+        return merged_output
 
     def _attend_absorbed(
         self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
@@ -401,8 +401,8 @@ class ModelGraph:
         settings, tokens = self.settings, self.settings.tokens
         latent_rank, rope_dim, _, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
-        weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
-        absorbed_query = self._new((latent_rank, tokens, heads), weight, query_nope)
+        up_projection = self._weight(f"blk.{i}.attn_kv_b.weight", i)
+        absorbed_query = self._new((latent_rank, tokens, heads), up_projection, query_nope)
         if self.rules.style == "ik":
             query = self._new((latent_rank + rope_dim, tokens, heads), self._view(query_rope, None), absorbed_query)
         else:
@@ -430,18 +430,18 @@ class ModelGraph:
         cache_cells: int,
         heads: int,
         latent_rank: int,
-        window: int | None,
+        window_size: int | None,
     ) -> Tensor:
         """Adds attention scores and weighted latents; ik's -amb limits the MiB of scores per head group."""
-        tokens, most_mib = self.settings.tokens, self.settings.attention_batch_mib
+        tokens, mib_limit = self.settings.tokens, self.settings.attention_batch_mib
         scores_mib = cache_cells * tokens * heads * F32 // MIB
-        step_count = 1 if not most_mib or most_mib >= scores_mib else min(-(-scores_mib // most_mib), heads)
+        step_count = 1 if not mib_limit or mib_limit >= scores_mib else min(-(-scores_mib // mib_limit), heads)
         group_size, attention_output, finished_heads = -(-heads // step_count), None, 0
         while finished_heads < heads:
             group_heads = min(group_size, heads - finished_heads)
             query_group = query if step_count == 1 else self._view(query, None, has_offset=True)
             scores = self._new((cache_cells, tokens, group_heads), cache, query_group)
-            scores = self._inplace(scores, scores, self.mask(window))
+            scores = self._inplace(scores, scores, self.mask(window_size))
             weighted_latents = self._new((latent_rank, tokens, group_heads), cached_values, scores)
             finished_heads += group_heads
             attention_output = (
@@ -483,22 +483,22 @@ class ModelGraph:
         probabilities = self._inplace(logits, logits)
         sorted_experts = self._new((expert_count, tokens), probabilities, bytes=I32)
         chosen_experts = self._view(sorted_experts, None)
-        weights = self._new((1, k, tokens), self._view(probabilities, (1, expert_count, tokens)), chosen_experts)
+        expert_weights = self._new((1, k, tokens), self._view(probabilities, (1, expert_count, tokens)), chosen_experts)
         if self.rules.store_rows:
-            self.graph.add_operations(weights)
+            self.graph.add_operations(expert_weights)
         input_rows = self._view(input_tensor, (self.hidden, 1, tokens))
         if self.rules.style == "ik" and self.settings.fused_experts and layer.is_gated:
             gate_weight = self._weight(f"blk.{i}.ffn_gate_exps.weight", i)
             inner_states = expert_product("ffn_up_exps", expert_width, gate_weight, input_rows, chosen_experts)
         else:
-            up = expert_product("ffn_up_exps", expert_width, input_rows, chosen_experts)
+            up_output = expert_product("ffn_up_exps", expert_width, input_rows, chosen_experts)
             inner_states = (
-                self.apply_gate(expert_product("ffn_gate_exps", expert_width, input_rows, chosen_experts), up)
+                self.apply_gate(expert_product("ffn_gate_exps", expert_width, input_rows, chosen_experts), up_output)
                 if layer.is_gated
-                else self._inplace(up, up)
+                else self._inplace(up_output, up_output)
             )
         down_product = expert_product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
-        down_product = self._inplace(down_product, down_product, weights)
+        down_product = self._inplace(down_product, down_product, expert_weights)
         if self.rules.style == "ik" or k == 1:
             return self._new((self.hidden, tokens), self._view(down_product, None))
         summed_output = self._new(
@@ -536,15 +536,15 @@ class ModelGraph:
         self.graph.add_operations(self._store_in_cache(input_cache, self._view(conv_inputs, None, has_offset=True)))
         recurrent_state = self._new((state_elements, sequences), state_cache)
         self.graph.add_operations(recurrent_state)
-        convolved = self._new((net_sizes.channels, tokens), conv_inputs, self._weight(f"blk.{i}.ssm_conv1d.weight", i))
-        convolved = self._inplace(convolved, convolved)
-        query = self._new((net_sizes.key_width, tokens), self._view(convolved, None))
-        key = self._new((net_sizes.key_width, tokens), self._view(convolved, None, has_offset=True))
-        value = self._view(convolved, None, has_offset=True)
+        conv_qkv = self._new((net_sizes.channels, tokens), conv_inputs, self._weight(f"blk.{i}.ssm_conv1d.weight", i))
+        conv_qkv = self._inplace(conv_qkv, conv_qkv)
+        query = self._new((net_sizes.key_width, tokens), self._view(conv_qkv, None))
+        key = self._new((net_sizes.key_width, tokens), self._view(conv_qkv, None, has_offset=True))
+        value = self._view(conv_qkv, None, has_offset=True)
         decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, heads, normed_input, tokens)
         for operand_name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
-            weights = (self._weight(f"blk.{i}.{operand_name}", i),) if operand_name else ()
-            decay = self._inplace(decay, decay, *weights)
+            operand_weights = (self._weight(f"blk.{i}.{operand_name}", i),) if operand_name else ()
+            decay = self._inplace(decay, decay, *operand_weights)
         beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed_input, tokens)
         beta = self._inplace(beta, beta)
         result_elements = (heads * net_sizes.value_dim * tokens + state_elements * sequences,)
@@ -552,11 +552,11 @@ class ModelGraph:
         self.graph.add_operations(
             self._store_in_cache(state_cache, self._view(recurrence_output, None, has_offset=True))
         )
-        output = self.norm(f"blk.{i}.ssm_norm.weight", i, self._view(recurrence_output, value_shape))
+        normed_output = self.norm(f"blk.{i}.ssm_norm.weight", i, self._view(recurrence_output, value_shape))
         gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed_input, tokens)
         gate = self._view(gate, value_shape)
-        output = self._inplace(output, output, self._inplace(gate, gate))
-        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, self._view(output, None), tokens)
+        normed_output = self._inplace(normed_output, normed_output, self._inplace(gate, gate))
+        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, self._view(normed_output, None), tokens)
 
     # -- the model -----------------------------------------------------------------------------------------------
 
@@ -606,12 +606,12 @@ class ModelGraph:
             return residual_stream
         normed_input = self.norm(f"blk.{i}.ffn_norm.weight", i, residual_stream)
         if layer.experts:
-            output = self.experts(i, layer, normed_input, tokens)
+            network_output = self.experts(i, layer, normed_input, tokens)
             if layer.shared_width:
                 shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed_input, tokens)
-                output = self._inplace(output, output, shared_output)
+                network_output = self._inplace(network_output, network_output, shared_output)
         else:
-            output = self.network(i, "", layer.width, layer.is_gated, normed_input, tokens)
+            network_output = self.network(i, "", layer.width, layer.is_gated, normed_input, tokens)
         if self.weight(f"blk.{i}.post_ffw_norm.weight") is not None:
-            output = self.norm(f"blk.{i}.post_ffw_norm.weight", i, output)
-        return self._inplace(output, output, residual_stream)
+            network_output = self.norm(f"blk.{i}.post_ffw_norm.weight", i, network_output)
+        return self._inplace(network_output, network_output, residual_stream)

@@ -119,15 +119,15 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
             "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
         )
     zero_table = reader.table(config, "zero_optimization")
-    stage = size_of(reader, "zero_optimization.stage", zero_table.get("stage", 0), minimum=0)
-    if stage > 1:
-        reader.unknown["zero_optimization.stage"] = f"{stage} beside layers that ranks divide is not modelled"
+    zero_stage = size_of(reader, "zero_optimization.stage", zero_table.get("stage", 0), minimum=0)
+    if zero_stage > 1:
+        reader.unknown["zero_optimization.stage"] = f"{zero_stage} beside layers that ranks divide is not modelled"
     for argument_name in ("cpu_offload", "offload_optimizer"):
         if zero_table.get(argument_name):
             reader.unknown[f"zero_optimization.{argument_name}"] = "with layers that ranks divide it is not modelled"
     reader.check_unknown()
     reader.notes.append(ESTIMATE)
-    sized_run = replace(parallel_run, distributed_optimizer=stage == 1, grad_dtype="bf16")
+    sized_run = replace(parallel_run, distributed_optimizer=zero_stage == 1, grad_dtype="bf16")
     run_over_ranks = megatron_run(reader, sized_run, reader.source.world_size, dict(settings))
     replicas = run_over_ranks.layout.dp
     total = config.get("train_batch_size")
@@ -171,9 +171,9 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
     """Returns the attention or recurrence type of all layers, and records any other type as unknown."""
-    config = reader.value(arguments, "attention_config", [[["global"], "all"]])
+    config_value = reader.value(arguments, "attention_config", [[["global"], "all"]])
     mixer_kinds: set[str] = set()
-    for layer_entry in config if isinstance(config, list) else [config]:
+    for layer_entry in config_value if isinstance(config_value, list) else [config_value]:
         mixer_names = layer_entry[0] if isinstance(layer_entry, list) and layer_entry else layer_entry
         mixer_kinds |= set(map(str, mixer_names)) if isinstance(mixer_names, list) else {str(mixer_names)}
     if len(mixer_kinds) != 1 or not mixer_kinds <= set(MIXERS):
@@ -194,7 +194,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
     )
     norm = _norm_table(reader, arguments)
     has_bias = reader.flag(arguments, "use_bias_in_attn_linear", True)
-    attention: dict[str, Any] = {
+    attention_table: dict[str, Any] = {
         "num_attention_heads": heads,
         "num_key_value_heads": reader.size(arguments, "num_kv_heads", heads),
         **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), has_bias),
@@ -204,13 +204,13 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
     if position_type not in POSITIONS:
         raise reader.wrong("pos_emb", f"{shown(position_type)}; expected {', '.join(POSITIONS)}")
     if position_type == "rotary":
-        attention["position"] = _rotary_table(reader, arguments)
+        attention_table["position"] = _rotary_table(reader, arguments)
     elif position_type == "alibi":
-        attention["position"] = {"type": "alibi"}
+        attention_table["position"] = {"type": "alibi"}
     elif position_type == "learned":
         decoder["position"] = {"type": "learned", "max_position_embeddings": position_count}
-    network = _network_table(reader, arguments, hidden)
-    layer: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}
+    network_table = _network_table(reader, arguments, hidden)
+    layer: dict[str, Any] = {"attention": attention_table, "feed_forward": network_table, "norm": norm}
     if reader.flag(arguments, "gpt_j_residual"):
         layer["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
     if mixer == "mamba":
@@ -269,10 +269,10 @@ ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
 
 def _network_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> dict[str, Any]:
     """Returns the model-spec table of the feed-forward network (`ParallelMLP`), with 2/3 width if gated."""
-    activation = str(reader.value(arguments, "activation", "gelu"))
-    is_gated = activation in GATED
-    if not is_gated and activation not in ("gelu", "relu", "silu"):
-        raise reader.wrong("activation", f"{shown(activation)}; expected gelu, relu, silu or {', '.join(GATED)}")
+    activation_name = str(reader.value(arguments, "activation", "gelu"))
+    is_gated = activation_name in GATED
+    if not is_gated and activation_name not in ("gelu", "relu", "silu"):
+        raise reader.wrong("activation", f"{shown(activation_name)}; expected gelu, relu, silu or {', '.join(GATED)}")
     if arguments.get("expansion_factor") is not None:
         reader.unknown["expansion_factor"] = "expected intermediate_size"
     width_multiple = reader.size(arguments, "mlp_multiple_of", 1)
@@ -282,7 +282,7 @@ def _network_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> 
     return {
         "type": "mlp",
         "intermediate_size": ceil_div(inner_width, width_multiple) * width_multiple,
-        "hidden_act": GATED.get(activation, activation),
+        "hidden_act": GATED.get(activation_name, activation_name),
         "gated": is_gated,
         "up_bias": has_bias,
         "down_bias": has_bias,

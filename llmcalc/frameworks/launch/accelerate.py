@@ -47,7 +47,7 @@ ACCELERATE_IGNORED = field_names("""
 
 def is_accelerate(config: Table) -> bool:
     """Whether a table of YAML or JSON is a config of accelerate."""
-    return "distributed_type" in config or all(sign_key in config for sign_key in ACCELERATE_SIGNS)
+    return "distributed_type" in config or all(accelerate_key in config for accelerate_key in ACCELERATE_SIGNS)
 
 
 def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:

@@ -14,20 +14,22 @@ from ..argument_names import keyword_of
 from .auto_values import AUTO_BATCH, AUTO_FORMATS
 from .command_line import arguments_of, plain_value
 from .record import LaunchSource, ReadText, Table
-from .text import parse_yaml
 from .unresolved import is_unresolved, printable, unresolved_reason
+from .yaml_text import parse_yaml
 
 STAGED = ("offload_optimizer_device", "offload_param_device")
 
 
 def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
-    """Returns the config of `accelerate launch`, in which arguments replace the file's values; else an empty table."""
+    """Returns the config of `accelerate launch` with the command's arguments; empty for another launcher."""
     launcher_index = next(
         (i for i, command_word in enumerate(launcher[:-1]) if command_word.endswith("accelerate")), None
     )
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
-    arguments = arguments_of([word for word in launcher[launcher_index + 2 :] if word != "-m"], name_in_errors)
+    arguments = arguments_of(
+        [launcher_word for launcher_word in launcher[launcher_index + 2 :] if launcher_word != "-m"], name_in_errors
+    )
     flags = {keyword_of(flag): flag_value for flag, flag_value in arguments.items()}
     file_name = flags.pop("config_file", None)
     file_table: dict[str, Any] = {}
@@ -43,27 +45,31 @@ def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadTe
         if not isinstance(config, Mapping):
             raise InputError(f"{file_path}: expected a config of accelerate")
         file_table = dict(config)
-    return _with_command_flags(file_table, {key: plain_value(flag_value) for key, flag_value in flags.items()})
+    return _with_command_flags(
+        file_table, {config_key: plain_value(flag_value) for config_key, flag_value in flags.items()}
+    )
 
 
 def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
     """Returns an accelerate config in which the command's arguments replace the file's values."""
-    for key in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
-        if key in flags:
-            config[key] = flags[key]
+    for config_key in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
+        if config_key in flags:
+            config[config_key] = flags[config_key]
     if flags.get("use_fsdp"):
         config["distributed_type"] = "FSDP"
     if flags.get("use_deepspeed"):
         config["distributed_type"] = "DEEPSPEED"
-    for section, flag_pattern in (
+    for section_name, flag_pattern in (
         ("fsdp_config", r"fsdp_\w+"),
         ("deepspeed_config", r"zero_stage|deepspeed_config_file|offload_\w+"),
         ("parallelism_config", r"parallelism_config_\w+"),
     ):
-        section_flags = {key: flag_value for key, flag_value in flags.items() if re.fullmatch(flag_pattern, key)}
+        section_flags = {
+            config_key: flag_value for config_key, flag_value in flags.items() if re.fullmatch(flag_pattern, config_key)
+        }
         if section_flags:
-            section_table = config.get(section)
-            config[section] = {**(section_table if isinstance(section_table, Mapping) else {}), **section_flags}
+            section_table = config.get(section_name)
+            config[section_name] = {**(section_table if isinstance(section_table, Mapping) else {}), **section_flags}
     return config
 
 

@@ -41,29 +41,29 @@ def with_known_targets(launched_run: Launch, model: ModelSpec, checkpoint: Check
     checkpoint: the checkpoint whose classes have the modules; None if it is not known.
     """
     launched_run = _with_known_saved_modules(launched_run, model)
-    targets = launched_run.settings.get("lora_targets")
-    if not targets or "lora_targets" in launched_run.overridden or tuple(targets) == (ALL_LINEAR,):
+    target_names = launched_run.settings.get("lora_targets")
+    if not target_names or "lora_targets" in launched_run.overridden or tuple(target_names) == (ALL_LINEAR,):
         return launched_run
     is_parallel = launched_run.settings.get("lora_library") in PARALLEL_LIBRARIES
-    tree = model.tree()
-    layer_names = linear_layer_names(tree, is_parallel=is_parallel)
-    module_names = checkpoint.names(tree, model.kind) if checkpoint is not None and checkpoint.modules else None
-    layers_of_class = class_layers(tree, frozenset(), module_names)
+    node_tree = model.tree()
+    layer_names = linear_layer_names(node_tree, is_parallel=is_parallel)
+    module_names = checkpoint.names(node_tree, model.kind) if checkpoint is not None and checkpoint.modules else None
+    layers_of_class = class_layers(node_tree, frozenset(), module_names)
     joined_projections = {layer.projection for layer in joined_layers((), layers_of_class)}
     known_targets: dict[str, None] = {}
     target_notes = []
-    for target in targets:
-        target_words = [target] if target in layer_names else _last_component_names(target)
-        layers, _ = resolve_targets(target_words, layer_names, layers_of_class)
-        is_joined = not is_parallel and len(layers) > 1 and {*layers} <= joined_projections
-        if is_joined and not {*target_words} & {*layer_names}:
-            known_targets |= dict.fromkeys(target_words)
+    for target_name in target_names:
+        component_names = [target_name] if target_name in layer_names else _last_component_names(target_name)
+        layers, _ = resolve_targets(component_names, layer_names, layers_of_class)
+        is_fused_projection = not is_parallel and len(layers) > 1 and {*layers} <= joined_projections
+        if is_fused_projection and not {*component_names} & {*layer_names}:
+            known_targets |= dict.fromkeys(component_names)
             continue
         known_targets |= dict.fromkeys(layers)
-        if layers and layers != [target]:
-            target_notes.append(f"adapters of {target[:60]} are counted as those of {', '.join(layers)}")
+        if layers and layers != [target_name]:
+            target_notes.append(f"adapters of {target_name[:60]} are counted as those of {', '.join(layers)}")
         elif not layers:
-            target_notes.append(f"adapters of {target[:60]}: the language model has no such linear layer")
+            target_notes.append(f"adapters of {target_name[:60]}: the language model has no such linear layer")
     if not known_targets:
         return launched_run
     settings = {**launched_run.settings, "lora_targets": tuple(known_targets)}
@@ -77,17 +77,18 @@ def _with_known_saved_modules(launched_run: Launch, model: ModelSpec) -> Launch:
         return launched_run
     node_names = {node_position.node.name for node_position in model.tree().walk()}
     known_modules = tuple(
-        module if module in node_names else OTHER_MODULES.get(module, module) for module in saved_modules
+        module_name if module_name in node_names else OTHER_MODULES.get(module_name, module_name)
+        for module_name in saved_modules
     )
     return replace(launched_run, settings={**launched_run.settings, "modules_to_save": known_modules})
 
 
-def _last_component_names(target: str) -> list[str]:
+def _last_component_names(target_pattern: str) -> list[str]:
     """Returns the last path components that an adapter target matches: a name, a path or an expression."""
-    if len(target) > LONGEST:
+    if len(target_pattern) > LONGEST:
         return []
     try:
-        return list(dict.fromkeys(_last_components(target)))[:MOST]
+        return list(dict.fromkeys(_last_components(target_pattern)))[:MOST]
     except ValueError:
         return []
 
@@ -115,17 +116,17 @@ def _last_components(pattern_text: str) -> Iterator[str]:
                 elif not has_quantifier:
                     piece_alternatives.append(_split_alternatives(group_text))
                 continue
-            match = TOKENS.match(alternative, text_position)
-            if match is None:
+            token_match = TOKENS.match(alternative, text_position)
+            if token_match is None:
                 raise ValueError(alternative)
-            earlier_text, text_position = earlier_text + match[0], match.end()
-            if match["dot"]:
+            earlier_text, text_position = earlier_text + token_match[0], token_match.end()
+            if token_match["dot"]:
                 piece_alternatives = []
-            elif match["word"]:
-                piece_alternatives.append([match["word"]])
-            elif match["set"] and re.fullmatch(r"\[\w+\]", match["set"]):
-                piece_alternatives.append(list(match["set"][1:-1]))
-            elif match["any"] or match["set"]:
+            elif token_match["word"]:
+                piece_alternatives.append([token_match["word"]])
+            elif token_match["set"] and re.fullmatch(r"\[\w+\]", token_match["set"]):
+                piece_alternatives.append(list(token_match["set"][1:-1]))
+            elif token_match["any"] or token_match["set"]:
                 piece_alternatives.append([])
         if not any(encoder_name in earlier_text for encoder_name in ENCODERS) and piece_alternatives:
             for combination_number, piece_texts in enumerate(product(*piece_alternatives)):
@@ -137,12 +138,12 @@ def _last_components(pattern_text: str) -> Iterator[str]:
 def _split_alternatives(pattern_text: str) -> list[str]:
     """Splits a regular expression at top-level bars."""
     alternatives, bracket_depth = [""], 0
-    for letter in pattern_text:
-        bracket_depth += (letter == "(") - (letter == ")")
-        if letter == "|" and bracket_depth == 0:
+    for character in pattern_text:
+        bracket_depth += (character == "(") - (character == ")")
+        if character == "|" and bracket_depth == 0:
             alternatives.append("")
         else:
-            alternatives[-1] += letter
+            alternatives[-1] += character
     return alternatives
 
 

@@ -10,8 +10,8 @@ from ...errors import InputError
 from ..argument_names import keyword_of
 from .command_line import CONFIG_ENDINGS, arguments_of, plain_value
 from .record import CommandLine, Table
-from .text import parse_yaml
 from .unresolved import is_unresolved, printable
+from .yaml_text import parse_yaml
 
 CONFIG_OPTION = re.compile(r"--(job\.)?config([_-](file|path))?")
 """The options with which programs name their config file."""
@@ -53,18 +53,20 @@ def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: 
     typed_values: dict[str, Any] = {}
     arguments: list[str] = []
     for command_word in other_words:
-        match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.-]{0,150})=(.*)", command_word, re.DOTALL)
-        if match is None:
+        override_match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.-]{0,150})=(.*)", command_word, re.DOTALL)
+        if override_match is None:
             arguments.append(command_word)
         else:
-            typed_values[match[1]] = match[2]
+            typed_values[override_match[1]] = override_match[2]
     typed_values |= {
-        keyword_of(flag): typed_value for flag, typed_value in arguments_of(arguments, name_in_errors).items()
+        keyword_of(flag_name): typed_value for flag_name, typed_value in arguments_of(arguments, name_in_errors).items()
     }
     changed_config = dict(config)
     for typed_name, typed_value in typed_values.items():
-        key = printable(typed_name)[:150]
-        _set_dotted_key(changed_config, key, _typed_value(typed_value, f"{name_in_errors}: {key}"), name_in_errors)
+        config_key = printable(typed_name)[:150]
+        _set_dotted_key(
+            changed_config, config_key, _typed_value(typed_value, f"{name_in_errors}: {config_key}"), name_in_errors
+        )
     return changed_config
 
 

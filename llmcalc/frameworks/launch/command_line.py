@@ -12,7 +12,7 @@ from ...errors import InputError, one_line
 from ...sources.huggingface.family import field_names
 from ..argument_names import keyword_of
 from .record import CommandLine, LaunchReader
-from .shell_words import Command
+from .shell_words import ShellCommand
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 
 CONSOLE_PROGRAMS = {
@@ -82,8 +82,8 @@ def typed_launch(typed_text: str) -> TypedLaunch:
         ) from None
     variables: dict[str, str] = {}
     while command_words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", command_words[0]):
-        variable, _, variable_value = command_words.pop(0).partition("=")
-        variables[variable] = variable_value
+        variable_name, _, variable_value = command_words.pop(0).partition("=")
+        variables[variable_name] = variable_value
     if command_words and command_words[0] in SHELLS:
         command_words.pop(0)
     if not command_words:
@@ -98,7 +98,7 @@ TYPED_COMMAND = "--launch"
 
 
 def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
-    """Returns the words of a `--launch` that names no file, without the variables before them; else none."""
+    """Returns the words of a command typed as `--launch`, without leading variables; none if it names a file."""
     if len(typed_text) > LONGEST_TYPED or not re.search(r"\s", typed_text) or _file_exists(typed_text):
         return ()
     try:
@@ -114,18 +114,18 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
 def trains_by_command(typed_text: str) -> bool:
     """Whether a `--launch` is the command of a program that trains, such as `tune run … --config FILE`."""
     command_words = words_of_typed_command(typed_text)
-    return bool(command_words) and command_line(Command(command_words, {}, 1)) is not None
+    return bool(command_words) and command_line(ShellCommand(command_words, {}, 1)) is not None
 
 
 def _file_exists(file_name: str) -> bool:
-    """Whether a file of this name exists, which is false for a name that no file can have."""
+    """Whether a file of this name exists; false for a name that the file system refuses."""
     try:
         return Path(file_name).exists()
     except (OSError, ValueError):
         return False
 
 
-def command_line(command: Command) -> CommandLine | None:
+def command_line(command: ShellCommand) -> CommandLine | None:
     """Returns a command's launcher, program and arguments; None unless it starts Python or a known program."""
     command_words = list(command.words)
     line_and_loops = (command.line, command.loops)
@@ -175,23 +175,25 @@ def _without_separator(command_words: list[str]) -> list[str]:
 def arguments_of(command_words: Sequence[str], name_in_errors: str) -> dict[str, Any]:
     """Returns argument → value: True without a value, a text for one value, a list for several."""
     argument_values: dict[str, Any] = {}
-    argument = ""
-    texts: list[str] = []
+    argument_name = ""
+    value_texts: list[str] = []
 
     def store_argument() -> None:
-        if argument:
-            argument_values[argument] = True if not texts else texts[0] if len(texts) == 1 else list(texts)
+        if argument_name:
+            argument_values[argument_name] = (
+                True if not value_texts else value_texts[0] if len(value_texts) == 1 else list(value_texts)
+            )
 
     for command_word in command_words:
         if re.match(r"--[A-Za-z]", command_word):
             store_argument()
-            argument, equals_sign, inline_value = command_word.partition("=")
-            texts = [inline_value] if equals_sign else []
+            argument_name, equals_sign, inline_value = command_word.partition("=")
+            value_texts = [inline_value] if equals_sign else []
         elif not command_word:
             continue
-        elif argument:
-            if not (texts and is_unset_variable(command_word)):
-                texts.append(command_word)
+        elif argument_name:
+            if not (value_texts and is_unset_variable(command_word)):
+                value_texts.append(command_word)
         else:
             if is_unresolved(command_word):
                 raise InputError(f"{name_in_errors}: {unresolved_reason(command_word)}")
@@ -207,9 +209,9 @@ def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
     """Returns Hydra's overrides, `key=value` or `+key=value`, among a command's words as dotted key → value."""
     overrides_by_key: dict[str, Any] = {}
     for command_word in command_words:
-        match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", command_word, re.DOTALL)
-        if match is not None:
-            overrides_by_key[match[1]] = match[2]
+        override_match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", command_word, re.DOTALL)
+        if override_match is not None:
+            overrides_by_key[override_match[1]] = override_match[2]
     return overrides_by_key
 
 
@@ -221,12 +223,12 @@ def plain_arguments(
     read_arguments: names whose values matter. One of them that is known only when the script runs is an error.
     """
     plain_values: dict[str, Any] = {}
-    for flag, argument_value in arguments.items():
-        argument = keyword_of(flag)
+    for flag_name, argument_value in arguments.items():
+        argument_keyword = keyword_of(flag_name)
         for written_value in argument_value if isinstance(argument_value, list) else [argument_value]:
-            if isinstance(written_value, str) and is_unresolved(written_value) and argument in read_arguments:
-                raise reader.wrong(flag, unresolved_reason(written_value))
-        plain_values[argument] = plain_value(argument_value)
+            if isinstance(written_value, str) and is_unresolved(written_value) and argument_keyword in read_arguments:
+                raise reader.wrong(flag_name, unresolved_reason(written_value))
+        plain_values[argument_keyword] = plain_value(argument_value)
     return plain_values
 
 
@@ -244,7 +246,7 @@ def plain_value(written_value: Any) -> Any:
     return int(written_value) if re.fullmatch(r"-?\d{1,12}", written_value) else written_value
 
 
-def model_name(reader: LaunchReader, flag: str, written_name: Any) -> str:
+def model_name(reader: LaunchReader, flag_name: str, written_name: Any) -> str:
     """Returns an argument's model name, with a mark if unknown before the script runs."""
     if isinstance(written_name, str) and is_unresolved(written_name):
         return f"${printable(written_name).lstrip('$')}"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from .record import Launch, LaunchReader, Table, share_of, size_of
-from .rollout import Model, Rollout, States
+from .rollout import AdditionalModel, Rollout, States
 
 SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
 """Where the files of TRL say what is on a device in each phase."""
@@ -51,7 +51,7 @@ def grpo_length(
 
 
 def with_log_probabilities(launched_run: Launch, completion_length: int, has_wide_logits: bool) -> Launch:
-    """Returns a run whose loss is of the log-probabilities of completions (`_get_per_token_logps_and_entropies`).
+    """Returns the run with GRPO's loss from log-probabilities (`_get_per_token_logps_and_entropies`).
 
     completion_length: tokens of a completion.
     has_wide_logits: whether logits are converted to fp32, as accelerate does in mixed precision of its own.
@@ -78,7 +78,7 @@ def colocated_rollout(
     config: Table,
     launched_run: Launch,
     *,
-    utilization: float,
+    memory_share: float,
     max_tokens: int | None = None,
     beta: float = 0.0,
     offloaded_states: frozenset[States] = frozenset(),
@@ -88,7 +88,7 @@ def colocated_rollout(
     """Returns the rollout engine and the reference model that share devices with the trained model.
 
     launched_run: the training step.
-    utilization: the program's default of `vllm_gpu_memory_utilization`.
+    memory_share: the program's default of `vllm_gpu_memory_utilization`.
     max_tokens: tokens of a pass of the engine that the program sets; None (default) for the engine's rule.
     beta: the program's default of `beta`.
     offloaded_states: states of the trained model that are on the host during rollouts; default none.
@@ -108,10 +108,10 @@ def colocated_rollout(
     return Rollout(
         source=citation,
         engine="vllm" if is_colocated else "",
-        flags=_engine_flags(reader, config, sequences, launched_run, utilization, max_tokens) if is_colocated else {},
+        flags=_engine_flags(reader, config, sequences, launched_run, memory_share, max_tokens) if is_colocated else {},
         sleeps=is_colocated and engine_sleeps,
         offloaded=offloaded_states if is_colocated else frozenset(),
-        reference=Model(
+        reference=AdditionalModel(
             "device" if has_reference else "none",
             reference_bytes or (element_bytes if has_master_weights else 4),
             launched_run.layout.dp if is_divided else 1,
@@ -128,20 +128,20 @@ def _engine_flags(
     config: Table,
     sequences: int,
     launched_run: Launch,
-    utilization: float,
+    memory_utilization: float,
     max_tokens: int | None,
 ) -> dict[str, Any]:
     """Returns the flags of the colocated vLLM engine (generation/vllm_generation.py)."""
-    tensor = reader.size(config, "vllm_tensor_parallel_size", 1)
-    batches = reader.size(config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1))
+    tensor_parallel = reader.size(config, "vllm_tensor_parallel_size", 1)
+    generations = reader.size(config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1))
     batch = config.get("generation_batch_size")
     if batch is not None:
         sequences_of_ranks = sequences * launched_run.layout.world
-        batches = max(1, size_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
+        generations = max(1, size_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
     flags: dict[str, Any] = {
-        "tensor_parallel_size": tensor,
-        "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, utilization),
-        "max_num_seqs": sequences * tensor * batches,
+        "tensor_parallel_size": tensor_parallel,
+        "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, memory_utilization),
+        "max_num_seqs": sequences * tensor_parallel * generations,
     }
     flags["max_num_seqs"] = reader.optional_size(config, "vllm_max_num_seqs") or flags["max_num_seqs"]
     if max_tokens is not None:

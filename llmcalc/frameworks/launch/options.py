@@ -10,7 +10,7 @@ from ...errors import InputError
 from ...parallel.layout import Layout
 from ...parallel.layout_request import LayoutRequest
 from ..registry import WITHOUT_A_NAME, framework, framework_of, layout_of
-from .record import Launch, LaunchFile, LaunchSource, Override
+from .record import Launch, LaunchFile, LaunchSource, OptionOverride
 
 NO_OPTIONS: Mapping[str, Any] = {}
 """No options beside a file."""
@@ -26,7 +26,7 @@ LAYOUT_OPTIONS = frozenset(field.name for field in fields(LayoutRequest)) - {*NO
 
 
 def read_with_options(
-    file: LaunchFile,
+    launch_file: LaunchFile,
     read_launch_data: Callable[[Any, LaunchSource], Launch],
     config: Any,
     source_file: LaunchSource,
@@ -34,21 +34,25 @@ def read_with_options(
 ) -> Launch:
     """Returns the training run of a launch file, after the user's command-line options replace the file's values.
 
-    file: the kind of the file.
+    launch_file: the kind of the file.
     read_launch_data: the function that reads its tables, its arguments, its command or its text.
     config: what that function reads.
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """
-    launched_run = _with_file_kind(file, read_launch_data(config, source_file))
+    launched_run = _with_file_kind(launch_file, read_launch_data(config, source_file))
     if not options:
         return launched_run
-    if file.with_options is None or not isinstance(config, Mapping):
+    if launch_file.with_options is None or not isinstance(config, Mapping):
         return _without_master_format(override(launched_run, options))
-    changed_launch = read_launch_data(file.with_options(config, options, launched_run, source_file.where), source_file)
+    changed_launch = read_launch_data(
+        launch_file.with_options(config, options, launched_run, source_file.where), source_file
+    )
     return replace(
-        _with_file_kind(file, changed_launch),
-        overridden={option: Override(value, _file_value(launched_run, option)) for option, value in options.items()},
+        _with_file_kind(launch_file, changed_launch),
+        overridden={
+            option: OptionOverride(value, _file_value(launched_run, option)) for option, value in options.items()
+        },
     )
 
 
@@ -68,7 +72,9 @@ def _without_master_format(launched_run: Launch) -> Launch:
         return launched_run
     return replace(
         launched_run,
-        settings={option: setting for option, setting in launched_run.settings.items() if option != "master_weights"},
+        settings={
+            option: option_value for option, option_value in launched_run.settings.items() if option != "master_weights"
+        },
     )
 
 
@@ -94,7 +100,9 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     option_values = {option: value for option, value in launched_run.settings.items() if option not in dropped_options}
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")
-    replaced_values = {option: Override(value, _file_value(launched_run, option)) for option, value in options.items()}
+    replaced_values = {
+        option: OptionOverride(value, _file_value(launched_run, option)) for option, value in options.items()
+    }
     changed_launch = replace(
         launched_run,
         settings={**option_values, **settings},
@@ -117,9 +125,9 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         framework_record = framework_of(layout_request)
         settings = dict(launched_run.settings)
         if framework_record.name != WITHOUT_A_NAME and settings.get("precision") == "autocast":
-            is_of_adapters = "lora_rank" in settings and "dtype" in settings
+            trains_adapters = "lora_rank" in settings and "dtype" in settings
             settings = {option: option_value for option, option_value in settings.items() if option not in FORMATS}
-            settings |= {"dtype": "bf16", "master_weights": "none" if is_of_adapters else "fp32"}
+            settings |= {"dtype": "bf16", "master_weights": "none" if trains_adapters else "fp32"}
         is_default = framework_record.name == WITHOUT_A_NAME
         return replace(
             launched_run,
@@ -130,10 +138,10 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
             published_weights=launched_run.published_weights and is_default,
         )
     if framework_name not in (None, launched_run.framework):
-        title = framework(launched_run.framework).title
+        framework_title = framework(launched_run.framework).title
         raise InputError(
-            f"--framework {framework_name}: {launched_run.where} runs {title}, whose settings no other framework "
-            "has; remove "
+            f"--framework {framework_name}: {launched_run.where} runs {framework_title}, whose settings no other "
+            "framework has; remove "
             "the option, or answer without the file"
         )
     degrees = {option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")}

@@ -27,7 +27,7 @@ DEEPEST = 40
 """Largest depth of an expression."""
 
 
-class Unknown:
+class UnknownValue:
     """A value that the syntax tree does not determine. text: the source of the expression."""
 
     def __init__(self, source_text: str) -> None:
@@ -60,26 +60,26 @@ def parse_python(python_text: str, name_in_errors: str) -> ast.Module:
 def value_of(expression: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
     """Returns the value of an expression. names: variable or dotted name → value."""
     if depth > DEEPEST:
-        return Unknown("…")
+        return UnknownValue("…")
     if isinstance(expression, ast.Constant):
         return expression.value
     if isinstance(expression, ast.Name | ast.Attribute):
         dotted_name = dotted(expression)
-        return names[dotted_name] if dotted_name in names else Unknown(dotted_name)
+        return names[dotted_name] if dotted_name in names else UnknownValue(dotted_name)
     if isinstance(expression, ast.List | ast.Tuple):
         return [value_of(list_element, names, depth + 1) for list_element in expression.elts[:1000]]
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
         operand_value = value_of(expression.operand, names, depth + 1)
-        return -operand_value if isinstance(operand_value, int | float) else Unknown("-")
+        return -operand_value if isinstance(operand_value, int | float) else UnknownValue("-")
     if isinstance(expression, ast.BinOp):
         left_value, right = value_of(expression.left, names, depth + 1), value_of(expression.right, names, depth + 1)
         if type(left_value) is int and type(right) is int:
             return _whole_number_result(expression.op, left_value, right)
-    return Unknown(source_of(expression))
+    return UnknownValue(source_of(expression))
 
 
 def _whole_number_result(operation: ast.operator, left_value: int, right_value: int) -> Any:
-    result_number: Any = Unknown("…")
+    result_number: Any = UnknownValue("…")
     if isinstance(operation, ast.Add):
         result_number = left_value + right_value
     elif isinstance(operation, ast.Sub):
@@ -90,30 +90,34 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
         result_number = left_value // right_value
     elif isinstance(operation, ast.Pow) and 0 <= right_value < 64 and abs(left_value) < 1000:
         result_number = left_value**right_value
-    return result_number if isinstance(result_number, Unknown) or abs(result_number) < LARGEST_NUMBER else Unknown("…")
+    return (
+        result_number
+        if isinstance(result_number, UnknownValue) or abs(result_number) < LARGEST_NUMBER
+        else UnknownValue("…")
+    )
 
 
-def _comparison_result(comparison: ast.cmpop, left: Any, right: Any) -> bool | None:
+def _comparison_result(operator_node: ast.cmpop, left: Any, right: Any) -> bool | None:
     """Returns the result of a comparison of two plain values; None for an unsupported operator."""
-    if isinstance(comparison, ast.Is | ast.IsNot) and (left is None or right is None):
-        return (left is right) == isinstance(comparison, ast.Is)
-    if isinstance(comparison, ast.Eq | ast.NotEq):
-        return bool(left == right) == isinstance(comparison, ast.Eq)
-    if isinstance(comparison, ast.In | ast.NotIn) and isinstance(right, list):
-        has_unknown = any(isinstance(compared_value, Unknown) for compared_value in right)
-        return None if has_unknown else (left in right) == isinstance(comparison, ast.In)
-    if isinstance(comparison, ast.Gt | ast.Lt) and isinstance(left, int | float) and isinstance(right, int | float):
-        return left > right if isinstance(comparison, ast.Gt) else left < right
+    if isinstance(operator_node, ast.Is | ast.IsNot) and (left is None or right is None):
+        return (left is right) == isinstance(operator_node, ast.Is)
+    if isinstance(operator_node, ast.Eq | ast.NotEq):
+        return bool(left == right) == isinstance(operator_node, ast.Eq)
+    if isinstance(operator_node, ast.In | ast.NotIn) and isinstance(right, list):
+        has_unknown = any(isinstance(compared_value, UnknownValue) for compared_value in right)
+        return None if has_unknown else (left in right) == isinstance(operator_node, ast.In)
+    if isinstance(operator_node, ast.Gt | ast.Lt) and isinstance(left, int | float) and isinstance(right, int | float):
+        return left > right if isinstance(operator_node, ast.Gt) else left < right
     return None
 
 
-def dotted(expression: ast.expr) -> str:
+def dotted(name_expression: ast.expr) -> str:
     """Returns the dotted name that an expression consists of, such as `Trainer.Config`; empty for other expressions."""
     name_parts: list[str] = []
-    while isinstance(expression, ast.Attribute) and len(name_parts) < DEEPEST:
-        name_parts.append(expression.attr)
-        expression = expression.value
-    return ".".join([expression.id, *reversed(name_parts)]) if isinstance(expression, ast.Name) else ""
+    while isinstance(name_expression, ast.Attribute) and len(name_parts) < DEEPEST:
+        name_parts.append(name_expression.attr)
+        name_expression = name_expression.value
+    return ".".join([name_expression.id, *reversed(name_parts)]) if isinstance(name_expression, ast.Name) else ""
 
 
 def source_of(syntax_node: ast.AST) -> str:
@@ -125,7 +129,7 @@ def source_of(syntax_node: ast.AST) -> str:
 
 def constants(module_statements: list[ast.stmt]) -> dict[str, Any]:
     """Returns variable → value of plain assignments, in order."""
-    variables: dict[str, Any] = {}
+    values_by_variable: dict[str, Any] = {}
     for statement in module_statements:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target_node, value_node = statement.targets[0], statement.value
@@ -134,8 +138,8 @@ def constants(module_statements: list[ast.stmt]) -> dict[str, Any]:
         else:
             continue
         if isinstance(target_node, ast.Name):
-            variables[target_node.id] = value_of(value_node, variables)
-    return variables
+            values_by_variable[target_node.id] = value_of(value_node, values_by_variable)
+    return values_by_variable
 
 
 def constants_of_module(syntax_tree: ast.Module) -> dict[str, Any]:
@@ -216,9 +220,11 @@ class Configurations:
         A condition that is known runs its branch; assignments in another one, or in a loop, give unknown values.
         """
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            for target in targets:
-                self.assign_value(target, self.evaluate(statement.value, variables, configs, depth), variables, configs)
+            target_nodes = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target_node in target_nodes:
+                self.assign_value(
+                    target_node, self.evaluate(statement.value, variables, configs, depth), variables, configs
+                )
             return
         condition = self.truth_of(statement.test, variables, configs) if isinstance(statement, ast.If) else None
         if isinstance(statement, ast.If) and condition is not None:
@@ -229,31 +235,32 @@ class Configurations:
             return
         for inner_node in ast.walk(statement):
             if isinstance(inner_node, ast.Assign):
-                for target in inner_node.targets:
-                    self.assign_value(target, {"": Unknown("a condition")}, variables, configs)
+                for target_node in inner_node.targets:
+                    self.assign_value(target_node, {"": UnknownValue("a condition")}, variables, configs)
 
-    def truth_of(self, condition: ast.expr, variables: Config, configs_by_name: dict[str, Config]) -> bool | None:
+    def truth_of(self, condition: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> bool | None:
         """Returns whether a condition on plain values is true; None if unknown."""
         if isinstance(condition, ast.BoolOp):
-            operand_truths = [self.truth_of(operand, variables, configs_by_name) for operand in condition.values]
+            operand_truths = [self.truth_of(operand, variables, configs_by_variable) for operand in condition.values]
             decisive = isinstance(condition.op, ast.Or)
             return decisive if decisive in operand_truths else None if None in operand_truths else not decisive
         if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
-            operand_truth = self.truth_of(condition.operand, variables, configs_by_name)
+            operand_truth = self.truth_of(condition.operand, variables, configs_by_variable)
             return None if operand_truth is None else not operand_truth
         if isinstance(condition, ast.Call) and dotted(condition.func) == "isinstance" and len(condition.args) == 2:
-            plain_value = self._plain_value(condition.args[0], variables, configs_by_name)
-            is_known = dotted(condition.args[1]) == "str" and not isinstance(plain_value, Unknown)
+            plain_value = self._plain_value(condition.args[0], variables, configs_by_variable)
+            is_known = dotted(condition.args[1]) == "str" and not isinstance(plain_value, UnknownValue)
             return isinstance(plain_value, str) if is_known else None
         if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
-            plain_value = self._plain_value(condition, variables, configs_by_name)
-            return None if isinstance(plain_value, Unknown) else bool(plain_value)
-        left, right = (
-            self._plain_value(side, variables, configs_by_name) for side in (condition.left, condition.comparators[0])
+            plain_value = self._plain_value(condition, variables, configs_by_variable)
+            return None if isinstance(plain_value, UnknownValue) else bool(plain_value)
+        left_value, right_value = (
+            self._plain_value(operand_side, variables, configs_by_variable)
+            for operand_side in (condition.left, condition.comparators[0])
         )
-        if isinstance(left, Unknown) or isinstance(right, Unknown):
+        if isinstance(left_value, UnknownValue) or isinstance(right_value, UnknownValue):
             return None
-        return _comparison_result(condition.ops[0], left, right)
+        return _comparison_result(condition.ops[0], left_value, right_value)
 
     def _plain_value(self, expression: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> Any:
         """Returns the value of an expression that builds no configuration, also after `.lower()`."""
@@ -262,29 +269,29 @@ class Configurations:
                 plain_text = self._plain_value(expression.func.value, variables, configs_by_variable)
                 if isinstance(plain_text, str):
                     return plain_text.lower()
-            return Unknown(source_of(expression))
+            return UnknownValue(source_of(expression))
         config = self.evaluate(expression, variables, configs_by_variable, 0)
-        return config[""] if set(config) == {""} else Unknown(source_of(expression))
+        return config[""] if set(config) == {""} else UnknownValue(source_of(expression))
 
     def assign_value(self, target: ast.expr, config: Config, variables: Config, configs: dict[str, Config]) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""
         target_path = dotted(target)
-        variable, _, attribute = target_path.partition(".")
+        variable_name, _, attr_name = target_path.partition(".")
         if not target_path:
             return
-        if not attribute:
-            configs.pop(variable, None)
-            variables.pop(variable, None)
+        if not attr_name:
+            configs.pop(variable_name, None)
+            variables.pop(variable_name, None)
             if set(config) == {""}:
-                variables[variable] = config[""]
+                variables[variable_name] = config[""]
             else:
-                configs[variable] = dict(config)
+                configs[variable_name] = dict(config)
             return
-        owner_config = configs.setdefault(variable, {})
+        owner_config = configs.setdefault(variable_name, {})
         self.count_work(len(owner_config) + len(config))
-        for key in [key for key in owner_config if key == attribute or key.startswith(f"{attribute}.")]:
+        for key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
             del owner_config[key]
-        owner_config |= {f"{attribute}.{key}".rstrip("."): attribute_value for key, attribute_value in config.items()}
+        owner_config |= {f"{attr_name}.{key}".rstrip("."): attribute_value for key, attribute_value in config.items()}
         if len(owner_config) > MOST_VALUES:
             raise RecursionError
 
@@ -299,13 +306,15 @@ class Configurations:
         if called_path in configs_by_variable:
             return dict(configs_by_variable[called_path])
         if not isinstance(expression, ast.Call):
-            variable, _, attribute = called_path.partition(".")
-            if attribute and variable in configs_by_variable:
-                owner = configs_by_variable[variable]
+            variable_name, _, attribute = called_path.partition(".")
+            if attribute and variable_name in configs_by_variable:
+                owner_config = configs_by_variable[variable_name]
                 inner_config = {
-                    key[len(attribute) + 1 :]: value for key, value in owner.items() if key.startswith(f"{attribute}.")
+                    key[len(attribute) + 1 :]: value
+                    for key, value in owner_config.items()
+                    if key.startswith(f"{attribute}.")
                 }
-                return inner_config or {"": owner.get(attribute, Unknown(called_path))}
+                return inner_config or {"": owner_config.get(attribute, UnknownValue(called_path))}
             return {"": value_of(expression, variables)}
         called_name = dotted(expression.func)
         keyword_nodes = {keyword.arg: keyword.value for keyword in expression.keywords if keyword.arg is not None}

@@ -27,60 +27,60 @@ from .command_line import (
     trains_by_command,
     typed_launch,
 )
-from .kinds import kinds, launch_files
+from .file_kinds import kinds, launch_files
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, LaunchSource, ReadText
 from .refused_programs import refuse_config
 from .shell import read_script
-from .shell_words import Script
-from .text import LARGEST, parse_braces, parse_yaml
+from .shell_words import ShellScript
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
+from .yaml_text import LARGEST, parse_braces, parse_yaml
 
 
 def read_launch(
-    path: str | Path,
+    launch_path: str | Path,
     world_size: int | None = None,
     allow_unknown: bool = False,
     *,
-    date: datetime.date | None = None,
-    gpu: str = "",
+    release_date: datetime.date | None = None,
+    gpu_name: str = "",
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
     """Returns the training run of a launch file.
 
-    path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as they
-        are typed in a shell, or the command of a program that trains.
+    launch_path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as
+        typed in a shell, or the command of a program that trains.
     world_size: number of devices; by default that of the file, or the smallest number that its layout allows.
     allow_unknown: whether to accept arguments that may change memory and are not modelled.
-    date: date of the framework's version; None (default) for the newest.
-    gpu: name of the device.
+    release_date: date of the framework's version; None (default) for the newest.
+    gpu_name: name of the device.
     options: options typed beside the file → values, which replace the file's.
     Raises `InputError`, which names file, field and fix.
     """
-    if trains_by_command(str(path)):
-        script = read_script(str(path), TYPED_COMMAND, None, ())
+    if trains_by_command(str(launch_path)):
+        shell_script = read_script(str(launch_path), TYPED_COMMAND, None, ())
         source_file = LaunchSource(
             TYPED_COMMAND,
             world_size,
             allow_unknown,
-            date,
-            gpu,
+            release_date,
+            gpu_name,
             _table_reader(TYPED_COMMAND, Path()),
             read_text=_text_reader(TYPED_COMMAND, Path()),
         )
-        return _read_script(script, source_file, [], options)
-    typed_text = typed_launch(str(path))
+        return _read_script(shell_script, source_file, [], options)
+    typed_text = typed_launch(str(launch_path))
     name_in_errors = Path(typed_text.path)
     return launch_of(
         read_text(name_in_errors, LARGEST),
         typed_text.path,
         world_size,
         allow_unknown,
-        release_date=date,
-        gpu=gpu,
-        folder=name_in_errors.parent,
-        variables=typed_text.variables,
+        release_date=release_date,
+        gpu_name=gpu_name,
+        launch_folder=name_in_errors.parent,
+        shell_variables=typed_text.variables,
         arguments=typed_text.arguments,
         options=options,
     )
@@ -97,16 +97,16 @@ def launch_of(
     allow_unknown: bool = False,
     *,
     release_date: datetime.date | None = None,
-    gpu: str = "",
-    folder: Path | None = None,
-    variables: Mapping[str, str] | None = None,
+    gpu_name: str = "",
+    launch_folder: Path | None = None,
+    shell_variables: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
     """Returns the training run of a launch file's text.
 
-    folder: folder of files that it names; None (default) to read no such file.
-    variables: variables that are set before a script runs.
+    launch_folder: folder of files that it names; None (default) to read no such file.
+    shell_variables: variables that are set before a script runs.
     arguments: arguments of a script, or names that select a part of a Python file.
     options: options typed beside the file → values, which replace the file's.
     """
@@ -117,22 +117,22 @@ def launch_of(
         world_size,
         allow_unknown,
         release_date,
-        gpu,
-        _table_reader(name_in_errors, folder),
+        gpu_name,
+        _table_reader(name_in_errors, launch_folder),
         arguments=arguments,
-        read_text=_text_reader(name_in_errors, folder),
+        read_text=_text_reader(name_in_errors, launch_folder),
     )
     if not file_text.strip():
         raise InputError(f"{name_in_errors}: is empty; expected {launch_files()}")
     if is_python(file_text, name_in_errors):
         return _read_python(file_text, launch_source, options)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
-        script = read_script(file_text, name_in_errors, variables, arguments)
+        shell_script = read_script(file_text, name_in_errors, shell_variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", file_text, re.MULTILINE)
         batch = [command_word for option_words in sbatch_options for command_word in option_words if command_word]
-        return _read_script(script, launch_source, batch, options)
-    if variables or arguments:
-        typed_word = next(iter(variables or arguments))
+        return _read_script(shell_script, launch_source, batch, options)
+    if shell_variables or arguments:
+        typed_word = next(iter(shell_variables or arguments))
         raise InputError(
             f"{name_in_errors}: is no script; expected --launch {name_in_errors} without '{one_line(typed_word)[:40]}'"
         )
@@ -178,9 +178,11 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
 def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
     launchers = (framework(folder).launcher for folder in NAMES)
-    console = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
-    programs = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *console))
-    return re.compile(rf"^[^#\n:]*\b({programs}|torch\.distributed\.(run|launch))\s", re.M)
+    commands = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
+    program_regex = "|".join(
+        (*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands)
+    )
+    return re.compile(rf"^[^#\n:]*\b({program_regex}|torch\.distributed\.(run|launch))\s", re.M)
 
 
 def starts_python(file_text: str) -> bool:
@@ -208,8 +210,8 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
             raise InputError(
                 f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
             )
-        candidates = (folder / file_name, Path(file_name), folder.parent / file_name)  # an absolute path stands alone
-        possible_path = next((possible_path for possible_path in candidates if possible_path.exists()), None)
+        tried_paths = (folder / file_name, Path(file_name), folder.parent / file_name)  # an absolute path stands alone
+        possible_path = next((possible_path for possible_path in tried_paths if possible_path.exists()), None)
         if possible_path is None:
             raise InputError(
                 f"{name_in_errors}: {file_name[:200]}: no such file beside it, nor in the folder above, nor in the "
@@ -221,8 +223,8 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
     return read_text_file
 
 
-def _table_reader(name_in_errors: str, folder: Path | None) -> Fetch:
-    read_text = _text_reader(name_in_errors, folder)
+def _table_reader(name_in_errors: str, launch_folder: Path | None) -> Fetch:
+    read_text = _text_reader(name_in_errors, launch_folder)
 
     def read_config_tables(file_name: str) -> Mapping[str, Any]:
         file_path, text = read_text(file_name)
@@ -237,7 +239,9 @@ def _table_reader(name_in_errors: str, folder: Path | None) -> Fetch:
 # ---- scripts
 
 
-def _read_script(script: Script, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]) -> Launch:
+def _read_script(
+    script: ShellScript, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]
+) -> Launch:
     """Returns the training run of a shell script. An error names script arguments that were not typed."""
     try:
         return _read_training_command(script, source_file, batch, options)
@@ -251,7 +255,7 @@ def _read_script(script: Script, source_file: LaunchSource, batch: list[str], op
 
 
 def _read_training_command(
-    script: Script, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]
+    script: ShellScript, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]
 ) -> Launch:
     name_in_errors = source_file.where
     script = replace(
@@ -264,11 +268,11 @@ def _read_training_command(
     def source_of_command(command_line: CommandLine) -> LaunchSource:
         """Returns the launch file's name, environment and number of devices for one command."""
         command_env = env_by_line.get(command_line.line, {})
-        env = {
+        source_env = {
             **script.env(),
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
-        world_size = source_file.world_size or processes([*batch, *command_line.launcher], env)
+        world_size = source_file.world_size or processes([*batch, *command_line.launcher], source_env)
         if world_size is None:
             world_size = processes_of(config_table(command_line.launcher, name_in_errors, source_file.read_text))
         fetch_config = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
@@ -281,7 +285,7 @@ def _read_training_command(
         return replace(
             source_file,
             world_size=world_size,
-            env=env,
+            env=source_env,
             script=command_line.program,
             unset=unset_variables,
             fetch=fetch_config,
@@ -302,17 +306,19 @@ def _read_training_command(
         if config_words is not None:
             return _read_config(config_words[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
-        reader = next((file for file in kinds() if file.name == TABLES_OF.get(program_line.program)), None)
-        if reader is not None and reader.read is not None:
+        table_kind = next((file for file in kinds() if file.name == TABLES_OF.get(program_line.program)), None)
+        if table_kind is not None and table_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
             arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
             arguments_table = {**IMPLIED_BY.get(program_line.program, {}), **arguments_table}
-            return read_with_options(reader, reader.read, arguments_table, source_of_command(program_line), options)
+            return read_with_options(
+                table_kind, table_kind.read, arguments_table, source_of_command(program_line), options
+            )
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
 
 
 def _read_by_arguments(
-    script: Script,
+    shell_script: ShellScript,
     command_lines: list[CommandLine],
     source_file: LaunchSource,
     start_source: Callable[[CommandLine], LaunchSource],
@@ -322,11 +328,13 @@ def _read_by_arguments(
     name_in_errors = source_file.where
     argument_readers = [file_kind for file_kind in kinds() if file_kind.read_arguments is not None]
     for file_kind in argument_readers:
-        matching_commands = [command for command in script.commands if file_kind.is_run_by(command.words)]
+        matching_commands = [command for command in shell_script.commands if file_kind.is_run_by(command.words)]
         if not matching_commands or file_kind.read_arguments is None:
             continue
-        commands = [line for command in matching_commands if (line := command_line(command)) is not None]
-        if not commands:
+        program_lines = [
+            program_line for command in matching_commands if (program_line := command_line(command)) is not None
+        ]
+        if not program_lines:
             command_words = list(matching_commands[0].words)
             first_flag = next((i for i, command_word in enumerate(command_words) if command_word.startswith("--")), 0)
             raise InputError(
@@ -334,10 +342,10 @@ def _read_by_arguments(
                 f"'{printable(' '.join(command_words[:first_flag]))[:60]}'; "
                 "expected one, such as pretrain_gpt.py"
             )
-        command = _only_command(commands, name_in_errors)
+        command = _only_command(program_lines, name_in_errors)
         arguments = arguments_of(command.words, name_in_errors)
         return read_with_options(file_kind, file_kind.read_arguments, arguments, start_source(command), options)
-    start_commands = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
+    start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
         (command.line, command_word)
         for command in start_commands
@@ -357,26 +365,26 @@ def _read_by_arguments(
 
 def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> CommandLine:
     """Returns the only training command. Raises `InputError` for several different commands."""
-    if len({(command.program, tuple(command.words)) for command in program_commands}) == 1:
+    if len({(program_command.program, tuple(program_command.words)) for program_command in program_commands}) == 1:
         return program_commands[0]
     loop_values_by_variable: dict[str, list[str]] = {}
-    for command in program_commands:
-        for variable, loop_value in command.loops:
+    for program_command in program_commands:
+        for variable, loop_value in program_command.loops:
             loop_values_by_variable.setdefault(variable, []).append(loop_value)
     loops = {variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()}
     varying_loops = {variable: loop_values for variable, loop_values in loops.items() if len(loop_values) > 1}
-    line_numbers = ", ".join(dict.fromkeys(str(command.line) for command in program_commands[:5]))
+    line_numbers = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
         pinned_variables = " ".join(
             f"{variable}={printable(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
         )
-        ranges = "; ".join(
+        loop_ranges = "; ".join(
             f"{variable}: {', '.join(map(printable, loop_values[:6]))}"[:120]
             for variable, loop_values in varying_loops.items()
         )
         raise InputError(
-            f"{name_in_errors}: a loop trains several times (line {line_numbers}; {ranges}); expected one of them, "
-            f"as in --launch '{pinned_variables} {name_in_errors}'"
+            f"{name_in_errors}: a loop trains several times (line {line_numbers}; {loop_ranges}); expected one of "
+            f"them, as in --launch '{pinned_variables} {name_in_errors}'"
         )
     raise InputError(f"{name_in_errors}: several commands train (lines {line_numbers}); expected one")
 
@@ -419,8 +427,8 @@ def _reader_with_written_files(
             return fetch_config(file_name)
         file_text = written_files[file_name]
         if is_unresolved(file_text):
-            unknown = next(unknown for unknown in file_text.split() if is_unresolved(unknown))
-            raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(unknown)}")
+            unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
+            raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(unknown_word)}")
         config = parse_json(file_text, f"{name_in_errors}: {printable(file_name)}")
         if not isinstance(config, Mapping):
             raise InputError(f"{name_in_errors}: {printable(file_name)}: expected a JSON object")
@@ -470,23 +478,25 @@ def _launcher_counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
     """Returns unset script variables in a launcher's numbers of processes and machines, processes first."""
-    launcher_counts = sorted(_launcher_counts(launcher), key=lambda pair: pair[0])
-    variables = (
+    launcher_counts = sorted(_launcher_counts(launcher), key=lambda kind_and_count: kind_and_count[0])
+    count_variables = (
         re.sub(r"\W+", "", printable(count_text))
         for _, count_text in launcher_counts
         if is_unresolved(count_text) and "(" not in count_text
     )
-    return tuple(dict.fromkeys(variable for variable in variables if re.match(r"[A-Za-z_]", variable)))
+    return tuple(
+        dict.fromkeys(variable_name for variable_name in count_variables if re.match(r"[A-Za-z_]", variable_name))
+    )
 
 
-def processes(launcher: list[str], env: Mapping[str, str]) -> int | None:
+def processes(launcher: list[str], environment: Mapping[str, str]) -> int | None:
     """Returns the number of devices, processes per machine · machines, from a launcher's arguments.
 
-    env: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
+    environment: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
     """
     counts_by_variable: dict[str, int] = {}
-    for variable, count_kind in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
-        count_text = env.get(variable, "")
+    for variable_name, count_kind in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
+        count_text = environment.get(variable_name, "")
         if count_text.isascii() and count_text.isdecimal() and len(count_text) < 7 and int(count_text) > 0:
             counts_by_variable[count_kind] = int(count_text)
     for count_kind, count_text in _launcher_counts(launcher):

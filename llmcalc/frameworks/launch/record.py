@@ -80,7 +80,7 @@ class Launch:
     program: str = ""
     version: str = ""
     filled_in: Mapping[str, Any] = field(default_factory=dict)
-    overridden: Mapping[str, Override] = field(default_factory=dict)
+    overridden: Mapping[str, OptionOverride] = field(default_factory=dict)
     published_weights: bool = False
     frozen: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
@@ -115,7 +115,7 @@ class Launch:
         }
 
 
-class Override(NamedTuple):
+class OptionOverride(NamedTuple):
     """An option that replaces a value of a launch file.
 
     option: the option's value.
@@ -170,9 +170,10 @@ class LaunchSource:
         """Returns advice on how to state the number of devices, with the script's unset variables."""
         if not self.unset_counts:
             return "--devices says another number"
-        names = ", ".join(self.unset_counts)
+        variable_names = ", ".join(self.unset_counts)
         typed_counts = " ".join(f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_counts))
-        return f"{names} of the launcher is not set: --devices, or --launch '{typed_counts} FILE', says another number"
+        typed_launch = f"--launch '{typed_counts} FILE'"
+        return f"{variable_names} of the launcher is not set: --devices, or {typed_launch}, says another number"
 
 
 class CommandLine(NamedTuple):
@@ -292,13 +293,15 @@ class LaunchReader:
         """Raises `InputError` with the arguments that are not modelled, unless unknown arguments are allowed."""
         if not self.unknown or self.source.allow_unknown:
             return
-        listed_text = "; ".join(
-            f"{argument} ({unknown_reason})" for argument, unknown_reason in list(self.unknown.items())[:MOST_LISTED]
+        listed_arguments = "; ".join(
+            f"{argument_name} ({unknown_reason})"
+            for argument_name, unknown_reason in list(self.unknown.items())[:MOST_LISTED]
         )
-        unlisted = len(self.unknown) - MOST_LISTED
+        unlisted_count = len(self.unknown) - MOST_LISTED
         raise InputError(
-            f"{self.where}: not understood, and may change memory: {listed_text}"
-            f"{f'; and {unlisted} more' if unlisted > 0 else ''}; expected a run without, or --allow-unknown"
+            f"{self.where}: not understood, and may change memory: {listed_arguments}"
+            f"{f'; and {unlisted_count} more' if unlisted_count > 0 else ''}; expected a run without, or "
+            "--allow-unknown"
         )
 
     def check_names(
@@ -312,25 +315,25 @@ class LaunchReader:
 
         known_names: names of arguments that are read. unknown_reason: why the others are unknown.
         """
-        self.ignored += [argument for argument in config if argument in ignored_names]
+        self.ignored += [argument_name for argument_name in config if argument_name in ignored_names]
         unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
     def refuse_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
         """Records as unknown each argument that is set (neither false nor 0). refusal_reasons: argument → reason."""
-        for argument, refusal_reason in refusal_reasons.items():
-            if config.get(argument):
-                self.unknown[f"{name_prefix}{argument}"] = refusal_reason
+        for argument_name, refusal_reason in refusal_reasons.items():
+            if config.get(argument_name):
+                self.unknown[f"{name_prefix}{argument_name}"] = refusal_reason
 
     def refuse_other_values(
-        self, config: Table, modelled: Mapping[str, Sequence[Any]], name_prefix: str = "", ending: str = ""
+        self, config: Table, allowed_values: Mapping[str, Sequence[Any]], name_prefix: str = "", suffix: str = ""
     ) -> None:
         """Records as unknown each argument whose value is not modelled.
 
-        modelled: argument → its modelled values. ending: the end of the reason.
+        allowed_values: argument → its modelled values. suffix: the end of the reason.
         """
-        for argument, modelled_values in modelled.items():
+        for argument, modelled_values in allowed_values.items():
             if argument in config and config[argument] not in modelled_values:
-                self.unknown[f"{name_prefix}{argument}"] = f"{shown(config[argument])[:60]} is not modelled{ending}"
+                self.unknown[f"{name_prefix}{argument}"] = f"{shown(config[argument])[:60]} is not modelled{suffix}"
 
     def value(self, config: Table, argument_name: str, default_value: Any) -> Any:
         """Returns an argument's value, or the program's default if the argument is absent or null."""
@@ -348,40 +351,42 @@ class LaunchReader:
         written_size = config.get(argument_name)
         return None if written_size is None else size_of(self, argument_name, written_size)
 
-    def node_devices(self, config: Table, nodes: str, devices_name: str, name_prefix: str = "") -> int:
+    def node_devices(self, config: Table, nodes_name: str, devices_name: str, name_prefix: str = "") -> int:
         """Returns the devices of all nodes of a config: by default 1 node with 8 devices.
 
-        nodes, devices_name: the arguments with the number of nodes, and of devices per node.
+        nodes_name, devices_name: the arguments with the number of nodes, and of devices per node.
         name_prefix: what precedes the arguments in the file; empty by default.
         `--devices` replaces the file's number, with a note.
         """
-        counts = [
-            size_of(self, name_prefix + argument, self.value(config, argument, default_count))
-            for argument, default_count in ((devices_name, 8), (nodes, 1))
+        node_and_device_counts = [
+            size_of(self, name_prefix + argument_name, self.value(config, argument_name, default_count))
+            for argument_name, default_count in ((devices_name, 8), (nodes_name, 1))
         ]
-        world_size = counts[0] * counts[1]
+        world_size = node_and_device_counts[0] * node_and_device_counts[1]
         typed_devices = self.source.world_size if self.source.devices_typed else None
         if typed_devices not in (None, world_size):
             self.notes.append(
-                f"--devices {typed_devices} replaces the file's {nodes} · {devices_name} = {counts[1]} · {counts[0]}"
+                f"--devices {typed_devices} replaces the file's {nodes_name} · {devices_name} = "
+                f"{node_and_device_counts[1]} · {node_and_device_counts[0]}"
             )
             return typed_devices
         return world_size
 
-    def sequence_ranks(self, config: Table, argument_name: str, world_size: int, prefix: str = "") -> int:
+    def sequence_ranks(self, config: Table, argument_name: str, world_size: int, name_prefix: str = "") -> int:
         """Returns the number of ranks that divide each sequence, with a note. Raises `InputError` for a wrong number.
 
-        prefix: what precedes the argument in the file; empty by default.
+        name_prefix: what precedes the argument in the file; empty by default.
         """
         ranks = self.size(config, argument_name, 1)
         if world_size % ranks:
             raise self.wrong(
-                prefix + argument_name,
+                name_prefix + argument_name,
                 f"{ranks} on {world_size} devices; expected --devices with a multiple of {ranks}",
             )
         if ranks > 1:
             self.notes.append(
-                f"{prefix}{argument_name} {ranks}: each rank has 1/{ranks} of a sequence; what it sends is not counted"
+                f"{name_prefix}{argument_name} {ranks}: each rank has 1/{ranks} of a sequence; what it sends is not "
+                "counted"
             )
         return ranks
 
@@ -405,19 +410,22 @@ class LaunchReader:
         return world_size or 1
 
     def fetch_tables(
-        self, argument_name: str, file_name: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES
+        self, argument_name: str, file_name: Any, expected_kind: str, shipped_tables: Mapping[str, Table] = NO_FILES
     ) -> Table:
         """Returns the tables of another file that an argument names.
 
-        expected: the kind of file, for the error.
-        shipped: files that come with the program: path → tables. One is read where the user has no file of that path.
+        expected_kind: the kind of file, for the error.
+        shipped_tables: path → tables of the program's own files, read where the user has no file of that path.
         """
         if not isinstance(file_name, str) or self.source.fetch is None:
-            raise self.wrong(argument_name, f"{shown(file_name)}; expected the path of {expected} that can be read")
-        shipped_text = shipped.get(file_name.removeprefix("./"))
+            raise self.wrong(
+                argument_name, f"{shown(file_name)}; expected the path of {expected_kind} that can be read"
+            )
+        shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
             shipped_text = next(
-                (table for shipped_name, table in shipped.items() if file_name.endswith(f"/{shipped_name}")), None
+                (table for shipped_name, table in shipped_tables.items() if file_name.endswith(f"/{shipped_name}")),
+                None,
             )
         try:
             return self.source.fetch(file_name)
@@ -450,7 +458,7 @@ class LaunchReader:
             return self.frozen
         return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
 
-    def launch(self, framework: str, launch_settings: LaunchSettings, **launch_fields: Any) -> Launch:
+    def launch(self, framework_name: str, launch_settings: LaunchSettings, **launch_fields: Any) -> Launch:
         """Returns the training run under a framework. launch_fields: additional fields of `Launch`.
 
         Raises `InputError` as `check_unknown` does.
@@ -459,7 +467,7 @@ class LaunchReader:
         return Launch(
             where=self.where,
             kind="",
-            framework=framework,
+            framework=framework_name,
             layout=launch_settings.layout,
             settings={**self._allocator(), **launch_settings.settings},
             own_settings=launch_settings.own_settings,
@@ -484,11 +492,11 @@ class LaunchReader:
 
     def _allocator(self) -> dict[str, str]:
         """The setting of torch's allocator, from the environment or the program; empty for torch's default."""
-        env = self.source.env
-        variables = [variable for variable in ALLOCATOR_VARIABLES if env.get(variable)]
-        if not variables and self.expandable:
+        environment = self.source.env
+        set_variables = [variable_name for variable_name in ALLOCATOR_VARIABLES if environment.get(variable_name)]
+        if not set_variables and self.expandable:
             self.filled_in[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
-        is_expandable = allocator_of(env) == "expandable" if variables else self.expandable
+        is_expandable = allocator_of(environment) == "expandable" if set_variables else self.expandable
         return {"allocator": "expandable"} if is_expandable else {}
 
 
@@ -506,9 +514,9 @@ def reading_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
     try:
         yield LaunchReader(source_file)
     except InputError as error:
-        problem = str(error)
+        error_text = str(error)
         raise (
-            error if problem.startswith(f"{name_in_errors}: ") else InputError(f"{name_in_errors}: {problem}")
+            error if error_text.startswith(f"{name_in_errors}: ") else InputError(f"{name_in_errors}: {error_text}")
         ) from None
 
 
@@ -516,27 +524,27 @@ ATTENTION = "attn_implementation"
 
 
 def default_attention(reader: LaunchReader) -> dict[str, Any]:
-    """Returns no attention setting, for transformers' default (sdpa), and lists the default as assumed."""
+    """Lists transformers' default attention (sdpa) as assumed, and returns no attention setting."""
     reader.filled_in[ATTENTION] = "sdpa"
     return {}
 
 
-def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:
+def allocator_of(environment: Mapping[str, str]) -> Literal["segments", "expandable"]:
     """Returns the segment type of torch's allocator from environment variables (docs: `PYTORCH_CUDA_ALLOC_CONF`)."""
-    for variable in ALLOCATOR_VARIABLES:
-        options = env.get(variable, "").replace(" ", "").lower().split(",")
-        if "expandable_segments:true" in options:
+    for variable_name in ALLOCATOR_VARIABLES:
+        allocator_options = environment.get(variable_name, "").replace(" ", "").lower().split(",")
+        if "expandable_segments:true" in allocator_options:
             return "expandable"
     return "segments"
 
 
-def check_env(reader: LaunchReader, env: Mapping[str, str]) -> None:
+def check_env(reader: LaunchReader, environment: Mapping[str, str]) -> None:
     """Records options of torch's allocator that change memory and are not modelled, as unknown arguments."""
-    for variable in ALLOCATOR_VARIABLES:
-        for option in filter(None, env.get(variable, "").replace(" ", "").split(",")):
-            option_name = option.partition(":")[0].lower()
+    for variable_name in ALLOCATOR_VARIABLES:
+        for allocator_option in filter(None, environment.get(variable_name, "").replace(" ", "").split(",")):
+            option_name = allocator_option.partition(":")[0].lower()
             if option_name not in ("expandable_segments", *HARMLESS):
-                reader.unknown[f"{variable}={option}"[:80]] = "the allocator is modelled without it"
+                reader.unknown[f"{variable_name}={allocator_option}"[:80]] = "the allocator is modelled without it"
 
 
 HARMLESS = ("garbage_collection_threshold", "backend")
@@ -572,10 +580,10 @@ def flag_value(reader: LaunchReader, argument_name: str, written_flag: Any) -> b
     flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
     if isinstance(written_flag, bool):
         return written_flag
-    flag = flags.get(str(written_flag).strip().lower()[:10])
-    if flag is None:
+    truth_value = flags.get(str(written_flag).strip().lower()[:10])
+    if truth_value is None:
         raise reader.wrong(argument_name, f"{shown(written_flag)}; expected true or false")
-    return flag
+    return truth_value
 
 
 LARGEST = 2**40

@@ -36,8 +36,8 @@ class RefusedProgram:
 
         if self.reads_configs and config_place(command_line) is not None:
             return False
-        has_sign = not self.signs or any(re.match(self.signs, command_word) for command_word in command_line.words)
-        return has_sign and re.fullmatch(self.commands, command_line.program) is not None
+        matches_flag = not self.signs or any(re.match(self.signs, command_word) for command_word in command_line.words)
+        return matches_flag and re.fullmatch(self.commands, command_line.program) is not None
 
     def read_command(self, command_line: CommandLine, source_file: LaunchSource) -> Launch:
         """Raises `InputError` for a command of the program."""
@@ -153,8 +153,9 @@ REFUSED_CONFIGS = (
 
 def refuse_config(config: Table, name_in_errors: str) -> None:
     """Raises `InputError` if these tables are a launch file of a program that is refused."""
-    for refused in REFUSED_CONFIGS:
-        if refused.matches(config):
+    for refused_config in REFUSED_CONFIGS:
+        if refused_config.matches(config):
             raise InputError(
-                f"{name_in_errors}: is a config of {refused.program}, which is not read; expected {refused.instead}"
+                f"{name_in_errors}: is a config of {refused_config.program}, which is not read; expected "
+                f"{refused_config.instead}"
             )

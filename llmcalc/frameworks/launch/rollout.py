@@ -15,7 +15,7 @@ States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 
 
 @frozen
-class Model:
+class AdditionalModel:
     """An additional model on the training devices, such as the reference model.
 
     place: where it is. weight_bytes: bytes of an element of its weights. ranks: ranks that divide its weights.
@@ -63,8 +63,8 @@ class Rollout:
     shares_by_capacity: tuple[tuple[int, float], ...] = ()
     is_own_process: bool = False
     offloaded: frozenset[States] = frozenset()
-    reference: Model = Model()
-    reward: Model = Model()
+    reference: AdditionalModel = AdditionalModel()
+    reward: AdditionalModel = AdditionalModel()
     critic: Place = "none"
     critic_bytes: int = 0
     sequences: int = 1

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from .shell_conditions import WHOLE, Branch, holds
-from .shell_words import LONGEST_VALUE, Command, Script, WordReader
+from .shell_words import LONGEST_VALUE, ShellCommand, ShellScript, WordReader
 from .unresolved import ITEM, NAME, UNRESOLVED, UNSET, is_unresolved, printable, unresolved
 
 MOST_WORDS = 20_000
@@ -40,7 +40,7 @@ SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 def read_script(
     text: str, name_in_errors: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
-) -> Script:
+) -> ShellScript:
     """Returns the variables and commands of a shell script, without running the script.
 
     typed_variables: variables that are set before the script runs.
@@ -48,17 +48,17 @@ def read_script(
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
     typed_variables = {
-        variable: variable_value.replace(UNRESOLVED, "").replace(ITEM, " ")
-        for variable, variable_value in (typed_variables or {}).items()
+        variable_name: variable_value.replace(UNRESOLVED, "").replace(ITEM, " ")
+        for variable_name, variable_value in (typed_variables or {}).items()
     }
-    script = Script(
+    shell_script = ShellScript(
         name_in_errors,
         typed_variables,
         [command_word.replace(UNRESOLVED, "").replace(ITEM, " ") for command_word in arguments],
     )
-    script.variables |= typed_variables
-    StatementReader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
-    return script
+    shell_script.variables |= typed_variables
+    StatementReader(shell_script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
+    return shell_script
 
 
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
@@ -78,8 +78,10 @@ class StatementReader(WordReader):
     is_negated: whether a ! stands before the current command.
     """
 
-    def __init__(self, script: Script, script_text: str, nesting_depth: int = 0, first_line: int = 1) -> None:
-        super().__init__(script, script_text, nesting_depth, first_line)
+    def __init__(
+        self, shell_script: ShellScript, script_text: str, nesting_depth: int = 0, first_line: int = 1
+    ) -> None:
+        super().__init__(shell_script, script_text, nesting_depth, first_line)
         self.branches: list[Branch] = []
         self.waiting: list[tuple[str, bool]] = []
         self.statement_start = (0, first_line)
@@ -118,9 +120,9 @@ class StatementReader(WordReader):
                 self.skip_redirection()
             elif assignment and (not statement_words or statement_words[0] in DECLARES):
                 self.at = assignment.end()
-                variable, is_append = assignment[1], bool(assignment[2])
-                assignments[variable] = self.read_assigned_value(variable, is_append)
-                statement_words += [variable] if statement_words else []
+                variable_name, is_append = assignment[1], bool(assignment[2])
+                assignments[variable_name] = self.read_assigned_value(variable_name, is_append)
+                statement_words += [variable_name] if statement_words else []
             else:
                 statement_words += self.read_word()
                 statement_words = self.without_keyword(statement_words)
@@ -209,18 +211,18 @@ class StatementReader(WordReader):
 
     def matches_patterns(self, case_text: str, patterns: list[str]) -> bool | None:
         """Whether a text matches a pattern of a `case`; None if the text is too long for the comparison."""
-        has_uncomparable_pattern = False
-        for pattern in patterns:
-            if not set(pattern) & set("*?["):
-                if pattern == case_text:
+        has_long_pattern = False
+        for case_pattern in patterns:
+            if not set(case_pattern) & set("*?["):
+                if case_pattern == case_text:
                     return True
-            elif max(len(case_text), len(pattern)) > LONGEST_PATTERN:
-                has_uncomparable_pattern = True
+            elif max(len(case_text), len(case_pattern)) > LONGEST_PATTERN:
+                has_long_pattern = True
             else:
                 self.count_work(LONGEST_PATTERN)
-                if fnmatchcase(case_text, pattern):
+                if fnmatchcase(case_text, case_pattern):
                     return True
-        return None if has_uncomparable_pattern else False
+        return None if has_long_pattern else False
 
     def read_condition(self, command_words: list[str], separator: str, branch: Branch) -> None:
         """Evaluates a condition of `if`, `elif`, && or ||, and opens the branch after the last condition.
@@ -276,8 +278,8 @@ class StatementReader(WordReader):
                 self.read_patterns(command_words[3:], ")")
             return
         elif command_words[0] in ("while", "until"):
-            result = self.evaluate_condition(command_words[1:]) if separator not in ("&", "|") else None
-            condition = result if result is None or command_words[0] == "while" else not result
+            condition_true = self.evaluate_condition(command_words[1:]) if separator not in ("&", "|") else None
+            condition = condition_true if condition_true is None or command_words[0] == "while" else not condition_true
             branch = Branch(condition, earlier_branch_runs=None, start=self.statement_start if condition else None)
         elif command_words[0] in ("for", "select") and len(command_words) > 1:
             branch = self.loop_block(
@@ -350,15 +352,15 @@ class StatementReader(WordReader):
         elif first_word == "eval" and self.depth < 3:
             StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line_number).read_all()
         elif first_word == "read" and self.here_string is not None:
-            variables = [variable for variable in command_words[1:] if NAME.fullmatch(variable)]
-            if "-d" in command_words and variables:  # the whole text
-                self.script.variables[variables[-1]] = self.here_string.strip()
+            variable_names = [variable_name for variable_name in command_words[1:] if NAME.fullmatch(variable_name)]
+            if "-d" in command_words and variable_names:  # the whole text
+                self.script.variables[variable_names[-1]] = self.here_string.strip()
             else:
                 self.here_string = self.here_string.partition("\n")[0]
-                self.read_words(variables, assignments.get("IFS"))
+                self.read_words(variable_names, assignments.get("IFS"))
         elif first_word in SETS_VARIABLES:
-            for variable in filter(NAME.fullmatch, command_words[1:]):
-                self.script.variables[variable] = self.script.typed.get(variable, unresolved(variable))
+            for variable_name in filter(NAME.fullmatch, command_words[1:]):
+                self.script.variables[variable_name] = self.script.typed.get(variable_name, unresolved(variable_name))
         else:
             self.add_command(command_words, assignments, line_number)
 
@@ -373,20 +375,20 @@ class StatementReader(WordReader):
         command_words: the command's; none for `NAME=…`.
         """
         surely_runs = all(branch.runs for branch in self.branches)
-        for variable, assigned_value in assignments.items():
+        for variable_name, assigned_value in assignments.items():
             has_known_value = surely_runs and not (isinstance(assigned_value, str) and is_unresolved(assigned_value))
-            if has_known_value or variable not in self.script.typed:
-                self.script.variables[variable] = assigned_value if surely_runs else unresolved(variable)
+            if has_known_value or variable_name not in self.script.typed:
+                self.script.variables[variable_name] = assigned_value if surely_runs else unresolved(variable_name)
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
             self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
 
-    def read_words(self, names: list[str], separators: str | list[str] | None) -> None:
+    def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the command `read` does."""
         text = self.here_string or ""
         split_words = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
-        for i, variable_name in enumerate(names):
+        for i, variable_name in enumerate(variables):
             words_value = (
-                " ".join(split_words[i:]) if i == len(names) - 1 else split_words[i] if i < len(split_words) else ""
+                " ".join(split_words[i:]) if i == len(variables) - 1 else split_words[i] if i < len(split_words) else ""
             )
             self.script.variables[variable_name] = words_value.strip()
 
@@ -409,15 +411,21 @@ class StatementReader(WordReader):
                 StatementReader(self.script, command_words[i + 1], self.depth + 1, line_number).read_all()
                 self.script.arguments = outer_arguments
                 return
-        env = {variable: text for variable, text in assignments.items() if isinstance(text, str)}
-        self.script.commands.append(Command(tuple(command_words), env, line_number, tuple(self.script.loops.items())))
+        env = {
+            variable_name: assigned_text
+            for variable_name, assigned_text in assignments.items()
+            if isinstance(assigned_text, str)
+        }
+        self.script.commands.append(
+            ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loops.items()))
+        )
 
     def set_container_variables(self, command_words: list[str]) -> None:
         """Sets the environment variables of container options, `-e NAME=VALUE`, for the script in the container."""
-        for option, command_word in pairwise(command_words):
-            variable, equals_sign, variable_value = command_word.partition("=")
-            if option in ("-e", "--env") and equals_sign and NAME.fullmatch(variable):
-                self.script.variables[variable] = self.script.typed.get(variable, variable_value)
+        for option_word, command_word in pairwise(command_words):
+            variable_name, equals_sign, variable_value = command_word.partition("=")
+            if option_word in ("-e", "--env") and equals_sign and NAME.fullmatch(variable_name):
+                self.script.variables[variable_name] = self.script.typed.get(variable_name, variable_value)
 
     def skip_space(self) -> None:
         while self.at < len(self.text):
@@ -467,23 +475,23 @@ class StatementReader(WordReader):
                             self.script.files[self.output_file] = self.here_string
                     break
 
-    def read_assigned_value(self, variable: str, is_append: bool) -> str | list[str]:
+    def read_assigned_value(self, variable_name: str, is_append: bool) -> str | list[str]:
         """Reads and returns the assigned value after `NAME=`."""
         if self.text[self.at : self.at + 1] == "(":
             self.at += 1
             array_items = self.read_array()
-            previous_value = self.script.variables.get(variable, [])
+            previous_value = self.script.variables.get(variable_name, [])
             if not is_append:
                 return array_items
             self.count_work(len(previous_value))
             return [*(previous_value if isinstance(previous_value, list) else [previous_value]), *array_items]
         text_value = "".join(piece_text for piece_text, _ in self.read_pieces())
         if is_append:
-            previous_value = self.script.variables.get(variable, "")
+            previous_value = self.script.variables.get(variable_name, "")
             self.count_work(len(previous_value))
             text_value = (" ".join(previous_value) if isinstance(previous_value, list) else previous_value) + text_value
         if len(text_value) > LONGEST_VALUE:
-            raise self.error(f"{variable} grows too long; expected at most {LONGEST_VALUE:,} letters")
+            raise self.error(f"{variable_name} grows too long; expected at most {LONGEST_VALUE:,} letters")
         return text_value
 
     def read_array(self) -> list[str]:

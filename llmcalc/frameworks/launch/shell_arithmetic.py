@@ -33,19 +33,19 @@ def tokens_of(expression_text: str) -> list[str] | None:
     if len(expression_text) > 2000:
         return None
     while text_position < len(expression_text):
-        match = _TOKEN.match(expression_text, text_position)
-        if match is None:
+        token_match = _TOKEN.match(expression_text, text_position)
+        if token_match is None:
             return None
-        tokens.append(match[1])
-        text_position = match.end()
+        tokens.append(token_match[1])
+        text_position = token_match.end()
     return tokens
 
 
 class _Expression:
     """Parses and evaluates the tokens of an expression. Raises `ValueError` for tokens that are not an expression."""
 
-    def __init__(self, tokens: list[str], variables: Mapping[str, str | list[str]]) -> None:
-        self.tokens, self.variables, self.at = tokens, variables, 0
+    def __init__(self, tokens: list[str], shell_variables: Mapping[str, str | list[str]]) -> None:
+        self.tokens, self.variables, self.at = tokens, shell_variables, 0
 
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -152,12 +152,12 @@ class _Expression:
             raise ValueError("too large")
 
 
-def evaluated(expression_text: str, variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
+def evaluated(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
     """Returns the number, or the list of numbers, of an expression; None if it cannot be evaluated."""
     tokens = tokens_of(expression_text)
     if not tokens:
         return None
-    expression = _Expression(tokens, variables)
+    expression = _Expression(tokens, shell_variables)
     try:
         result_value = expression.evaluate_choice()
     except ValueError:
@@ -165,7 +165,7 @@ def evaluated(expression_text: str, variables: Mapping[str, str | list[str]]) ->
     return result_value if expression.at == len(tokens) else None
 
 
-def value_of(expression_text: str, variables: Mapping[str, str | list[str]]) -> int | None:
+def value_of(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | None:
     """Returns the whole number of an expression; None if it cannot be evaluated."""
-    result_value = evaluated(expression_text, variables)
+    result_value = evaluated(expression_text, shell_variables)
     return result_value if isinstance(result_value, int) else None

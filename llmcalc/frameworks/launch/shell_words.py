@@ -26,7 +26,7 @@ MOST_WORK = 4_000_000
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """A command of a shell script.
 
     words: its words.
@@ -42,7 +42,7 @@ class Command:
 
 
 @dataclass
-class Script:
+class ShellScript:
     """A shell script, with the state of its reader.
 
     where: the file's name in messages.
@@ -69,7 +69,7 @@ class Script:
     missing: int = 0
     variables: dict[str, str | list[str]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
-    commands: list[Command] = field(default_factory=list)
+    commands: list[ShellCommand] = field(default_factory=list)
     unset: set[str] = field(default_factory=set)
     words: int = 0
     work: int = 0
@@ -89,11 +89,11 @@ def variable_expander(name_in_errors: str, variables: Mapping[str, str]) -> Call
 
     variables: those that are set. The letters of all texts count as those of one script.
     """
-    script = Script(name_in_errors, variables=dict(variables))
+    shell_script = ShellScript(name_in_errors, variables=dict(variables))
 
     def expand_variables(shell_text: str) -> str:
         escaped_text = re.sub(r"[\\`]", r"\\\g<0>", shell_text.replace(UNRESOLVED, ""))
-        return WordReader(script, "").expand_here_document(escaped_text)
+        return WordReader(shell_script, "").expand_here_document(escaped_text)
 
     return expand_variables
 
@@ -113,8 +113,8 @@ class WordReader:
     lines: a position, and its line in the script.
     """
 
-    def __init__(self, script: Script, shell_text: str, nesting_depth: int = 0, first_line: int = 1) -> None:
-        self.script, self.text, self.depth = script, shell_text, nesting_depth
+    def __init__(self, shell_script: ShellScript, shell_text: str, nesting_depth: int = 0, first_line: int = 1) -> None:
+        self.script, self.text, self.depth = shell_script, shell_text, nesting_depth
         self.at = 0
         self.lines = (0, first_line)
         self.count_work(len(shell_text))
@@ -246,10 +246,10 @@ class WordReader:
 
         letter_pattern: the pattern of such characters.
         """
-        match = letter_pattern.match(self.text, self.at)
-        assert match is not None
-        self.at = match.end()
-        return match[0], False
+        text_match = letter_pattern.match(self.text, self.at)
+        assert text_match is not None
+        self.at = text_match.end()
+        return text_match[0], False
 
     def read_expansion(self) -> str:
         """Reads an expansion after a dollar sign or a backquote, and returns the text."""
@@ -324,23 +324,23 @@ class WordReader:
     def read_balanced_text(self, start_index: int) -> str:
         """Reads and returns the text inside the brackets that open at `start_index`."""
         opening_bracket, closing_bracket = self.text[start_index], {"(": ")", "{": "}"}[self.text[start_index]]
-        bracket_depth, i = 0, start_index
-        while i < len(self.text):
-            character = self.text[i]
+        bracket_depth, character_index = 0, start_index
+        while character_index < len(self.text):
+            character = self.text[character_index]
             if character == "\\":
-                i += 1
+                character_index += 1
             elif character == "'" and opening_bracket == "(":
-                i = self.text.find("'", i + 1)
-                if i < 0:
+                character_index = self.text.find("'", character_index + 1)
+                if character_index < 0:
                     break
             elif character == opening_bracket:
                 bracket_depth += 1
             elif character == closing_bracket:
                 bracket_depth -= 1
                 if bracket_depth == 0:
-                    self.at = i + 1
-                    return self.text[start_index + 1 : i]
-            i += 1
+                    self.at = character_index + 1
+                    return self.text[start_index + 1 : character_index]
+            character_index += 1
         raise self.error(f"{opening_bracket} that does not end; expected {closing_bracket}")
 
     def expand_braces(self, text_in_braces: str) -> str:
@@ -386,30 +386,30 @@ class WordReader:
         """Returns a nested text, such as a default value, after expansion."""
         if self.depth > 20:
             raise self.error("defaults nested too deeply")
-        reader = WordReader(self.script, nested_text, self.depth + 1, self.line)
+        word_reader = WordReader(self.script, nested_text, self.depth + 1, self.line)
         expanded_text = ""
-        while reader.at < len(nested_text):
-            position_before = reader.at
-            expanded_text += "".join(word_piece for word_piece, _ in reader.read_pieces())
-            if reader.at == position_before:
-                expanded_text += nested_text[reader.at]
-                reader.at += 1
+        while word_reader.at < len(nested_text):
+            position_before = word_reader.at
+            expanded_text += "".join(word_piece for word_piece, _ in word_reader.read_pieces())
+            if word_reader.at == position_before:
+                expanded_text += nested_text[word_reader.at]
+                word_reader.at += 1
         return expanded_text
 
     def expand_here_document(self, here_text: str) -> str:
         """Returns the expanded text of a here-document, in which quotes are not special."""
-        reader = WordReader(self.script, here_text, self.depth + 1, self.line)
+        word_reader = WordReader(self.script, here_text, self.depth + 1, self.line)
         text_parts: list[str] = []
-        while reader.at < len(here_text):
-            character = here_text[reader.at]
+        while word_reader.at < len(here_text):
+            character = here_text[word_reader.at]
             if character in "$`":
-                text_parts.append(reader.read_expansion().replace(ITEM, " "))
-            elif character == "\\" and here_text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
-                text_parts.append(here_text[reader.at + 1].replace("\n", ""))
-                reader.at += 2
+                text_parts.append(word_reader.read_expansion().replace(ITEM, " "))
+            elif character == "\\" and here_text[word_reader.at + 1 : word_reader.at + 2] in ("$", "`", "\\", "\n"):
+                text_parts.append(here_text[word_reader.at + 1].replace("\n", ""))
+                word_reader.at += 2
             else:
                 text_parts.append(character)
-                reader.at += 1
+                word_reader.at += 1
         document_text = "".join(text_parts)
         if len(document_text) > LONGEST_VALUE:
             raise self.error(f"a here-document grows too long; expected at most {LONGEST_VALUE:,} letters")

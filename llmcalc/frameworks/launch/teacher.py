@@ -22,34 +22,34 @@ def format_of_logits(launched_run: Launch, loaded_format: str) -> str:
 def with_teacher_model(
     reader: LaunchReader,
     launched_run: Launch,
-    option: str,
+    option_name: str,
     teacher_name: str,
     loaded_format: str,
     loss: SecondLoss,
-    is_divided: bool,
+    shards_weights: bool,
 ) -> Launch:
     """Returns the run with a teacher's weights and loss.
 
-    option: the argument that names the teacher.
+    option_name: the argument that names the teacher.
     loaded_format: number format of its weights.
-    is_divided: whether ZeRO-3 divides them over the devices.
+    shards_weights: whether ZeRO-3 divides them over the devices.
     Raises `InputError` for a teacher that cannot be read.
     """
     try:
-        teacher = load(teacher_name).model
+        teacher_model = load(teacher_name).model
     except InputError as error:
         raise reader.wrong(
-            option, f"{shown(teacher_name)} cannot be read ({error}); expected a preset or a hub id"
+            option_name, f"{shown(teacher_name)} cannot be read ({error}); expected a preset or a hub id"
         ) from None
-    reader.notes.append(f"the teacher, {teacher_name}, is on each device{' as a shard' if is_divided else ''}")
+    reader.notes.append(f"the teacher, {teacher_name}, is on each device{' as a shard' if shards_weights else ''}")
     return replace(
         launched_run,
         notes=tuple(reader.notes),
         frozen=Teacher(
             loss.source,
             dtype=loaded_format,
-            ranks=launched_run.layout.dp if is_divided else 1,
-            parameters=params(teacher).total,
+            ranks=launched_run.layout.dp if shards_weights else 1,
+            parameters=params(teacher_model).total,
             loss=loss,
         ),
     )

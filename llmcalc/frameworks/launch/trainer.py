@@ -115,7 +115,7 @@ TRAINER_SIGNS = (
 
 def is_trainer(config: Table) -> bool:
     """Whether a table has arguments of Hugging Face's Trainer."""
-    return any(argument in config for argument in TRAINER_SIGNS) and "distributed_type" not in config
+    return any(argument_name in config for argument_name in TRAINER_SIGNS) and "distributed_type" not in config
 
 
 def is_run_by(command_words: Sequence[str]) -> bool:
@@ -138,16 +138,16 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
         return _read_arguments(reader, {**trainer_arguments(source_file), **config})
 
 
-def launch_as_trainer(reader: LaunchReader, config: Table, target: str) -> Launch:
+def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Launch:
     """Returns the training run that Trainer arguments describe, as a part of a program's reader.
 
     config: the Trainer's arguments, with the program's defaults.
-    target: the model's name.
+    model_id: the model's name.
     """
     reader.check_unknown()
     launched_run = read_trainer({**trainer_arguments(reader.source), **config}, reader.source)
     frozen_model = reader.frozen_on(launched_run.layout)
-    return replace(reader.with_records(launched_run), target=target, frozen=frozen_model)
+    return replace(reader.with_records(launched_run), target=model_id, frozen=frozen_model)
 
 
 def known_argument_names() -> frozenset[str]:
@@ -159,7 +159,7 @@ def _read_arguments(reader: LaunchReader, config: Table) -> Launch:
     reader.check_names(config, known_argument_names(), TRAINER_IGNORED)
     run_settings = trainer_settings(reader, config)
     precision, is_published = weight_formats(reader, config)
-    return trainer_launch(reader, config, run_settings | precision, published_weights=is_published)
+    return trainer_launch(reader, config, run_settings | precision, has_published_weights=is_published)
 
 
 def trainer_launch(
@@ -167,25 +167,25 @@ def trainer_launch(
     config: Table,
     run_settings: dict[str, Any],
     world_size: int | None = None,
-    target: Any = None,
-    published_weights: bool = False,
-    shipped: Mapping[str, Table] = NO_FILES,
+    model_id: Any = None,
+    has_published_weights: bool = False,
+    shipped_tables: Mapping[str, Table] = NO_FILES,
 ) -> Launch:
     """Returns the training run of Trainer arguments, under the framework that they select.
 
     config: the arguments, of which those that select a framework are read here.
     run_settings: the settings of the run without a framework.
     world_size: number of devices; None (default) for that of the file.
-    target: the model's name; None (default) for that of `model_name_or_path`.
-    published_weights: whether weights keep the checkpoint's number format.
-    shipped: configs of frameworks that come with the program.
+    model_id: the model's name; None (default) for that of `model_name_or_path`.
+    has_published_weights: whether weights keep the checkpoint's number format.
+    shipped_tables: configs of frameworks that come with the program.
     """
     device_count = reader.device_count(world_size or reader.source.world_size)
-    model_name = config.get("model_name_or_path") if target is None else target
+    model_name = config.get("model_name_or_path") if model_id is None else model_id
     framework_name, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
     for plugin_name, plugin in plugins().items():
         if plugin.trainer is not None and any(config.get(framework_key) for framework_key in plugin.trainer_keys):
-            arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped)
+            arguments = _with_named_files(reader, config, plugin_name, plugin.trainer_keys, shipped_tables)
             framework_name, launch_settings = plugin_name, plugin.trainer(reader, arguments, device_count, run_settings)
             break
     else:
@@ -197,7 +197,7 @@ def trainer_launch(
         framework_name,
         launch_settings,
         target="" if model_name is None else str(model_name)[:200],
-        published_weights=published_weights and framework_name == WITHOUT_A_NAME,
+        published_weights=has_published_weights and framework_name == WITHOUT_A_NAME,
     )
 
 
@@ -225,25 +225,25 @@ def _with_named_files(
 
 
 def trainer_settings(
-    reader: LaunchReader, config: Table, default_values: Mapping[str, Any] = TRAINER_DEFAULTS, preferred_name: str = ""
+    reader: LaunchReader, config: Table, default_values: Mapping[str, Any] = TRAINER_DEFAULTS, length_option: str = ""
 ) -> dict[str, Any]:
     """Returns the settings of a Trainer run, without the number formats of weights.
 
     default_values: argument that the program fills in → its default.
-    preferred_name: the argument with the length of sequences; empty (default) for any.
+    length_option: the argument with the length of sequences; empty (default) for any.
     """
     run_settings: dict[str, Any] = {
         "phase": "training",
         "batch": reader.size(config, "per_device_train_batch_size", default_values["per_device_train_batch_size"]),
         "num_microbatches": reader.size(config, "gradient_accumulation_steps", 1),
     }
-    length_names = (preferred_name,) if preferred_name else ("max_seq_length", "max_length", "block_size", "cutoff_len")
+    length_names = (length_option,) if length_option else ("max_seq_length", "max_length", "block_size", "cutoff_len")
     length_key = next((length_name for length_name in length_names if config.get(length_name) is not None), "")
-    if length_key or preferred_name:
+    if length_key or length_option:
         run_settings["seq"] = size_of(
             reader,
-            length_key or preferred_name,
-            reader.value(config, length_key or preferred_name, default_values.get(preferred_name)),
+            length_key or length_option,
+            reader.value(config, length_key or length_option, default_values.get(length_option)),
         )
     run_settings |= optimizer_settings(reader, "optim", reader.value(config, "optim", default_values["optim"]))
     run_settings |= trainer_kernels(reader, config, default_values)
@@ -256,11 +256,11 @@ def trainer_settings(
     return run_settings
 
 
-def _add_evaluation_note(reader: LaunchReader, config: Table, batch: int) -> None:
+def _add_evaluation_note(reader: LaunchReader, config: Table, training_batch: int) -> None:
     """Adds a note on an evaluation that may need more than the training, since its batches are larger."""
-    strategies = {str(config.get(argument, "no")).lower() for argument in ("eval_strategy", "evaluation_strategy")}
+    eval_schedules = {str(config.get(argument, "no")).lower() for argument in ("eval_strategy", "evaluation_strategy")}
     evaluation_batch = size_of(reader, "per_device_eval_batch_size", config.get("per_device_eval_batch_size") or 8)
-    if strategies - {"no", "false", "none"} and evaluation_batch > batch:
+    if eval_schedules - {"no", "false", "none"} and evaluation_batch > training_batch:
         reader.notes.append(
             f"evaluation: batches of {evaluation_batch} (per_device_eval_batch_size) are not counted, and may need more"
         )
@@ -377,16 +377,16 @@ def weight_formats(reader: LaunchReader, config: Table, default_format: str = "a
     written_format = config.get(format_key)
     if written_format is None:
         written_format = reader.value(config, format_key, default_format)
-    half_format = "bf16" if reader.flag(config, "bf16") else "fp16" if reader.flag(config, "fp16") else None
-    if half_format == "fp16":
+    sixteen_bit_format = "bf16" if reader.flag(config, "bf16") else "fp16" if reader.flag(config, "fp16") else None
+    if sixteen_bit_format == "fp16":
         reader.notes.append(FP16_NOTE)
     if written_format == "auto":
-        return {"precision": "fp32" if half_format is None else "autocast"}, True
+        return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}, True
     dtype = WEIGHTS.get(str(written_format).removeprefix("torch.")[:20])
     if dtype is None:
         raise reader.wrong(format_key, f"{shown(written_format)}; expected bfloat16, float16 or float32")
     if dtype == "fp32":
-        return {"precision": "fp32" if half_format is None else "autocast"}, False
+        return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}, False
     return {"dtype": dtype, "master_weights": "none"}, False
 
 
@@ -395,7 +395,7 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 
 
 def attention_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
-    """Returns the attention setting for transformers' implementation name. argument_name: where the name is."""
+    """Returns the attention setting for transformers' implementation name. argument_name: the name's argument."""
     shown_name = str(written_name)[:80]
     if shown_name in ("eager", "sdpa"):
         return {"attn_implementation": shown_name}
@@ -411,11 +411,13 @@ def trainer_kernels(
 ) -> dict[str, Any]:
     """Returns the settings of recomputation, attention, compilation and fused kernels."""
     kernel_settings: dict[str, Any] = {}
-    checkpoints = reader.flag(config, "gradient_checkpointing", default_values["gradient_checkpointing"])
-    if checkpoints or reader.flag(config, "activation_checkpointing"):
-        arguments = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
-        kwargs = next((table for argument in arguments if (table := _table_or_json(reader, config, argument))), {})
-        is_reentrant = kwargs.get("use_reentrant", default_values["use_reentrant"])
+    uses_checkpointing = reader.flag(config, "gradient_checkpointing", default_values["gradient_checkpointing"])
+    if uses_checkpointing or reader.flag(config, "activation_checkpointing"):
+        argument_names = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+        ckpt_kwargs = next(
+            (table for argument in argument_names if (table := _table_or_json(reader, config, argument))), {}
+        )
+        is_reentrant = ckpt_kwargs.get("use_reentrant", default_values["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
     if config.get("attn_implementation") is not None:
         kernel_settings |= attention_settings(reader, "attn_implementation", config["attn_implementation"])
@@ -451,8 +453,8 @@ def _liger_settings(reader: LaunchReader, liger_kernels: Table) -> dict[str, Any
     settings: dict[str, Any] = {"norm": "liger" if has_gates else "fused"} if has_norms else {}
     if reader.flag(liger_kernels, "cross_entropy"):
         return {**settings, "cross_entropy": "fused", "logits_dtype": "fp32"}
-    is_chunked = reader.flag(liger_kernels, "fused_linear_cross_entropy", True)
-    return {**settings, "cross_entropy": "chunked"} if is_chunked else settings
+    has_chunked_loss = reader.flag(liger_kernels, "fused_linear_cross_entropy", True)
+    return {**settings, "cross_entropy": "chunked"} if has_chunked_loss else settings
 
 
 def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -468,11 +470,11 @@ def trainer_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return base_settings | lora_settings(
         reader,
         rank=("lora_r", reader.value(config, "lora_r", 16)),
-        targets=("lora_target_modules", config.get("lora_target_modules")),
-        expert_parameters=("lora_target_parameters", config.get("lora_target_parameters")),
-        modules_to_save=("lora_modules_to_save", config.get("lora_modules_to_save")),
-        dropout=config.get("lora_dropout"),
-        has_magnitudes=reader.flag(config, "use_dora"),
+        target_pair=("lora_target_modules", config.get("lora_target_modules")),
+        expert_argument=("lora_target_parameters", config.get("lora_target_parameters")),
+        saved_modules=("lora_modules_to_save", config.get("lora_modules_to_save")),
+        dropout_value=config.get("lora_dropout"),
+        magnitude_value=reader.flag(config, "use_dora"),
     )
 
 
@@ -480,25 +482,27 @@ def lora_settings(
     reader: LaunchReader,
     *,
     rank: tuple[str, Any],
-    targets: tuple[str, Any],
-    modules_to_save: tuple[str, Any] = ("", None),
-    dropout: Any = None,
-    has_magnitudes: Any = False,
-    expert_parameters: tuple[str, Any] = ("", None),
+    target_pair: tuple[str, Any],
+    saved_modules: tuple[str, Any] = ("", None),
+    dropout_value: Any = None,
+    magnitude_value: Any = False,
+    expert_argument: tuple[str, Any] = ("", None),
 ) -> dict[str, Any]:
     """Returns the settings of LoRA adapters.
 
-    rank, targets, modules_to_save: the argument's name and its value; None for the default.
-    dropout: the dropout of the adapters' input; None or 0 for none.
-    has_magnitudes: whether adapters train magnitudes, too (DoRA); false by default.
-    expert_parameters: the argument's name and the fused weights with adapters (PEFT's `target_parameters`); None for
+    rank, target_pair, saved_modules: the argument's name and its value; None for the default.
+    dropout_value: the dropout of the adapters' input; None or 0 for none.
+    magnitude_value: whether adapters train magnitudes, too (DoRA); false by default.
+    expert_argument: the argument's name and the fused weights with adapters (PEFT's `target_parameters`); None for
         none. Both weights of the experts are modelled together.
     """
     adapter_settings: dict[str, Any] = {"lora_rank": size_of(reader, *rank)}
-    argument_name, parameter_names = expert_parameters
+    argument_name, parameter_names = expert_argument
     if parameter_names:
         listed_names = parameter_names.split(",") if isinstance(parameter_names, str) else parameter_names
-        if not isinstance(listed_names, list) or {str(name).strip().rpartition(".")[2] for name in listed_names} != {
+        if not isinstance(listed_names, list) or {
+            str(parameter_name).strip().rpartition(".")[2] for parameter_name in listed_names
+        } != {
             "gate_up_proj",
             "down_proj",
         }:
@@ -506,7 +510,7 @@ def lora_settings(
                 "adapters of mlp.experts.gate_up_proj and mlp.experts.down_proj are modelled"
             )
         adapter_settings["lora_experts"] = True
-    for option, (argument_name, written_names) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
+    for option, (argument_name, written_names) in (("lora_targets", target_pair), ("modules_to_save", saved_modules)):
         if written_names in (None, [], ""):
             continue
         module_names = (
@@ -517,8 +521,8 @@ def lora_settings(
         if not isinstance(module_names, list) or not all(isinstance(module_name, str) for module_name in module_names):
             raise reader.wrong(argument_name, f"{shown(written_names)}; expected a list of names")
         adapter_settings[option] = tuple(module_names)
-    if dropout not in (None, 0, 0.0):
+    if dropout_value not in (None, 0, 0.0):
         adapter_settings["lora_dropout"] = True
-    if has_magnitudes:
+    if magnitude_value:
         adapter_settings["use_dora"] = True
     return adapter_settings

@@ -18,10 +18,12 @@ UNSET = re.compile(rf"{UNRESOLVED}\$[A-Za-z0-9_]+{UNRESOLVED}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def unresolved(variable: str) -> str:
+def unresolved(variable_name: str) -> str:
     """Returns a marked name that replaces a value unknown before the script runs."""
-    plain_letters = (letter for letter in variable if not letter.isspace() and letter not in (UNRESOLVED, ITEM))
-    return f"{UNRESOLVED}{''.join(plain_letters)}{UNRESOLVED}"
+    printable_characters = (
+        character for character in variable_name if not character.isspace() and character not in (UNRESOLVED, ITEM)
+    )
+    return f"{UNRESOLVED}{''.join(printable_characters)}{UNRESOLVED}"
 
 
 def is_unresolved(shell_text: str) -> bool:
@@ -34,19 +36,20 @@ def is_unset_variable(shell_word: str) -> bool:
     return UNSET.fullmatch(shell_word) is not None and not shell_word[2:3].isdecimal()
 
 
-def printable(shell_text: str, most_letters: int = 80) -> str:
-    """Returns a word for an error message: without marks, on one line, and cut to `most_letters` characters."""
-    return one_line(shell_text.replace(UNRESOLVED, ""))[:most_letters]
+def printable(shell_text: str, character_limit: int = 80) -> str:
+    """Returns a word for an error message: without marks, on one line, and cut to `character_limit` characters."""
+    return one_line(shell_text.replace(UNRESOLVED, ""))[:character_limit]
 
 
 def unresolved_reason(shell_text: str) -> str:
     """Returns the message about an unresolved word: the variable, and the command that sets it."""
     marked_name = shell_text.split(UNRESOLVED)[1] if shell_text.count(UNRESOLVED) > 1 else printable(shell_text)
     reason_text = f"'{printable(shell_text)[:60]}' is known only when the script runs"
-    variable = NAME.match(marked_name, 1) if marked_name.startswith("$") else None
-    if variable is not None and variable.end() == len(marked_name):
-        unset = variable[0][:60]
-        return f"{reason_text}: the variable {unset} is not set in it; expected --launch '{unset}=… FILE', or a value"
+    variable_match = NAME.match(marked_name, 1) if marked_name.startswith("$") else None
+    if variable_match is not None and variable_match.end() == len(marked_name):
+        unset_name = variable_match[0][:60]
+        typed_launch = f"--launch '{unset_name}=… FILE'"
+        return f"{reason_text}: the variable {unset_name} is not set in it; expected {typed_launch}, or a value"
     if marked_name.startswith("$(("):
         used_names = ", ".join(dict.fromkeys(NAME.findall(marked_name)))
         return f"{reason_text}: the script does not set all of {used_names or 'it'}; expected whole numbers, or a value"

@@ -100,35 +100,35 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         elif world_size > 1 and not is_pretraining:
             run_settings["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
         model_name = str(config.get("checkpoint_dir") or config.get("model_name") or "")
-        target = re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200]
+        model_id = re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200]
         own_settings = TitanSettings(reduced="bfloat16" if "bf16" in precision else "")
-        return sharded_launch(reader, world_size, run_settings, own_settings, target=target)
+        return sharded_launch(reader, world_size, run_settings, own_settings, target=model_id)
 
 
 def _device_count(reader: LaunchReader, config: Table) -> int:
     """Returns the number of devices: devices per machine times machines."""
-    devices = reader.value(config, "devices", 1)
-    if isinstance(devices, str) and not devices.isdecimal():
-        raise reader.wrong("devices", f"{shown(devices)} depends on the machine; expected a number, or --devices")
-    return size_of(reader, "devices", devices) * reader.size(config, "num_nodes", 1)
+    device_value = reader.value(config, "devices", 1)
+    if isinstance(device_value, str) and not device_value.isdecimal():
+        raise reader.wrong("devices", f"{shown(device_value)} depends on the machine; expected a number, or --devices")
+    return size_of(reader, "devices", device_value) * reader.size(config, "num_nodes", 1)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     optimizer = reader.value(config, "optimizer", "AdamW")
     class_name = str(optimizer.get("class_path") if isinstance(optimizer, Mapping) else optimizer).rpartition(".")[2]
-    options = optimizer.get("init_args") if isinstance(optimizer, Mapping) else None
+    optimizer_arguments = optimizer.get("init_args") if isinstance(optimizer, Mapping) else None
     if class_name == "SGD":
         return {"optimizer": "sgd"}
     if class_name not in ("AdamW", "Adam"):
         reader.unknown["optimizer"] = f"'{class_name[:60]}' is not modelled; AdamW and SGD are"
         return {}
-    is_fused = isinstance(options, Mapping) and options.get("fused") is True
+    is_fused = isinstance(optimizer_arguments, Mapping) and optimizer_arguments.get("fused") is True
     return {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
 
 
 def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, in the weights' number format, and of the frozen weights."""
-    targets = [
+    target_modules = [
         projection
         for target_name, (default_flag, projections) in TARGETS.items()
         if reader.flag(config, target_name, default_flag)
@@ -139,8 +139,8 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
     adapter_settings = lora_settings(
         reader,
         rank=("lora_r", reader.value(config, "lora_r", 8)),
-        targets=("lora_query", targets),
-        dropout=reader.value(config, "lora_dropout", 0.05),
+        target_pair=("lora_query", target_modules),
+        dropout_value=reader.value(config, "lora_dropout", 0.05),
     )
     adapter_settings |= {"lora_library": "litgpt", "lora_dtype": "bf16" if precision == "bf16-true" else "fp32"}
     quantize_text = config.get("quantize")

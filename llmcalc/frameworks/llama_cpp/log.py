@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..logs.reading import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
+from ..logs.log_text import LogText
 
 _BUFFER = re.compile(
     r"\b(?P<device>[A-Za-z][A-Za-z0-9_]{0,30}) +(?P<kind>model |KV |RS |compute |output |)buffer size *= *"
@@ -125,15 +125,15 @@ def read_log(log_text: LogText) -> LogReading | None:
         )
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
     formats = {PLAIN_FORMATS.get(log_values.last_text(term_name), "") for term_name in ("key_format", "value_format")}
-    is_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
-    program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp"
+    is_ik_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
+    program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_ik_fork else "llama.cpp"
     build_text = "" if is_ollama else log_values.last_text("build")
     return LogReading(
         program=program_name,
         title="Ollama" if is_ollama else program_name,
         terms=memory_terms,
         kind="oom" if is_out_of_memory else "startup",
-        version=f"b{build_text}" if build_text and not is_fork else build_text,
+        version=f"b{build_text}" if build_text and not is_ik_fork else build_text,
         model=log_values.last_text("model"),
         device=log_values.last_text("gpu"),
         total=next(iter(_device_sizes(log_values)), None),

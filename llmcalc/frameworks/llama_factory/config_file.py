@@ -128,9 +128,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
         ):
             raise reader.wrong("do_train", "not true: the file predicts or evaluates; expected a file that trains")
-        stage = str(reader.value(config, "stage", "sft"))[:20]
-        if stage not in STAGES:
-            reader.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"
+        training_stage = str(reader.value(config, "stage", "sft"))[:20]
+        if training_stage not in STAGES:
+            reader.unknown["stage"] = f"'{training_stage}' is not modelled; {', '.join(STAGES)} are"
         finetuning_type = str(reader.value(config, "finetuning_type", "lora"))[:20]
         if finetuning_type not in ("full", "lora", "freeze"):
             reader.unknown["finetuning_type"] = (
@@ -138,7 +138,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
                 "needs more"
             )
         run_settings = trainer_settings(
-            reader, _with_kernel_arguments(reader, config), DEFAULTS, preferred_name="cutoff_len"
+            reader, _with_kernel_arguments(reader, config), DEFAULTS, length_option="cutoff_len"
         )
         run_settings |= attention_settings(reader, "flash_attn", _attention_implementation(reader, config))
         if run_settings.get("recompute") and reader.flag(config, "use_unsloth_gc"):  # model_utils/checkpointing.py
@@ -153,22 +153,22 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             reader.unknown["quantization_bit"] = (
                 f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
             )
-        if stage == "rm":
+        if training_stage == "rm":
             run_settings |= pair_settings(reader, "reward", run_settings, keeps_logits=True)
             reader.notes.append("the head of rewards is left out, one row of the output head's width")
-        elif stage == "dpo":
+        elif training_stage == "dpo":
             loss = str(reader.value(config, "pref_loss", "sigmoid"))
             run_settings |= pair_settings(reader, loss, run_settings, _reference_model(config))
             if loss not in LOSSES_WITHOUT_REFERENCE:
-                is_copy = isinstance(reader.frozen, FrozenModel)
-                reader.frozen = replace(_reference_model(config), loss=POLICY_LOGITS) if is_copy else POLICY_LOGITS
-        elif stage == "kto":
+                has_copy = isinstance(reader.frozen, FrozenModel)
+                reader.frozen = replace(_reference_model(config), loss=POLICY_LOGITS) if has_copy else POLICY_LOGITS
+        elif training_stage == "kto":
             run_settings |= kto_settings(reader, run_settings, _reference_model(config))
         if config.get("use_eaft_loss"):
             reader.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
         run_settings |= _number_formats(reader, config, finetuning_type)
         run_settings |= _optimizer_settings(reader, config, run_settings, source_file.world_size)
-        return trainer_launch(reader, config, run_settings, shipped=DEEPSPEED_CONFIGS)
+        return trainer_launch(reader, config, run_settings, shipped_tables=DEEPSPEED_CONFIGS)
 
 
 POLICY_LOGITS = SecondLoss("llamafactory/train/dpo/trainer.py, get_batch_loss_metrics", 4, "logits of the policy")
@@ -188,12 +188,12 @@ def _with_kernel_arguments(reader: LaunchReader, config: Table) -> dict[str, Any
     Layers are checkpointed by default, in the reentrant way.
     """
     arguments = dict(config)
-    checkpoints = not reader.flag(config, "disable_gradient_checkpointing")
+    uses_checkpointing = not reader.flag(config, "disable_gradient_checkpointing")
     if "disable_gradient_checkpointing" not in config:
         reader.filled_in["disable_gradient_checkpointing"] = False
-    is_reentrant = reader.flag(config, "use_reentrant_gc", True) if checkpoints else False
+    is_reentrant = reader.flag(config, "use_reentrant_gc", True) if uses_checkpointing else False
     arguments |= {
-        "gradient_checkpointing": checkpoints,
+        "gradient_checkpointing": uses_checkpointing,
         "gradient_checkpointing_kwargs": {"use_reentrant": is_reentrant},
         "attn_implementation": "sdpa",
         "use_liger_kernel": config.get("enable_liger_kernel"),
@@ -210,29 +210,29 @@ def _attention_implementation(reader: LaunchReader, config: Table) -> str:
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
-    targets = reader.value(config, "lora_target", "all")
+    target_modules = reader.value(config, "lora_target", "all")
     adapter_settings = lora_settings(
         reader,
         rank=("lora_rank", reader.value(config, "lora_rank", 8)),
-        targets=("lora_target", "all-linear" if targets == "all" else targets),
-        modules_to_save=("additional_target", config.get("additional_target")),
-        dropout=config.get("lora_dropout"),
-        has_magnitudes=reader.flag(config, "use_dora"),
+        target_pair=("lora_target", "all-linear" if target_modules == "all" else target_modules),
+        saved_modules=("additional_target", config.get("additional_target")),
+        dropout_value=config.get("lora_dropout"),
+        magnitude_value=reader.flag(config, "use_dora"),
     )
-    bits = config.get("quantization_bit")
+    bit_count = config.get("quantization_bit")
     if reader.flag(config, "pissa_init"):
-        if bits is not None:
+        if bit_count is not None:
             raise reader.wrong("pissa_init", "LLaMA-Factory refuses it with quantization_bit; expected one of the two")
         reader.notes.append("pissa_init: the singular values that start the adapters are computed before the training")
-    if bits is None:
+    if bit_count is None:
         return adapter_settings
     quantizer = str(reader.value(config, "quantization_method", "bnb"))
-    if bits not in (4, 8) or quantizer not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
+    if bit_count not in (4, 8) or quantizer not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
         reader.unknown["quantization_bit"] = (
-            f"{shown(bits)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
+            f"{shown(bit_count)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
         )
         return adapter_settings
-    if bits == 8:
+    if bit_count == 8:
         return adapter_settings | {"base": "int8"}
     adapter_settings["base"] = "nf4-dq" if reader.flag(config, "double_quantization", True) else "nf4"
     return adapter_settings
@@ -299,12 +299,12 @@ def _number_formats(reader: LaunchReader, config: Table, finetuning_type: str) -
 
     Frozen weights have the format of products, or the checkpoint's.
     """
-    half_format = "bf16" if reader.flag(config, "bf16") or reader.flag(config, "pure_bf16") else None
-    half_format = half_format or ("fp16" if reader.flag(config, "fp16") else None)
+    sixteen_bit_format = "bf16" if reader.flag(config, "bf16") or reader.flag(config, "pure_bf16") else None
+    sixteen_bit_format = sixteen_bit_format or ("fp16" if reader.flag(config, "fp16") else None)
     if finetuning_type == "lora":
-        return {"dtype": half_format or "bf16", "master_weights": "none"}
+        return {"dtype": sixteen_bit_format or "bf16", "master_weights": "none"}
     if reader.flag(config, "pure_bf16"):
         return {"dtype": "bf16", "master_weights": "none"}
-    if finetuning_type == "freeze" and half_format is not None:  # layers in fp32 beside frozen ones in bf16
-        return {"dtype": half_format, "precision": "autocast", "master_weights": "none"}
-    return {"precision": "fp32" if half_format is None else "autocast"}
+    if finetuning_type == "freeze" and sixteen_bit_format is not None:  # layers in fp32 beside frozen ones in bf16
+        return {"dtype": sixteen_bit_format, "precision": "autocast", "master_weights": "none"}
+    return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}

@@ -44,30 +44,30 @@ BRIDGE = "USE_MEGATRON_BRIDGE"
 
 def trains_with_megatron(config: Table) -> bool:
     """Whether a config has one of Megatron-Core's parallel sizes."""
-    return any(argument in config for argument in SIZES)
+    return any(argument_name in config for argument_name in SIZES)
 
 
 def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[str]) -> Launch:
     """Returns the training run of a config. ignored_names: LLaMA-Factory's arguments that change no memory."""
     reader.check_names(config, (*SIZES, *READ), ignored_names | IGNORED)
-    is_bridge = BRIDGE in reader.source.env or "mixed_precision" in config  # which MCoreAdapter does not have
-    if not is_bridge:
+    uses_bridge = BRIDGE in reader.source.env or "mixed_precision" in config  # which MCoreAdapter does not have
+    if not uses_bridge:
         reader.notes.append(
             f"MCoreAdapter is assumed (USE_MCA=1); mixed_precision, or {BRIDGE}=1 in a script, says the other"
         )
-    for argument, modelled_values in MODELLED.items():
-        if config.get(argument, modelled_values[0]) not in modelled_values:
-            reader.unknown[argument] = (
-                f"{shown(config[argument])[:40]} is not modelled; {' and '.join(modelled_values)} with Megatron"
+    for argument_name, modelled_values in MODELLED.items():
+        if config.get(argument_name, modelled_values[0]) not in modelled_values:
+            reader.unknown[argument_name] = (
+                f"{shown(config[argument_name])[:40]} is not modelled; {' and '.join(modelled_values)} with Megatron"
             )
     finetuning_type = reader.value(config, "finetuning_type", "lora")
-    adapters = {}
-    if finetuning_type == "lora" and is_bridge:
-        targets = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]  # others are not supported there
-        adapters = bridge_adapters(reader, "", reader.size(config, "lora_rank", 8), targets, None)
+    adapter_settings = {}
+    if finetuning_type == "lora" and uses_bridge:
+        target_modules = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]  # others are not supported there
+        adapter_settings = bridge_adapters(reader, "", reader.size(config, "lora_rank", 8), target_modules, None)
     elif finetuning_type != "full":
         reader.unknown["finetuning_type"] = f"{shown(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
-    tp, pp, cp, ep = (reader.size(config, argument, 1) for argument in SIZES)
+    tp, pp, cp, ep = (reader.size(config, argument_name, 1) for argument_name in SIZES)
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -76,7 +76,7 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         etp=reader.optional_size(config, "expert_tensor_parallel_size") or 1,
         vpp=reader.optional_size(config, "virtual_pipeline_model_parallel_size") or 1,
         sequence_parallel=reader.flag(config, "sequence_parallel"),
-        distributed_optimizer=reader.flag(config, "use_distributed_optimizer", is_bridge),
+        distributed_optimizer=reader.flag(config, "use_distributed_optimizer", uses_bridge),
         batch=reader.size(config, "per_device_train_batch_size", 8),
         seq=reader.size(config, "cutoff_len", 2048),
         num_microbatches=reader.size(config, "gradient_accumulation_steps", 1),
@@ -86,5 +86,5 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion"),
     )
     reader.notes.append("kernels are those that Megatron-Core's scripts choose, with fused rotary embeddings")
-    launch_settings = megatron_run(reader, parallel_run, reader.source.world_size, adapters)
+    launch_settings = megatron_run(reader, parallel_run, reader.source.world_size, adapter_settings)
     return reader.launch("megatron", launch_settings, target=str(config.get("model_name_or_path") or ""))

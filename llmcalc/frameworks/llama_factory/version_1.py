@@ -84,8 +84,10 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         arguments = {"bf16": True, **_framework_arguments(reader, config)}
         if "fsdp" in arguments:
             del arguments["bf16"]
-        target = str(config["model"] or "")
-        launched_run = trainer_launch(reader, arguments, run_settings, world_size, target, shipped=DEEPSPEED_CONFIGS)
+        model_id = str(config["model"] or "")
+        launched_run = trainer_launch(
+            reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
+        )
         if isinstance(launched_run.own_settings, TitanSettings):
             return replace(
                 launched_run, own_settings=replace(launched_run.own_settings, reduced="float32", reduces_each=True)
@@ -129,9 +131,9 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
     peft_table, plugin_name = reader.table(config, "peft_config"), _plugin_name(reader, config, "peft_config")
-    quantization = reader.table(config, "quant_config")
+    quantization_table = reader.table(config, "quant_config")
     if not plugin_name:
-        if quantization:
+        if quantization_table:
             reader.unknown["quant_config"] = "quantized weights take no gradient without peft_config"
         return {}
     if plugin_name == "freeze":
@@ -139,23 +141,23 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if plugin_name != "lora":
         reader.unknown["peft_config.name"] = f"'{plugin_name}' is not modelled; lora and freeze are"
         return {}
-    targets = reader.value(peft_table, "target_modules", "all")
+    target_modules = reader.value(peft_table, "target_modules", "all")
     adapter_settings = lora_settings(
         reader,
         rank=("peft_config.r", reader.value(peft_table, "r", 8)),
-        targets=("peft_config.target_modules", "all-linear" if targets == "all" else targets),
-        modules_to_save=("peft_config.modules_to_save", peft_table.get("modules_to_save")),
-        dropout=reader.value(peft_table, "lora_dropout", 0.05),
-        has_magnitudes=peft_table.get("use_dora"),
+        target_pair=("peft_config.target_modules", "all-linear" if target_modules == "all" else target_modules),
+        saved_modules=("peft_config.modules_to_save", peft_table.get("modules_to_save")),
+        dropout_value=reader.value(peft_table, "lora_dropout", 0.05),
+        magnitude_value=peft_table.get("use_dora"),
     )
-    if not quantization:
+    if not quantization_table:
         return adapter_settings
-    quantization_bits = quantization.get("quantization_bit", 4)
-    if str(quantization.get("name", "auto")) not in ("auto", "bnb") or quantization_bits not in (4, 8):
+    quantization_bits = quantization_table.get("quantization_bit", 4)
+    if str(quantization_table.get("name", "auto")) not in ("auto", "bnb") or quantization_bits not in (4, 8):
         reader.unknown["quant_config"] = f"{shown(quantization_bits)} bits are not modelled; 4 and 8 by bnb are"
         return adapter_settings
-    is_double = quantization.get("double_quantization", True) is not False
-    return adapter_settings | {"base": "int8" if quantization_bits == 8 else "nf4-dq" if is_double else "nf4"}
+    quantizes_twice = quantization_table.get("double_quantization", True) is not False
+    return adapter_settings | {"base": "int8" if quantization_bits == 8 else "nf4-dq" if quantizes_twice else "nf4"}
 
 
 def frozen_layers(reader: LaunchReader, config: Table, name_prefix: str = "") -> dict[str, Any]:

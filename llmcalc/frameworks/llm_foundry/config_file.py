@@ -75,16 +75,16 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         return sharded_launch(reader, world_size, run_settings | formats, own_settings, spec=spec, target=model_name)
 
 
-def _resolved_value(reader: LaunchReader, config: Table, argument: str, written_value: Any) -> Any:
+def _resolved_value(reader: LaunchReader, config: Table, argument_name: str, written_value: Any) -> Any:
     """Returns a value, or the value of a referenced key. Raises `InputError` for a missing key."""
-    match = VARIABLE.fullmatch(written_value.strip()) if isinstance(written_value, str) else None
-    if match is None:
+    reference_match = VARIABLE.fullmatch(written_value.strip()) if isinstance(written_value, str) else None
+    if reference_match is None:
         return written_value
     referenced_value: Any = config
-    for variable_key in match[1].split("."):
+    for variable_key in reference_match[1].split("."):
         referenced_value = referenced_value.get(variable_key) if isinstance(referenced_value, Mapping) else None
     if referenced_value is None:
-        raise reader.wrong(argument, f"{shown(written_value)} names a key that is absent; expected a value")
+        raise reader.wrong(argument_name, f"{shown(written_value)} names a key that is absent; expected a value")
     return referenced_value
 
 
@@ -114,7 +114,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _number_formats(reader: LaunchReader, config: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
-    """Returns the number formats of the run and of gradient reduction, by `mixed_precision`."""
+    """Returns the number formats of the run and of gradient reduction, by `precision_name`."""
     precision = str(reader.value(config, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
         raise reader.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
@@ -122,58 +122,58 @@ def _number_formats(reader: LaunchReader, config: Table, fsdp: Table, is_sharded
         return {"precision": "fp32"}, ""
     if not is_sharded:
         return {"precision": "autocast"}, ""
-    mixed_precision = str(reader.value(fsdp, "mixed_precision", "DEFAULT")).upper()
-    if mixed_precision not in ("PURE", "DEFAULT"):
-        raise reader.wrong("fsdp_config.mixed_precision", f"{shown(mixed_precision)}; expected PURE or DEFAULT")
-    return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if mixed_precision == "PURE" else ""
+    precision_name = str(reader.value(fsdp, "mixed_precision", "DEFAULT")).upper()
+    if precision_name not in ("PURE", "DEFAULT"):
+        raise reader.wrong("fsdp_config.mixed_precision", f"{shown(precision_name)}; expected PURE or DEFAULT")
+    return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if precision_name == "PURE" else ""
 
 
-def _attention_kernel(reader: LaunchReader, model: Table) -> str:
-    config = model.get("attn_config") or {}
+def _attention_kernel(reader: LaunchReader, model_section: Table) -> str:
+    config = model_section.get("attn_config") or {}
     if isinstance(config, Mapping) and config.get("attn_impl") == "torch":
         return "eager"
-    if str(model.get("name")) == "hf_causal_lm" and not model.get("use_flash_attention_2"):
+    if str(model_section.get("name")) == "hf_causal_lm" and not model_section.get("use_flash_attention_2"):
         reader.filled_in["attn_implementation"] = "sdpa"
     return "flash"
 
 
-def _mpt_model(reader: LaunchReader, model: Table, sequence_length: int) -> ModelSpec:
-    """Returns the MPT model in the config's section `model`, with LLM Foundry's defaults."""
-    config = reader.table(model, "attn_config")
+def _mpt_model(reader: LaunchReader, model_section: Table, sequence_length: int) -> ModelSpec:
+    """Returns the MPT model in the config's section `model_section`, with LLM Foundry's defaults."""
+    config = reader.table(model_section, "attn_config")
     reader.refuse_other_values(config, ATTENTION_OFF, "model.attn_config.")
     unmodelled_keys = ("ffn_config", "block_overrides", "final_logit_softcapping")
-    reader.refuse_set(model, dict.fromkeys(unmodelled_keys, "it is modelled without"), "model.")
+    reader.refuse_set(model_section, dict.fromkeys(unmodelled_keys, "it is modelled without"), "model.")
     model_sizes = {
-        size_key: reader.size(model, size_key, default_size)
+        size_key: reader.size(model_section, size_key, default_size)
         for size_key, default_size in (("d_model", 2048), ("n_heads", 16), ("n_layers", 24), ("vocab_size", 50368))
     }
-    has_bias = not reader.flag(model, "no_bias")
-    norm: dict[str, Any] = {"type": "layernorm"} | ({} if has_bias else {"bias": False})
-    if "rmsnorm" in str(reader.value(model, "norm_type", "low_precision_layernorm")):
-        norm = {"type": "rmsnorm"}
+    has_bias = not reader.flag(model_section, "no_bias")
+    norm_table: dict[str, Any] = {"type": "layernorm"} | ({} if has_bias else {"bias": False})
+    if "rmsnorm" in str(reader.value(model_section, "norm_type", "low_precision_layernorm")):
+        norm_table = {"type": "rmsnorm"}
     attention: dict[str, Any] = {"num_attention_heads": model_sizes["n_heads"]}
     attention |= {f"{projection}_bias": has_bias for projection in ("q", "k", "v", "o")}
     if config.get("kv_n_heads") is not None:
         attention["num_key_value_heads"] = size_of(reader, "model.attn_config.kv_n_heads", config["kv_n_heads"])
-    decoder: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm}
+    decoder: dict[str, Any] = {"num_hidden_layers": model_sizes["n_layers"], "final_norm": norm_table}
     if config.get("alibi"):
         attention["position"] = {"type": "alibi"}
     elif config.get("rope"):
         attention["position"] = {"type": "rope"}
-    elif reader.flag(model, "learned_pos_emb", True):
+    elif reader.flag(model_section, "learned_pos_emb", True):
         decoder["position"] = {"type": "learned", "max_position_embeddings": sequence_length}
     network = {
         "type": "mlp",
-        "intermediate_size": reader.size(model, "expansion_ratio", 4) * model_sizes["d_model"],
+        "intermediate_size": reader.size(model_section, "expansion_ratio", 4) * model_sizes["d_model"],
         "hidden_act": "gelu",
         "up_bias": has_bias,
         "down_bias": has_bias,
     }
-    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm_table, "norm_placement": "pre"}
     spec_table = {
         "vocab_size": model_sizes["vocab_size"],
         "hidden_size": model_sizes["d_model"],
-        "tie_word_embeddings": reader.flag(model, "tie_word_embeddings", True),
+        "tie_word_embeddings": reader.flag(model_section, "tie_word_embeddings", True),
         "max_position_embeddings": sequence_length,
         "decoder": decoder,
     }

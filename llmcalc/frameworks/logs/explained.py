@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...accelerator import Hardware
 from ...sources.preset import Preset
 from ..engines.engine import EngineVersion
-from .reading import LogReading, LogTerm
+from .log_contents import LogReading, LogTerm
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.02, 64 * 2**20
 """A term is off where it differs by more than this share of the log's figure, and by more than these bytes."""

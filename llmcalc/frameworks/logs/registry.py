@@ -7,8 +7,8 @@ from dataclasses import replace
 from importlib import import_module
 
 from ...errors import InputError
-from .reading import LogReading
-from .text import LogText
+from .log_contents import LogReading
+from .log_text import LogText
 
 FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
 """Folders of the programs whose logs are read. Of a log that several know, the one that reads most terms has it."""
@@ -22,13 +22,13 @@ EXPECTED_LOGS = (
 )
 
 
-def read_log(file: str, log_text: LogText) -> LogReading:
-    """Returns the contents of a log. file: the log's name in errors. Raises `InputError` for an unknown kind of log."""
+def read_log(file_name: str, log_text: LogText) -> LogReading:
+    """Returns the contents of a log. file_name: for errors. Raises `InputError` for an unknown kind of log."""
     log_readings = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
     torch_reading: LogReading | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
     if not log_readings:
         if torch_reading is None:
-            raise InputError(f"{file}: no line is known; expected {EXPECTED_LOGS}")
+            raise InputError(f"{file_name}: no line is known; expected {EXPECTED_LOGS}")
         return torch_reading
     chosen_reading = log_readings[0]
     if torch_reading is None or torch_reading.kind != "oom":

@@ -356,10 +356,10 @@ class MegatronArguments:
 
     def changed_fields(self) -> Iterator[str]:
         """Yields the names of all fields whose value differs from the default."""
-        for argument in fields(self):
-            default_value = argument.default if argument.default is not MISSING else None
-            if argument.name not in FACTS and getattr(self, argument.name) != default_value:
-                yield argument.name
+        for argument_field in fields(self):
+            default_value = argument_field.default if argument_field.default is not MISSING else None
+            if argument_field.name not in FACTS and getattr(self, argument_field.name) != default_value:
+                yield argument_field.name
 
 
 def flag_of(argument_name: str) -> str:

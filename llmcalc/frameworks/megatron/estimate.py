@@ -20,8 +20,8 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     Weights are bf16; gradients, the master copy and states are fp32 by default, of adapters alone if those are trained.
     """
     static_states = memory_estimate.states
-    trained_share = 1 if static_states.adapters is None else static_states.trained / static_states.count.total
-    gradients, optimizer = (trained_share * bytes_each for bytes_each in optimizer_bytes(memory_estimate.settings))
+    trained_fraction = 1 if static_states.adapters is None else static_states.trained / static_states.count.total
+    gradients, optimizer = (trained_fraction * part_bytes for part_bytes in optimizer_bytes(memory_estimate.settings))
     parameter_bytes = BytesPerParameter(2, gradients, optimizer)
     included_parts, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context
     return PeakEstimate(
@@ -30,36 +30,36 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
 
 
 def measure_passes(
-    memory_estimate: Memory, layout: Layout, stage: Stage, repeats: Sequence[int | None]
+    memory_estimate: Memory, layout: Layout, pipeline_stage: Stage, repeats: Sequence[int | None]
 ) -> list[MicroBatchBytes]:
     """Returns the measured bytes of a micro-batch on a pipeline stage. repeats: as in `peak_estimate.MeasurePasses`."""
     memory_meter, buffer_meter = Meter(), Meter()
-    rank = layout.rank(pp=stage.rank)
+    rank = layout.rank(pp=pipeline_stage.rank)
     rank_run = RankRun(memory_estimate.spec, settings_of(memory_estimate, layout), rank, memory_meter)
     rank_run.persistent.meter = buffer_meter  # what the first pass makes and later passes use
-    chunk = next(
+    stage_chunk = next(
         model_chunk
         for model_chunk in rank_run.chunks
-        if model_chunk.stage is None or model_chunk.stage.chunk == stage.chunk
+        if model_chunk.stage is None or model_chunk.stage.chunk == pipeline_stage.chunk
     )
     rank_run.set_up_tables()
     rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
     set_up_bytes = memory_meter.now
 
     def run_forward() -> tuple[Tensor | None, ForwardOutput]:
-        chunk_input = None if chunk.first else rank_run.receive_hidden()
-        return chunk_input, rank_run.forward(chunk, chunk_input)
+        chunk_input = None if stage_chunk.first else rank_run.receive_hidden()
+        return chunk_input, rank_run.forward(stage_chunk, chunk_input)
 
     if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
-        chunk.lowering.run_only = {} if repeats[0] is None else {0: repeats[0]}
+        stage_chunk.lowering.run_only = {} if repeats[0] is None else {0: repeats[0]}
         with rank_run.graph.no_grad():
             run_forward()
-    if not chunk.first:  # so does the chunk: its input, which has a gradient
-        chunk.input_tensor = rank_run.receive_hidden()
-        chunk.input_tensor.grad = rank_run.receive_gradient()
+    if not stage_chunk.first:  # so does the chunk: its input, which has a gradient
+        stage_chunk.input_tensor = rank_run.receive_hidden()
+        stage_chunk.input_tensor.grad = rank_run.receive_gradient()
     pass_bytes: list[MicroBatchBytes] = []
     for layer_repeats in repeats:
-        chunk.lowering.run_only = {} if layer_repeats is None else {0: layer_repeats}
+        stage_chunk.lowering.run_only = {} if layer_repeats is None else {0: layer_repeats}
         start_bytes = memory_meter.now
         memory_meter.restart()
         chunk_input, forward_output = run_forward()
@@ -68,7 +68,7 @@ def measure_passes(
             PeakByPath.peaks_since_restart(memory_meter, start_bytes),
         )
         memory_meter.restart()
-        rank_run.backward(chunk_input, forward_output, None if chunk.last else rank_run.receive_gradient())
+        rank_run.backward(chunk_input, forward_output, None if stage_chunk.last else rank_run.receive_gradient())
         backward_peaks = PeakByPath.peaks_since_restart(memory_meter, start_bytes)
         del chunk_input, forward_output
         remaining_bytes = memory_meter.now - set_up_bytes + buffer_meter.now

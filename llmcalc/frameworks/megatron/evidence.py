@@ -63,13 +63,13 @@ def check_components(spec: ModelSpec) -> None:
     """Raises `InputError` for a model component that Megatron-LM lacks, and lists the supported ones of its kind."""
     if spec.shared_program in _checked_programs:
         return
-    for component in evidence_of_parts(spec, frozenset({MTP.name})):
-        if (component.kind, component.name) not in PARTS:
-            supported_parts = sorted(part_type for part_kind, part_type in PARTS if part_kind == component.kind)
-            alternatives = f" (it has {', '.join(supported_parts)})" if component.kind != "part" else ""
+    for model_component in evidence_of_parts(spec, frozenset({MTP.name})):
+        if (model_component.kind, model_component.name) not in PARTS:
+            supported_parts = sorted(part_type for part_kind, part_type in PARTS if part_kind == model_component.kind)
+            supported_text = f" (it has {', '.join(supported_parts)})" if model_component.kind != "part" else ""
             raise InputError(
-                f"--framework megatron: Megatron-LM has no {component.kind} '{component.name}'{alternatives}; expected "
-                "a model without it, or --framework torch or fsdp2"
+                f"--framework megatron: Megatron-LM has no {model_component.kind} "
+                f"'{model_component.name}'{supported_text}; expected a model without it, or --framework torch or fsdp2"
             )
     _checked_programs.add(spec.shared_program)
 

@@ -117,11 +117,11 @@ class ShardedWeights:
         self.updated_sizes: list[int] = []
 
     def _allocate(self, storage_bytes: int, memory_kind: str) -> Storage:
-        """Allocates bytes under a kind of memory."""
+        """Allocates bytes that count as a kind of memory, such as weights."""
         with counted_as(self.meter, memory_kind):
             return Storage(self.meter, storage_bytes)
 
-    def set_up(self, weights: dict[Path, Storage]) -> None:
+    def set_up(self, weights_by_path: dict[Path, Storage]) -> None:
         """Moves the model's weights into buckets, and frees each weight after its move."""
         for bucket in self.buckets:
             self.shard_storages.append(self._allocate(2 * bucket.shard_size, "weights"))
@@ -129,12 +129,14 @@ class ShardedWeights:
             if bucket.is_trained:
                 self.shard_storages.append(self._allocate(MAIN_BYTES * bucket.shard_size, "optimizer"))
             for parameter in bucket.parameters:
-                del weights[parameter.path]
+                del weights_by_path[parameter.path]
             del gathered_weights
         shard_elements = sum(bucket.shard_size for bucket in self.buckets if bucket.is_trained)
         self.shard_storages.append(self._allocate(self.gradient_bytes * shard_elements, "gradients"))
         trained_buckets = [bucket for bucket in self.buckets if bucket.is_trained]
-        self.updated_sizes = [size for bucket in trained_buckets for size in self._sizes_on_rank(bucket) if size]
+        self.updated_sizes = [
+            updated_size for bucket in trained_buckets for updated_size in self._sizes_on_rank(bucket) if updated_size
+        ]
 
     def _sizes_on_rank(self, bucket: ShardedBucket) -> Iterator[int]:
         """Yields, for each parameter of a bucket, its number of elements in this rank's shard."""
@@ -245,14 +247,14 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
         parameters_by_group.setdefault((layer_index, parameter.expert, parameter.is_trained), []).append(parameter)
     largest_bucket = settings.ddp_bucket_size or max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.shards)
     buckets = []
-    for (layer_index, expert, _), group_parameters in parameters_by_group.items():
-        for members in (
+    for (layer_index, is_expert, _), group_parameters in parameters_by_group.items():
+        for group_members in (
             [group_parameters] if layer_index is not None else _parameter_groups(group_parameters, largest_bucket)
         ):
-            ordered_parameters = sorted(members, key=_row_size, reverse=True)
-            shard_count = layout.expert_shards if expert else layout.shards
-            bucket_elements, ranges = _pack_bucket(ordered_parameters, shard_count)
-            buckets.append(ShardedBucket(ordered_parameters, layer_index, bucket_elements, shard_count, ranges))
+            ordered_parameters = sorted(group_members, key=_row_size, reverse=True)
+            shard_count = layout.expert_shards if is_expert else layout.shards
+            bucket_elements, element_ranges = _pack_bucket(ordered_parameters, shard_count)
+            buckets.append(ShardedBucket(ordered_parameters, layer_index, bucket_elements, shard_count, element_ranges))
     return buckets
 
 
@@ -283,13 +285,13 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
         row_size, size = _row_size(parameter), parameter.size
         if row_size != row_alignment and (row_alignment % row_size or size % row_alignment) and size >= row_alignment:
             row_alignment = math.lcm(row_alignment, row_size)
-    starts: dict[Path, int] = {}
+    start_by_path: dict[Path, int] = {}
     short_parameters = [parameter for parameter in parameters if parameter.size < row_alignment]
     long_parameters = [parameter for parameter in parameters if parameter.size >= row_alignment]
     bucket_end = 0
     while long_parameters:
         parameter = long_parameters.pop(0)
-        starts[parameter.path] = bucket_end
+        start_by_path[parameter.path] = bucket_end
         unaligned_elements = parameter.size % row_alignment
         if not unaligned_elements:
             bucket_end += parameter.size
@@ -297,20 +299,22 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
         gap_start, bucket_end = bucket_end + parameter.size, bucket_end + round_up(parameter.size, row_alignment)
         gap_size = row_alignment - unaligned_elements
         for long_parameter in long_parameters:
-            partner_rest = long_parameter.size % row_alignment
-            if partner_rest and unaligned_elements + partner_rest <= row_alignment:
+            partner_remainder = long_parameter.size % row_alignment
+            if partner_remainder and unaligned_elements + partner_remainder <= row_alignment:
                 long_parameters.remove(long_parameter)
-                starts[long_parameter.path] = bucket_end - partner_rest
-                gap_size -= partner_rest
-                bucket_end += long_parameter.size - partner_rest
+                start_by_path[long_parameter.path] = bucket_end - partner_remainder
+                gap_size -= partner_remainder
+                bucket_end += long_parameter.size - partner_remainder
                 break
         for short_parameter in list(short_parameters):
             if short_parameter.size <= gap_size:
-                starts[short_parameter.path] = gap_start
+                start_by_path[short_parameter.path] = gap_start
                 gap_start, gap_size = gap_start + short_parameter.size, gap_size - short_parameter.size
                 short_parameters.remove(short_parameter)
     for short_parameter in short_parameters:
-        starts[short_parameter.path] = bucket_end
+        start_by_path[short_parameter.path] = bucket_end
         bucket_end += short_parameter.size
-    parameter_ranges = [(starts[parameter.path], starts[parameter.path] + parameter.size) for parameter in parameters]
+    parameter_ranges = [
+        (start_by_path[parameter.path], start_by_path[parameter.path] + parameter.size) for parameter in parameters
+    ]
     return round_up(bucket_end, shard_count * row_alignment), parameter_ranges

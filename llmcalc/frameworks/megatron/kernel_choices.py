@@ -132,7 +132,7 @@ def loss(settings: MegatronSettings) -> Loss:
 
 def rank_choices_of(settings: MegatronSettings) -> RankChoices:
     """Returns the kernel choices of a run's ranks."""
-    expert_capacity = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
+    capacity_factor = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
     return RankChoices(
         tp=settings.tp,
         cp=settings.cp,
@@ -167,7 +167,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankChoices:
         dispatcher="hybridep" if settings.moe_token_dispatcher_type == "flex" else settings.moe_token_dispatcher_type,
         permute_fusion=settings.moe_permute_fusion,
         router_fp32=settings.moe_router_dtype is not None,
-        capacity_factor=expert_capacity,
+        capacity_factor=capacity_factor,
         aux_loss=settings.has_auxiliary_loss,
         z_loss=settings.moe_z_loss_coeff is not None,
         combined_at_once=settings.date is not None and settings.date < COMBINED_IN_PARTS,

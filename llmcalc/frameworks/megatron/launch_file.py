@@ -132,22 +132,22 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
     Raises `InputError`, which names file and argument.
     """
     if isinstance(arguments_table.get(WRAPPED), Mapping) and "MODEL_ARGS" not in arguments_table:
-        env = arguments_table.get("env_vars")
+        env_variables = arguments_table.get("env_vars")
         arguments_table, source_file = (
             arguments_table[WRAPPED],
-            replace(source_file, env=env if isinstance(env, Mapping) else {}),
+            replace(source_file, env=env_variables if isinstance(env_variables, Mapping) else {}),
         )
     with reading_of(source_file) as reader:
-        variables = {str(variable): _environment_text(setting) for variable, setting in source_file.env.items()}
-        return _read_arguments(reader, _argument_table(reader, arguments_table, variables), variables)
+        environment = {str(env_name): _environment_text(env_value) for env_name, env_value in source_file.env.items()}
+        return _read_arguments(reader, _argument_table(reader, arguments_table, environment), environment)
 
 
 def _argument_table(
-    reader: LaunchReader, arguments_table: Mapping[str, Any], variables: dict[str, str]
+    reader: LaunchReader, arguments_table: Mapping[str, Any], environment: dict[str, str]
 ) -> Mapping[str, Any]:
     """Returns the table of arguments from a functional test, or the table itself.
 
-    variables: to which the table's environment variables are added.
+    environment: to which the table's environment variables are added.
     """
     arguments: Any = arguments_table
     if "MODEL_ARGS" in arguments_table:
@@ -157,7 +157,9 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
-        variables.update((str(variable), _environment_text(setting)) for variable, setting in variables_table.items())
+        environment.update(
+            (str(env_name), _environment_text(env_text)) for env_name, env_text in variables_table.items()
+        )
         for table_key in arguments_table:
             if table_key not in ENTRIES:
                 _note_entry(reader, table_key)
@@ -240,10 +242,10 @@ def smallest_world_size(settings: MegatronSettings) -> int:
     multiple of both.
     """
     group_devices, instances = settings.tp * settings.cp, max(1, settings.num_distributed_optimizer_instances)
-    experts = max(1, settings.expert_model_parallel_size) * (settings.expert_tensor_parallel_size or settings.tp)
-    if group_devices <= 0 or experts <= 0:
+    moe_ranks = max(1, settings.expert_model_parallel_size) * (settings.expert_tensor_parallel_size or settings.tp)
+    if group_devices <= 0 or moe_ranks <= 0:
         return max(1, group_devices * settings.pp)
-    return group_devices * math.lcm(experts // math.gcd(group_devices, experts), instances) * max(1, settings.pp)
+    return group_devices * math.lcm(moe_ranks // math.gcd(group_devices, moe_ranks), instances) * max(1, settings.pp)
 
 
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
@@ -303,32 +305,32 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
     return field_values
 
 
-def value_of(reader: LaunchReader, flag: str, value_type: Any, written_value: Any) -> Any:
+def value_of(reader: LaunchReader, flag_name: str, value_type: Any, written_value: Any) -> Any:
     """Returns an argument's value in the type of the matching field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
     """
-    if flag == "--tokenizer-model" and isinstance(written_value, str) and is_unresolved(written_value):
+    if flag_name == "--tokenizer-model" and isinstance(written_value, str) and is_unresolved(written_value):
         return None
     if isinstance(written_value, str) and is_unresolved(written_value):
-        raise reader.wrong(flag, unresolved_reason(written_value))
+        raise reader.wrong(flag_name, unresolved_reason(written_value))
     if value_type is bool:
-        return _flag_value(reader, flag, written_value)
+        return _flag_value(reader, flag_name, written_value)
     if written_value is None or written_value is False:
         return None
-    possible_values = [choice for choice in (get_args(value_type) or (value_type,)) if choice is not NoneType]
+    possible_types = [type_ for type_ in (get_args(value_type) or (value_type,)) if type_ is not NoneType]
     if get_origin(value_type) in (Literal, tuple):
-        possible_values = [value_type]
+        possible_types = [value_type]
     if written_value is True or written_value == "":
-        raise reader.wrong(flag, "has no value; expected one")
-    for choice in possible_values:
-        parsed_value = _parse_single_value(choice, written_value)
+        raise reader.wrong(flag_name, "has no value; expected one")
+    for type_ in possible_types:
+        parsed_value = _parse_single_value(type_, written_value)
         if parsed_value is not None:
             return parsed_value
-    raise reader.wrong(flag, f"{shown(written_value)}; expected {_expected_types(possible_values)}")
+    raise reader.wrong(flag_name, f"{shown(written_value)}; expected {_expected_types(possible_types)}")
 
 
-def _flag_value(reader: LaunchReader, flag: str, written_value: Any) -> bool | None:
+def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:
     """Returns the value of an argument without parameters, such as `--swiglu`, as a boolean, or None."""
     if written_value in (True, None, "") or written_value == []:
         return True
@@ -337,7 +339,7 @@ def _flag_value(reader: LaunchReader, flag: str, written_value: Any) -> bool | N
     boolean_values = {"true": True, "1": True, "false": None, "0": None}
     value_text = str(written_value).strip().lower()[:10]
     if value_text not in boolean_values:
-        raise reader.wrong(flag, f"{shown(written_value)}; it takes no value")
+        raise reader.wrong(flag_name, f"{shown(written_value)}; it takes no value")
     return boolean_values[value_text]
 
 
@@ -425,9 +427,9 @@ def _environment_text(variable_value: Any) -> str:
 # ---- what the arguments mean
 
 
-def _model_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script: str) -> Kind:
+def _model_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script_file: str) -> Kind:
     """Returns the kind of pretraining script, by its file name or by arguments that only this script has."""
-    script_name = script.lower()
+    script_name = script_file.lower()
     for name_part, model_kind in SCRIPTS.items():
         if name_part in script_name:
             return model_kind

@@ -16,9 +16,9 @@ from .param_and_grad_buffer import (
     ALIGNED,
     BUCKET,
     BUSBW,
-    Buffer,
+    ElementRange,
+    GradientBuffer,
     OptimizerUpdate,
-    Range,
     is_updated_by_muon,
     optimizer_updates,
     shard_index,
@@ -33,29 +33,29 @@ FULL = 0.9
 
 
 def pack_buffer(
-    parameters: list[Parameter], expert: bool, settings: MegatronSettings, layout: Layout, bucket: int | None
-) -> Buffer:
+    parameters: list[Parameter], is_expert: bool, settings: MegatronSettings, layout: Layout, bucket_limit: int | None
+) -> GradientBuffer:
     """Returns a buffer in which no tensor is split between shards.
 
     The costliest tensors come first, each in the shard with the emptiest to compute.
-    bucket: elements after which a bucket ends; None for a single bucket.
+    bucket_limit: elements after which a bucket ends; None for a single bucket.
     """
-    shard_count = layout.expert_shards if expert else layout.shards
+    shard_count = layout.expert_shards if is_expert else layout.shards
     bucket_divisor = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
     shard_multiple = math.lcm(ALIGNED, bucket_divisor // shard_count)
-    buckets: list[Range] = []
-    ranges: dict[int, tuple[Range, int]] = {}
+    bucket_list: list[ElementRange] = []
+    tensor_ranges: dict[int, tuple[ElementRange, int]] = {}
     shard_costs = [0] * shard_count
 
     def emit_bucket(bucket_parameters: list[Parameter]) -> None:
         """Assigns the tensors of one bucket to shards, and appends the bucket."""
-        most_elements = sum(parameter.size for parameter in bucket_parameters) / shard_count * OVERFULL
+        element_limit = sum(parameter.size for parameter in bucket_parameters) / shard_count * OVERFULL
         shard_ends, tensor_placements = [0] * shard_count, list[tuple[Parameter, int, int]]()
         for parameter in sorted(bucket_parameters, key=lambda parameter: -_orthogonalization_cost(parameter)):
             fitting_shards = [
                 shard_index
                 for shard_index in range(shard_count)
-                if round_up(shard_ends[shard_index], ALIGNED) + parameter.size <= most_elements
+                if round_up(shard_ends[shard_index], ALIGNED) + parameter.size <= element_limit
             ]
             shard_index = (
                 min(fitting_shards, key=lambda shard_index: shard_costs[shard_index])
@@ -66,21 +66,24 @@ def pack_buffer(
             tensor_placements.append((parameter, shard_index, start_in_shard))
             shard_ends[shard_index] = start_in_shard + parameter.size
             shard_costs[shard_index] += _orthogonalization_cost(parameter)
-        shard_width, bucket_start = round_up(max(shard_ends), shard_multiple), buckets[-1].end if buckets else 0
+        shard_width, bucket_start = round_up(max(shard_ends), shard_multiple), bucket_list[-1].end if bucket_list else 0
         for parameter, shard_index, start_in_shard in tensor_placements:
             start_in_buffer = bucket_start + shard_index * shard_width + start_in_shard
-            ranges[id(parameter.tensor)] = Range(start_in_buffer, start_in_buffer + parameter.size), len(buckets)
-        buckets.append(Range(bucket_start, bucket_start + shard_count * shard_width))
+            tensor_ranges[id(parameter.tensor)] = (
+                ElementRange(start_in_buffer, start_in_buffer + parameter.size),
+                len(bucket_list),
+            )
+        bucket_list.append(ElementRange(bucket_start, bucket_start + shard_count * shard_width))
 
     pending_parameters: list[Parameter] = []
     shard_loads, largest_load = [0] * shard_count, 0
     for parameter in reversed(parameters):
-        if bucket is not None and pending_parameters:
+        if bucket_limit is not None and pending_parameters:
             padding_suffices = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(
                 max(shard_loads), shard_multiple
             )
             is_bucket_full = sum(parameter.size for parameter in pending_parameters) >= max(
-                bucket, int(shard_count * largest_load * FULL)
+                bucket_limit, int(shard_count * largest_load * FULL)
             )
             if is_bucket_full and not padding_suffices:
                 emit_bucket(pending_parameters)
@@ -90,7 +93,9 @@ def pack_buffer(
         pending_parameters.append(parameter)
         largest_load = max(largest_load, parameter.size)
     emit_bucket(pending_parameters)
-    return Buffer(parameters, expert, shard_count, buckets[-1].end, buckets, ranges, packed=True)
+    return GradientBuffer(
+        parameters, is_expert, shard_count, bucket_list[-1].end, bucket_list, tensor_ranges, packed=True
+    )
 
 
 def _orthogonalization_cost(parameter: Parameter) -> int:
@@ -100,7 +105,9 @@ def _orthogonalization_cost(parameter: Parameter) -> int:
     return muon_cost
 
 
-def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates) -> list[OptimizerUpdate]:
+def updates_by_layout(
+    buffers: Sequence[GradientBuffer], layout: Layout, coordinates: Coordinates
+) -> list[OptimizerUpdate]:
     """Returns the optimizer's tensors on this rank: ranges of Adam's parameters, and the matrices in its shards."""
     updates = list(optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates))
     for buffer in buffers:
@@ -116,7 +123,7 @@ def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Co
 
 
 def updates_in_rank_order(
-    buffers: Sequence[Buffer], layout: Layout, rank_coordinates: Coordinates
+    buffers: Sequence[GradientBuffer], layout: Layout, rank_coordinates: Coordinates
 ) -> tuple[list[OptimizerUpdate], list[int]]:
     """Returns the parameters that this rank's optimizer updates, and the elements that a step all-gathers.
 
@@ -124,14 +131,14 @@ def updates_in_rank_order(
     """
     rank_parameters: list[Parameter] = []
     gathered_elements: list[int] = []
-    for expert in (False, True):
+    for is_expert in (False, True):
         ranks, rank_in_group = (
             (layout.expert_dp, rank_coordinates.edp)
-            if expert
+            if is_expert
             else (layout.dp * layout.cp, rank_coordinates.dp * layout.cp + rank_coordinates.cp)
         )
         rank_order = [*range(ranks), *reversed(range(ranks))]
-        parameters = [parameter for buffer in buffers if buffer.expert is expert for parameter in buffer.parameters]
+        parameters = [parameter for buffer in buffers if buffer.expert is is_expert for parameter in buffer.parameters]
         ordered_parameters = sorted(
             sorted(parameters, key=lambda parameter: not is_updated_by_muon(parameter)),
             key=lambda parameter: parameter.size,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ..logs.reading import AMOUNT, LogReading, LogTerm, LogValues, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, LogReading, LogTerm, LogValues, pattern
+from ..logs.log_text import LogText
 
 _MB = r"[0-9]{1,12}(?:\.[0-9]{1,15})?"
 

@@ -157,7 +157,7 @@ def _latent_attention_table(settings: MegatronSettings) -> Table:
 
 def _network_table(settings: MegatronSettings, inner_width: int, has_bias: bool) -> Table:
     """Returns the model-spec table of a feed-forward network."""
-    activation = (
+    activation_name = (
         "silu"
         if settings.swiglu
         else "relu2"
@@ -166,15 +166,15 @@ def _network_table(settings: MegatronSettings, inner_width: int, has_bias: bool)
         if settings.openai_gelu
         else "gelu"
     )
-    gate = {"gate_bias": has_bias} if settings.has_gate else {}
+    gate_fields = {"gate_bias": has_bias} if settings.has_gate else {}
     return {
         "type": "mlp",
         "intermediate_size": inner_width,
-        "hidden_act": activation,
+        "hidden_act": activation_name,
         "gated": settings.has_gate,
         "up_bias": has_bias,
         "down_bias": has_bias,
-        **gate,
+        **gate_fields,
     }
 
 
@@ -228,9 +228,9 @@ def _mamba_table(settings: MegatronSettings) -> Table:
     }
 
 
-def _layer_table(settings: MegatronSettings, attention: Table, network: Table) -> Table:
+def _layer_table(settings: MegatronSettings, mixer_table: Table, mlp_table: Table) -> Table:
     """Returns the model-spec table of a layer with pre-norms."""
-    return {"attention": attention, "feed_forward": network, "norm": _norm_table(settings), "norm_placement": "pre"}
+    return {"attention": mixer_table, "feed_forward": mlp_table, "norm": _norm_table(settings), "norm_placement": "pre"}
 
 
 def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) -> Table:
@@ -264,7 +264,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
             "_delta" if has_delta_rule else "_unrotated" if is_unrotated else ""
         )
         if layer_name not in layer_tables:
-            network = (
+            network_table = (
                 _experts_table(settings)
                 if has_experts
                 else _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
@@ -272,7 +272,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
             layer_tables[layer_name] = _layer_table(
                 settings,
                 _delta_table(settings) if has_delta_rule else _mixer_table(settings, not is_unrotated),
-                network,
+                network_table,
             )
         layer_names.append(layer_name)
     return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layers, None)
@@ -296,7 +296,7 @@ def _hybrid_fields(settings: MegatronSettings) -> Table:
         ),
         "experts": lambda: _layer_table(settings, NOTHING, _experts_table(settings)),
     }
-    layer_names = [HIDDEN_LAYERS[letter] for letter in pattern_letters]
+    layer_names = [HIDDEN_LAYERS[layer_letter] for layer_letter in pattern_letters]
     layer_tables = {layer_name: table_builders[layer_name]() for layer_name in dict.fromkeys(layer_names)}
     mtp_layer = _mtp_layer_table(settings)
     return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layers, mtp_layer)
@@ -313,23 +313,23 @@ def _mtp_layer_table(settings: MegatronSettings) -> Table | None:
             f"--hybrid-layer-pattern: '{'/'.join(mtp_patterns)[:40]}' after the slash is not supported; expected one "
             "mixer and at most one network, such as /*E"
         )
-    mixers = {
+    mixer_builders = {
         "M": _mamba_table,
         "*": lambda settings: _attention_table(settings, _rope_table(settings)),
         "+": _latent_attention_table,
     }
-    networks = {
+    network_builders = {
         "-": lambda settings: _network_table(settings, settings.ffn_width, not settings.disable_bias_linear),
         "E": _experts_table,
     }
-    if mtp_letters[0] in mixers and (len(mtp_letters) == 1 or mtp_letters[1] in networks):
+    if mtp_letters[0] in mixer_builders and (len(mtp_letters) == 1 or mtp_letters[1] in network_builders):
         return _layer_table(
             settings,
-            mixers[mtp_letters[0]](settings),
-            networks[mtp_letters[1]](settings) if len(mtp_letters) == 2 else NOTHING,
+            mixer_builders[mtp_letters[0]](settings),
+            network_builders[mtp_letters[1]](settings) if len(mtp_letters) == 2 else NOTHING,
         )
     if len(mtp_letters) == 1:
-        return _layer_table(settings, NOTHING, networks[mtp_letters](settings))
+        return _layer_table(settings, NOTHING, network_builders[mtp_letters](settings))
     raise InputError(f"--hybrid-layer-pattern: /{mtp_letters}: not supported; expected a mixer before a network")
 
 
@@ -341,55 +341,55 @@ def _decoder_fields(
     mtp_layer: Table | None,
 ) -> Table:
     """Returns the model-spec fields of a decoder with these layers."""
-    stack = {
+    stack_table = {
         **stack_of_kinds(layer_tables, layer_names),
         "num_hidden_layers": len(layer_names),
         "final_norm": _norm_table(settings),
         **_position_fields(settings),
     }
     if not mtp_depth:
-        return {"decoder": stack}
+        return {"decoder": stack_table}
     mtp_table: Table = {
         "num_nextn_predict_layers": mtp_depth,
         "repeated": settings.mtp_use_repeated_layer,
         "norm": _norm_table(settings),
     }
     if mtp_layer is not None:
-        stack["variants"] = {**stack["variants"], "later": mtp_layer}
+        stack_table["variants"] = {**stack_table["variants"], "later": mtp_layer}
         mtp_table["layer"] = "later"
     else:
         last_layer_name = layer_names[-1]
-        mtp_table["layer"] = last_layer_name if last_layer_name in stack["variants"] else "block"
-    return {"decoder": stack, "mtp": mtp_table}
+        mtp_table["layer"] = last_layer_name if last_layer_name in stack_table["variants"] else "block"
+    return {"decoder": stack_table, "mtp": mtp_table}
 
 
 def _bert_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a BERT."""
     if settings.pp > 1 and settings.mtp_num_layers:
         raise InputError("--mtp-num-layers: BERT has none; expected none")
-    layer_block = _layer_table(
+    layer_table = _layer_table(
         settings,
         _attention_table(settings, _rope_table(settings)),
         _network_table(settings, settings.ffn_width, not settings.disable_bias_linear),
     )
     has_binary_head = not settings.bert_no_binary_head
-    stack: Table = {
+    stack_table: Table = {
         "num_hidden_layers": settings.layers,
-        "block": layer_block,
+        "block": layer_table,
         "final_norm": _norm_table(settings),
         **_position_fields(settings),
     }
     if has_binary_head:
-        stack["token_types"] = {"type_vocab_size": SEGMENTS}
+        stack_table["token_types"] = {"type_vocab_size": SEGMENTS}
     head_transform = {"hidden_act": "gelu", "norm": {"type": "layernorm", "eps": settings.norm_epsilon}}
-    decoder_table: Table = {"encoder": stack, "head": {"type": "lm", "bias": True, "transform": head_transform}}
+    decoder_table: Table = {"encoder": stack_table, "head": {"type": "lm", "bias": True, "transform": head_transform}}
     return {**decoder_table, "pooler": {"num_labels": BERT_LABELS}} if has_binary_head else decoder_table
 
 
 def _t5_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a T5."""
-    network = _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
-    block = _layer_table(settings, _attention_table(settings, _rope_table(settings)), network)
+    network_table = _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
+    block = _layer_table(settings, _attention_table(settings, _rope_table(settings)), network_table)
     relative_bias: Table = {}
     if settings.position_type == "relative":
         relative_bias = {

@@ -56,16 +56,21 @@ BRIDGE_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """The layers that Megatron-Bridge adapts by default (megatron/bridge/peft/lora.py)."""
 
 
-def bridge_adapters(reader: LaunchReader, section: str, rank: Any, targets: Any, dropout: Any) -> dict[str, Any]:
-    """Returns the settings of Megatron-Bridge's low-rank adapters. section: the table's key.
+def bridge_adapters(
+    reader: LaunchReader, section_name: str, rank: Any, target_modules: Any, dropout_value: Any
+) -> dict[str, Any]:
+    """Returns the settings of Megatron-Bridge's low-rank adapters. section_name: the table's key.
 
-    targets, dropout: None for the default.
+    target_modules, dropout_value: None for the default.
     """
     settings = lora_settings(
         reader,
-        rank=(f"{section}.rank", rank),
-        targets=(f"{section}.target_modules", list(BRIDGE_TARGETS) if targets is None else targets),
-        dropout=dropout,
+        rank=(f"{section_name}.rank", rank),
+        target_pair=(
+            f"{section_name}.target_modules",
+            list(BRIDGE_TARGETS) if target_modules is None else target_modules,
+        ),
+        dropout_value=dropout_value,
     )
     return {**settings, "lora_library": "megatron-bridge", "lora_dtype": "bf16"}
 
@@ -77,23 +82,23 @@ def optimizer_on_host(
 
     name_prefix: what stands before the arguments' names. default_fraction: the share of states without an argument.
     """
-    is_on_host, argument = (f"{name_prefix}{argument}" for argument in HOST_OPTIMIZER)
+    is_on_host, argument_name = (f"{name_prefix}{argument_name}" for argument_name in HOST_OPTIMIZER)
     if not reader.flag(config, is_on_host):
         return {}
-    if share_of(reader, argument, config, default_fraction) != 1:
-        reader.unknown[argument] = "states on the device beside those on the host are not modelled; 1 is"
+    if share_of(reader, argument_name, config, default_fraction) != 1:
+        reader.unknown[argument_name] = "states on the device beside those on the host are not modelled; 1 is"
     return {"optimizer_offload": True}
 
 
 def stage_ends(
-    reader: LaunchReader, config: Table, name_prefix: str = "", arguments: tuple[str, str] = STAGE_ENDS
+    reader: LaunchReader, config: Table, name_prefix: str = "", argument_names: tuple[str, str] = STAGE_ENDS
 ) -> tuple[int | None, int | None]:
     """Returns the layers of the pipeline's first and last rank; None where the file does not state them.
 
-    name_prefix: what stands before the arguments' names. arguments: the arguments.
+    name_prefix: what stands before the arguments' names. argument_names: the arguments.
     """
     first_stage_layers, last_stage_layers = (
-        reader.optional_size(config, f"{name_prefix}{argument}") for argument in arguments
+        reader.optional_size(config, f"{name_prefix}{argument_name}") for argument_name in argument_names
     )
     return first_stage_layers, last_stage_layers
 

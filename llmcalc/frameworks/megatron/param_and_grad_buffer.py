@@ -30,7 +30,7 @@ BUCKET_OF_RANK = 1_000_000
 """Elements of a bucket where gradients are reduced while others are computed: at least, and for each rank."""
 
 
-class Range(NamedTuple):
+class ElementRange(NamedTuple):
     """A range of a buffer's elements: `start` inclusive, `end` exclusive."""
 
     start: int
@@ -38,7 +38,7 @@ class Range(NamedTuple):
 
 
 @dataclass
-class Buffer:
+class GradientBuffer:
     """A contiguous gradient buffer, which also has the weights under the distributed optimizer.
 
     shards: number of ranks that divide it. size: number of elements. ranges: parameter → its range and bucket index.
@@ -49,8 +49,8 @@ class Buffer:
     expert: bool
     shards: int
     size: int
-    buckets: list[Range]
-    ranges: dict[int, tuple[Range, int]]
+    buckets: list[ElementRange]
+    ranges: dict[int, tuple[ElementRange, int]]
     packed: bool = False
 
     @property
@@ -61,49 +61,54 @@ class Buffer:
 
 def make_buffer(
     parameters: list[Parameter],
-    expert: bool,
+    is_expert: bool,
     settings: MegatronSettings,
     layout: Layout,
-    bucket: int | None,
-    tied: bool,
+    bucket_limit: int | None,
+    is_tied: bool,
     is_distributed: bool,
-) -> Buffer:
+) -> GradientBuffer:
     """Returns the gradient buffer of a group of parameters.
 
-    bucket: elements after which a bucket ends; None for a single bucket.
-    tied: whether embedding and output layer share their table, which then has a bucket of its own.
+    bucket_limit: elements after which a bucket ends; None for a single bucket.
+    is_tied: whether embedding and output layer share their table, which then has a bucket of its own.
     is_distributed: whether ranks divide the buffer.
     """
-    shard_count = layout.expert_shards if expert else layout.shards
+    shard_count = layout.expert_shards if is_expert else layout.shards
     if not is_distributed:
         buffer_elements = sum(parameter.size for parameter in parameters)
-        return Buffer(parameters, expert, shard_count, buffer_elements, [Range(0, buffer_elements)], {})
+        return GradientBuffer(
+            parameters, is_expert, shard_count, buffer_elements, [ElementRange(0, buffer_elements)], {}
+        )
     bucket_multiple = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
     next_start = bucket_start = 0
     is_bucket_open = False
-    buckets: list[Range] = []
-    parameter_ranges: dict[int, tuple[Range, int]] = {}
+    bucket_ranges: list[ElementRange] = []
+    parameter_ranges: dict[int, tuple[ElementRange, int]] = {}
 
     def close_bucket(unpadded_end: int) -> int:
         """Ends the current bucket, and returns the padded end."""
-        buckets.append(Range(bucket_start, round_up(unpadded_end, bucket_multiple)))
-        return buckets[-1].end
+        bucket_ranges.append(ElementRange(bucket_start, round_up(unpadded_end, bucket_multiple)))
+        return bucket_ranges[-1].end
 
     for parameter in reversed(parameters):
         next_start = round_up(next_start, ALIGNED)
-        needs_own_bucket = tied and parameter.role in ("table", "head")
+        needs_own_bucket = is_tied and parameter.role in ("table", "head")
         if needs_own_bucket and is_bucket_open:
             bucket_start = next_start = close_bucket(next_start)
             is_bucket_open = False
-        parameter_ranges[id(parameter.tensor)] = Range(next_start, next_start + parameter.size), len(buckets)
+        parameter_ranges[id(parameter.tensor)] = (
+            ElementRange(next_start, next_start + parameter.size),
+            len(bucket_ranges),
+        )
         next_start += parameter.size
         is_bucket_open = True
-        if needs_own_bucket or (bucket is not None and next_start - bucket_start >= bucket):
+        if needs_own_bucket or (bucket_limit is not None and next_start - bucket_start >= bucket_limit):
             bucket_start = next_start = close_bucket(next_start)
             is_bucket_open = False
     if is_bucket_open:
         close_bucket(next_start)
-    return Buffer(parameters, expert, shard_count, buckets[-1].end, buckets, parameter_ranges)
+    return GradientBuffer(parameters, is_expert, shard_count, bucket_ranges[-1].end, bucket_ranges, parameter_ranges)
 
 
 def bucket_size(
@@ -134,7 +139,11 @@ class OptimizerUpdate(NamedTuple):
 
 
 def optimizer_updates(
-    buffers: Sequence[Buffer], distributed: bool, layout: Layout, rank_coordinates: Coordinates, optimizer: str = "adam"
+    buffers: Sequence[GradientBuffer],
+    distributed: bool,
+    layout: Layout,
+    rank_coordinates: Coordinates,
+    optimizer: str = "adam",
 ) -> Iterator[OptimizerUpdate]:
     """Yields this rank's optimizer updates in the optimizer's order.
 
@@ -159,9 +168,9 @@ def optimizer_updates(
                 yield from (OptimizerUpdate(parameter.size, state_count) for parameter in group_parameters)
                 continue
             shard_number = shard_index(buffer, layout, rank_coordinates)
-            for bucket_index, bucket in enumerate(buffer.buckets):
-                shard_width = (bucket.end - bucket.start) // buffer.shards
-                shard_start = bucket.start + shard_number * shard_width
+            for bucket_index, bucket_range in enumerate(buffer.buckets):
+                shard_width = (bucket_range.end - bucket_range.start) // buffer.shards
+                shard_start = bucket_range.start + shard_number * shard_width
                 for parameter in reversed(group_parameters):
                     (parameter_start, parameter_end), bucket_number = buffer.ranges[id(parameter.tensor)]
                     overlap_elements = min(shard_start + shard_width, parameter_end) - max(shard_start, parameter_start)
@@ -174,7 +183,7 @@ def is_updated_by_muon(parameter: Parameter) -> bool:
     return len(parameter.tensor.shape) == 2 and parameter.role not in ("table", "head")
 
 
-def shard_index(buffer: Buffer, layout: Layout, rank_coordinates: Coordinates) -> int:
+def shard_index(buffer: GradientBuffer, layout: Layout, rank_coordinates: Coordinates) -> int:
     """Returns the index of a rank's shard of a buffer. Context-parallel ranks are neighbours."""
     rank_in_group = rank_coordinates.edp if buffer.expert else rank_coordinates.dp * layout.cp + rank_coordinates.cp
     return rank_in_group % buffer.shards

@@ -22,23 +22,23 @@ def read_accelerate(
 ) -> LaunchSettings:
     """Returns the Megatron-LM run of an accelerate config. command_settings: the other settings."""
     reader.refuse_groups(config)
-    section = "megatron_lm_config"
+    section_name = "megatron_lm_config"
     plugin_options = {
         str(plugin_key).removeprefix("megatron_lm_"): plugin_value
-        for plugin_key, plugin_value in reader.table(config, section).items()
+        for plugin_key, plugin_value in reader.table(config, section_name).items()
     }
-    unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section, "no key that is known")
+    unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section_name, "no key that is known")
 
     def plugin_size(argument_name: str) -> int:
         return size_of(
             reader,
-            f"{section}.megatron_lm_{argument_name}",
+            f"{section_name}.megatron_lm_{argument_name}",
             1 if plugin_options.get(argument_name) is None else plugin_options[argument_name],
         )
 
     def plugin_flag(argument_name: str) -> bool:
         return plugin_options.get(argument_name) is not None and flag_value(
-            reader, f"{section}.megatron_lm_{argument_name}", plugin_options[argument_name]
+            reader, f"{section_name}.megatron_lm_{argument_name}", plugin_options[argument_name]
         )
 
     tp, pp = plugin_size("tp_degree"), plugin_size("pp_degree")

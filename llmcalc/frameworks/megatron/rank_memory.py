@@ -115,7 +115,7 @@ def replay_rank(
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
-    """Returns a cache key of everything that determines a rank's passes, apart from its settings."""
+    """Returns the cache key of a rank's passes within one run: equal for ranks with equal passes."""
     layer_names, rank_coordinates = rank_run.spec.main.layer_names(), rank_run.coordinates._replace(dp=0, pp=0, edp=0)
     if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
         rank_coordinates = rank_coordinates._replace(tp=0, etp=0, ep=0, cp=0)
@@ -172,7 +172,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 
 
 def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
-    """Returns a cache key of everything outside passes, settings and layout that determines a rank's steps."""
+    """Returns the cache key of a rank's steps without the passes: equal for ranks with equal steps."""
     memory_meter.cut()
     ((step_events, _),) = memory_meter.pieces
     optimizer = rank_run.updated_sizes, rank_run.states_per_parameter, rank_run.step_gather_sizes
@@ -202,18 +202,18 @@ def rank_memory(
     spec: ModelSpec,
     settings: MegatronSettings,
     rank: int,
-    context: int = Runtime.context,
+    context_bytes: int = Runtime.context,
     recorded_ranks: RecordedRanks | None = None,
 ) -> DeviceMemory:
-    """Returns the memory of a rank. context: bytes of the CUDA context. recorded_ranks: as in `replay_rank`.
+    """Returns the memory of a rank. context_bytes: bytes of the CUDA context. recorded_ranks: as in `replay_rank`.
 
     The rank is numbered as by `Layout.coordinates`.
     """
     replay_result = replay_rank(spec, settings, rank, recorded_ranks)
-    rank_memory_use = summarize(replay_result, context, layer_stacks(spec), Term("tensors", 0, "source", ""))
+    rank_memory_use = summarize(replay_result, context_bytes, layer_stacks(spec), Term("tensors", 0, "source", ""))
     megatron_version = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
-    tensors = (
+    tensors_term = (
         Term(NAMES.get(memory_kind, memory_kind), bytes, "source", SOURCES[memory_kind], megatron_version)
         for memory_kind, bytes in replay_result.peak[1].kinds.items()
         if memory_kind in SOURCES
@@ -222,7 +222,7 @@ def rank_memory(
         rank_memory_use,
         host=_host_terms(spec, settings, rank) if settings.optimizer_cpu_offload else (),
         terms=(
-            *tensors,
+            *tensors_term,
             Term("rounding to blocks", replay_result.slop, "source", allocator_source, of_runtime=True),
             Term(
                 "free blocks",
@@ -231,7 +231,7 @@ def rank_memory(
                 allocator_source,
                 of_runtime=True,
             ),
-            Term("CUDA context", context, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            Term("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
@@ -240,10 +240,10 @@ def _host_terms(spec: ModelSpec, settings: MegatronSettings, rank: int) -> tuple
     """Returns the host memory of the optimizer step on the host: fp32 main weights, gradients and two states."""
     rank_run = RankRun(spec, settings, rank, EventMeter())
     rank_run.set_up()
-    pinned_bytes_ = sum(pinned_bytes(4 * parameter_elements) for parameter_elements in rank_run.updated_sizes)
+    host_bytes = sum(pinned_bytes(4 * parameter_elements) for parameter_elements in rank_run.updated_sizes)
     citation = "Megatron-LM, core/optimizer/cpu_offloading/hybrid_optimizer.py"
     return (
-        Term("main weights (pinned)", pinned_bytes_, "source", citation),
-        Term("gradients (pinned)", pinned_bytes_, "source", citation),
+        Term("main weights (pinned)", host_bytes, "source", citation),
+        Term("gradients (pinned)", host_bytes, "source", citation),
         Term("optimizer states", 8 * sum(rank_run.updated_sizes), "source", "torch/optim on tensors of the host"),
     )

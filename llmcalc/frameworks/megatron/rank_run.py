@@ -55,7 +55,7 @@ from .kernel_choices import (
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
 from .kernels.choices import RankChoices
 from .layer_wise_optimizer import pack_buffer, updates_by_layout, updates_in_rank_order
-from .param_and_grad_buffer import Buffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
+from .param_and_grad_buffer import GradientBuffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
 from .settings import MegatronSettings
 
 STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -162,15 +162,15 @@ class RankRun:
             memory_meter, cublas_workspace(settings), engine_workspace_bytes(settings)
         )
         tokens = settings.tokens // settings.cp
-        decoder = settings.decoder_seq_length
-        seq = tokens if decoder is None else decoder // settings.cp
+        decoder_tokens = settings.decoder_seq_length
+        rank_tokens = tokens if decoder_tokens is None else decoder_tokens // settings.cp
         self.run_config: RunConfig = RunConfig(
-            Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training")
+            Workload(settings.micro_batch_size or 1, rank_tokens, source=tokens, phase="training")
         )
         self.chunks: list[Chunk] = [self._create_chunk(spec_stage, rank) for spec_stage in self._stages()]
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.number = chunk_index
-        self.buffers: list[Buffer] = []
+        self.buffers: list[GradientBuffer] = []
         self.persistent_storages: list[Storage] = []
         self.optimizer_states: list[Storage] = []
         self.gradient_copies: list[Storage] = []
@@ -207,7 +207,7 @@ class RankRun:
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def storage(self, storage_bytes: Any, memory_kind: str) -> Storage:
-        """Allocates bytes under a kind of memory, such as gradients."""
+        """Allocates bytes that count as a kind of memory, such as gradients."""
         with counted_as(self.meter, memory_kind):
             return Storage(self.meter, storage_bytes)
 
@@ -221,12 +221,12 @@ class RankRun:
         settings, layout = self.settings, self.layout
         is_distributed = self.sharding in ("elements", "layout")
         self.set_up_tables()
-        weights: list[list[Storage]] = []
+        weights_by_chunk: list[list[Storage]] = []
         for model_chunk in self.chunks:
             model_chunk.parameters = model_chunk.parameters or model_chunk.lowering.parameters_of(model_chunk.program)
-            weights.append([])
+            weights_by_chunk.append([])
             for parameter in model_chunk.parameters:
-                weights[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
+                weights_by_chunk[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
                 if parameter.is_fp8:
                     _, *further_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
                     self.persistent_storages += [self.storage(table_bytes, "weights") for table_bytes in further_sizes]
@@ -234,19 +234,19 @@ class RankRun:
             self.storage(parameter.bytes // 2, "overhead") for parameter in self.rope_tables
         ]  # buffers of a Float16Module
         if settings.use_megatron_fsdp:
-            self._shard_weights(weights.pop())
+            self._shard_weights(weights_by_chunk.pop())
             return
         gradient_bytes = 4 if settings.reduces_in_fp32 else 2
-        tied = self.spec.tie_word_embeddings
+        is_tied = self.spec.tie_word_embeddings
         for chunk_index, model_chunk in enumerate(self.chunks):
-            bucket = bucket_size(
+            bucket_elements = bucket_size(
                 settings,
                 layout,
                 self.coordinates,
                 chunk_index,
                 sum(parameter.size for parameter in model_chunk.parameters if parameter.is_trained),
             )
-            for gradient_buffer in self._gradient_buffers(model_chunk, bucket, tied):
+            for gradient_buffer in self._gradient_buffers(model_chunk, bucket_elements, is_tied):
                 self.buffers.append(gradient_buffer)
                 with on_stream(self.meter, SIDE):
                     if is_distributed:
@@ -256,19 +256,21 @@ class RankRun:
                     self.persistent_storages.append(self.storage(gradient_bytes * gradient_buffer.size, "gradients"))
             if is_distributed:  # trained weights move to the buffer
                 frozen_parameters = [
-                    storage
-                    for parameter, storage in zip(model_chunk.parameters, weights[chunk_index], strict=True)
+                    weight_storage
+                    for parameter, weight_storage in zip(
+                        model_chunk.parameters, weights_by_chunk[chunk_index], strict=True
+                    )
                     if not parameter.is_trained
                 ]
-                weights[chunk_index].reverse()
-                while weights[chunk_index]:
-                    weights[chunk_index].pop(0)
-                weights[chunk_index] = frozen_parameters
-        self.persistent_storages += [parameter for chunk_weights in weights for parameter in chunk_weights]
-        del weights
+                weights_by_chunk[chunk_index].reverse()
+                while weights_by_chunk[chunk_index]:
+                    weights_by_chunk[chunk_index].pop(0)
+                weights_by_chunk[chunk_index] = frozen_parameters
+        self.persistent_storages += [parameter for chunk_weights in weights_by_chunk for parameter in chunk_weights]
+        del weights_by_chunk
         self._make_main_parameters()
 
-    def _shard_weights(self, weights: list[Storage]) -> None:
+    def _shard_weights(self, weight_storages: list[Storage]) -> None:
         """Divides the weights of the only chunk by Megatron-FSDP, and creates the optimizer's states.
 
         The states are made where a checkpoint is looked for (core/optimizer/distrib_optimizer.py,
@@ -279,8 +281,8 @@ class RankRun:
             model_chunk.parameters, self.settings, self.layout, self.coordinates, self.meter
         )
         parameter_paths = [parameter.path for parameter in model_chunk.parameters]
-        weights_by_path = dict(zip(parameter_paths, weights, strict=True))
-        weights.clear()
+        weights_by_path = dict(zip(parameter_paths, weight_storages, strict=True))
+        weight_storages.clear()
         self.sharded_weights.set_up(weights_by_path)
         self.updated_sizes = self.sharded_weights.updated_sizes
         self.states_per_parameter = [2] * len(self.updated_sizes)
@@ -298,7 +300,7 @@ class RankRun:
             self.parameter_paths = {id(parameter.tensor): parameter.path for parameter in parameters}
         self.sharded_weights.accumulate(self.parameter_paths[id(weight_leaf)])
 
-    def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
+    def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[GradientBuffer]:
         """Yields a chunk's data-parallel buffers, with the experts' buffers last."""
         is_distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
@@ -406,7 +408,7 @@ class RankRun:
             self.storage(2 * gather_bytes, "communication")
 
     def _make_states(self) -> None:
-        """Creates the optimizer's states, as its first step does."""
+        """Creates the optimizer's states in the first optimizer step."""
         for element_count, state_count in zip(self.updated_sizes, self.states_per_parameter, strict=True):
             if self.settings.use_precision_aware_optimizer:
                 self._make_precision_aware_states(element_count)
@@ -443,14 +445,14 @@ class RankRun:
         """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
         new_tensor, settings = self.graph.new_tensor, self.settings
         token_count = self.run_config.batch * self.run_config.workload.seq
-        tensors: list[Tensor] = []
+        inputs: list[Tensor] = []
         if model_chunk.last:
-            tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), FLOAT32)]
+            inputs += [new_tensor((token_count,), INT64), new_tensor((token_count,), FLOAT32)]
         if model_chunk.first or (model_chunk.last and settings.mtp_layers):
-            tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), INT64)]
-        if tensors and not settings.no_create_attention_mask_in_dataloader:
-            tensors.append(new_tensor((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))
-        return tensors
+            inputs += [new_tensor((token_count,), INT64), new_tensor((token_count,), INT64)]
+        if inputs and not settings.no_create_attention_mask_in_dataloader:
+            inputs.append(new_tensor((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))
+        return inputs
 
     def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
         """Runs `forward_step`, whose output on the last stage is the loss."""
@@ -511,11 +513,11 @@ class RankRun:
             pass_recorder.backward(output.chunk.number, [] if chunk_input is None else [chunk_input], run_backward)
         return None if chunk_input is None else chunk_input.grad
 
-    def _backward_pass(self, forward_output: ForwardOutput, gradient: Tensor | None) -> None:
+    def _backward_pass(self, forward_output: ForwardOutput, output_gradient: Tensor | None) -> None:
         """Runs the backward pass from the end of a chunk's graph."""
-        if gradient is None:
-            gradient = self.graph.new_tensor(forward_output.end.shape, forward_output.end.dtype)
-        backward(self.graph, forward_output.end, gradient)
+        if output_gradient is None:
+            output_gradient = self.graph.new_tensor(forward_output.end.shape, forward_output.end.dtype)
+        backward(self.graph, forward_output.end, output_gradient)
         if self.sharded_weights is not None:
             self.sharded_weights.end_backward()
 

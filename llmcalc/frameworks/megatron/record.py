@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from ...parallel.layout_rules import LayoutRules
-from ..framework import EstimateErrors, Framework, FromFile
+from ..framework import EstimateErrors, Framework, LazyFunction
 from ..launch.record import LaunchFile, Plugin
 
 FRAMEWORK = Framework(
     name="megatron",
     title="Megatron-Core",
-    rank_memory=FromFile(__package__, "run:rank_memory"),
-    estimate=FromFile(__package__, "estimate:estimate"),
+    rank_memory=LazyFunction(__package__, "run:rank_memory"),
+    estimate=LazyFunction(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.04),
-    evidence=FromFile(__package__, "evidence:evidence_for"),
-    gradient_rules=FromFile(__package__, "messages:gradient_rules"),
+    evidence=LazyFunction(__package__, "evidence:evidence_for"),
+    gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layouts=LayoutRules("megatron", zero=1, whole_experts=True, sequence_parallel=True),
     launch_file=LaunchFile(
         "megatron",
         "Megatron-LM's arguments (YAML, JSON, shell script)",
-        FromFile(__package__, "launch_file:is_megatron"),
-        FromFile(__package__, "launch_file:read_megatron"),
+        LazyFunction(__package__, "launch_file:is_megatron"),
+        LazyFunction(__package__, "launch_file:read_megatron"),
         arguments_of="Megatron-LM",
-        is_run_by=FromFile(__package__, "launch_file:is_run_by"),
-        read_arguments=FromFile(__package__, "launch_file:read_megatron"),
+        is_run_by=LazyFunction(__package__, "launch_file:is_run_by"),
+        read_arguments=LazyFunction(__package__, "launch_file:read_megatron"),
         program="Megatron-LM",
-        with_options=FromFile(__package__, "launch_options:with_options"),
+        with_options=LazyFunction(__package__, "launch_options:with_options"),
     ),
-    plugin=Plugin("MEGATRON_LM", "megatron_lm_config", FromFile(__package__, "plugin:read_accelerate")),
+    plugin=Plugin("MEGATRON_LM", "megatron_lm_config", LazyFunction(__package__, "plugin:read_accelerate")),
     attention="flash",
     nccl_is_known=False,
-    document=FromFile(__package__, "run:document"),
-    check=FromFile(__package__, "run:check"),
-    check_layout=FromFile(__package__, "settings_from_options:settings_of"),
-    stack=FromFile(__package__, "stack:stack"),
-    product_format=FromFile(__package__, "stack:product_format"),
+    document=LazyFunction(__package__, "run:document"),
+    check=LazyFunction(__package__, "run:check"),
+    check_layout=LazyFunction(__package__, "settings_from_options:settings_of"),
+    stack=LazyFunction(__package__, "stack:stack"),
+    product_format=LazyFunction(__package__, "stack:product_format"),
     narrow_precisions=frozenset({"fp8", "mxfp8"}),
 )

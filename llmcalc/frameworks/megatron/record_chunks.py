@@ -81,7 +81,7 @@ class RecordedChunk:
     def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
             return self.passes.traces(
-                {storage for tensor_name in allocated_before for storage in self.storages[tensor_name]}
+                {storage_number for tensor_name in allocated_before for storage_number in self.storages[tensor_name]}
             )
         except NotRepeating:
             return None
@@ -112,24 +112,26 @@ def record_chunks(
     if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
         rank = rank_run.layout.rank(pp=rank_run.coordinates.pp)
         rank_run = RankRun(spec, settings, rank, Recorder())
-    count = len(rank_run.chunks)
-    chunks = [
+    chunk_count = len(rank_run.chunks)
+    chunk_list = [
         _recorded_chunk(
-            spec, settings, rank, rank_run, chunk_number, is_last_stage and chunk_number == count - 1, by_previous
+            spec, settings, rank, rank_run, chunk_number, is_last_stage and chunk_number == chunk_count - 1, by_previous
         )
-        for chunk_number in range(count)
+        for chunk_number in range(chunk_count)
     ]
-    if count > 1 and _replaces_gather_buffer(chunks):
+    if chunk_count > 1 and _replaces_gather_buffer(chunk_list):
         return None
     empty_names: Names = frozenset()
-    forward_names = list(accumulate((model_chunk.in_forward for model_chunk in chunks), or_, initial=empty_names))
+    forward_names = list(accumulate((model_chunk.in_forward for model_chunk in chunk_list), or_, initial=empty_names))
     backward_names = list(
-        accumulate((model_chunk.names for model_chunk in reversed(chunks)), or_, initial=forward_names[count])
+        accumulate((model_chunk.names for model_chunk in reversed(chunk_list)), or_, initial=forward_names[chunk_count])
     )
     pass_traces: dict[PassCase, PassTrace] = {}
-    for chunk_number, chunk in enumerate(chunks):
-        pass_traces |= chunk.traces(chunk_number, forward_names[chunk_number], backward_names[count - 1 - chunk_number])
-    return pass_traces, chunks
+    for chunk_number, chunk in enumerate(chunk_list):
+        pass_traces |= chunk.traces(
+            chunk_number, forward_names[chunk_number], backward_names[chunk_count - 1 - chunk_number]
+        )
+    return pass_traces, chunk_list
 
 
 _chunks: dict[tuple[object, ...], RecordedChunk] = {}
@@ -149,11 +151,11 @@ def _recorded_chunk(
     by_previous: bool,
 ) -> RecordedChunk:
     """Returns a recorded chunk of a rank, from a cache. is_interleaved: whether passes alternate."""
-    chunk = rank_run.chunks[chunk_number]
-    layers_before = chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
+    model_chunk = rank_run.chunks[chunk_number]
+    layers_before = model_chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
     workspace_bytes = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
-    chunk_settings = rank_run.rank_choices, rank_run.run_config, chunk.lowering.include
-    chunk_key = id(chunk.program), chunk_settings, workspace_bytes, layers_before, is_interleaved, by_previous
+    chunk_settings = rank_run.rank_choices, rank_run.run_config, model_chunk.lowering.include
+    chunk_key = id(model_chunk.program), chunk_settings, workspace_bytes, layers_before, is_interleaved, by_previous
     cache_key = recorded_steps(rank_run.microbatches, by_previous), chunk_key
     if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
@@ -178,9 +180,9 @@ def _record_chunk(rank_run: RankRun, model_chunk: Chunk, is_interleaved: bool, b
         layers_before,
         model_chunk.parameters,
         recorded_passes,
-        {name: tuple(block.handle for block in named_blocks) for name, named_blocks in shared_blocks.items()},
-        {name: (named_blocks[0].bytes, named_blocks[-1].bytes) for name, named_blocks in shared_blocks.items()},
-        frozenset(name for name, named_blocks in shared_blocks.items() if named_blocks[0].handle in forward_storages),
+        {name: tuple(block.handle for block in tensor_blocks) for name, tensor_blocks in shared_blocks.items()},
+        {name: (tensor_blocks[0].bytes, tensor_blocks[-1].bytes) for name, tensor_blocks in shared_blocks.items()},
+        frozenset(name for name, tensor_blocks in shared_blocks.items() if tensor_blocks[0].handle in forward_storages),
     )
 
 
@@ -188,15 +190,17 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
     """Returns the numbers of the storages that forward passes allocate."""
     memory_events = recorded_passes.events
     forward_passes = (recorded_pass for recorded_pass in recorded_passes.passes if recorded_pass.pass_id[1] != "B")
-    in_forward = (
+    forward_events = (
         event for recorded_pass in forward_passes for event in memory_events[recorded_pass.start : recorded_pass.end]
     )
-    return {storage for storage, storage_bytes, _ in in_forward if storage_bytes > 0 or storage_bytes == TAKEN}
+    return {
+        storage_id for storage_id, storage_bytes, _ in forward_events if storage_bytes > 0 or storage_bytes == TAKEN
+    }
 
 
 def _replaces_gather_buffer(recorded_chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
-    users = [model_chunk for model_chunk in recorded_chunks if GATHER_BUFFER in model_chunk.in_forward]
-    users += [model_chunk for model_chunk in reversed(recorded_chunks) if GATHER_BUFFER in model_chunk.names]
-    buffer_sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]
-    return bool(buffer_sizes) and max(last_size for _, last_size in buffer_sizes) > buffer_sizes[0][0]
+    buffer_chunks = [model_chunk for model_chunk in recorded_chunks if GATHER_BUFFER in model_chunk.in_forward]
+    buffer_chunks += [model_chunk for model_chunk in reversed(recorded_chunks) if GATHER_BUFFER in model_chunk.names]
+    buffer_sizes = [recorded_chunk.sizes[GATHER_BUFFER] for recorded_chunk in buffer_chunks]
+    return bool(buffer_sizes) and max(end_size for _, end_size in buffer_sizes) > buffer_sizes[0][0]

@@ -12,7 +12,7 @@ MOST_MICROBATCHES = 3
 
 
 def recorded_steps(microbatches: int, by_previous: bool) -> tuple[int, int]:
-    """Returns the micro-batches of the two recorded steps of a run; as many as the run has if these are fewer.
+    """Returns the number of micro-batches of each of the two recorded steps, at most those of the run.
 
     microbatches: of a step of the run.
     by_previous: as in `record_passes`; without it the second step needs one micro-batch less.

@@ -101,7 +101,7 @@ class InterleavedSchedule:
         self.order: list[int] = []
         for first_microbatch in range(0, microbatch_count, group_size):
             group_microbatches = min(group_size, microbatch_count - first_microbatch)
-            self.order += [chunk for chunk in range(self.chunks) for _ in range(group_microbatches)]
+            self.order += [chunk_index for chunk_index in range(self.chunks) for _ in range(group_microbatches)]
         self.total: int = microbatch_count * self.chunks
         self.warmup: int = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunks - 1) * group_size)
         self.remaining: int = self.total - self.warmup
@@ -121,16 +121,16 @@ class InterleavedSchedule:
 
     def chunk_of(self, slot_number: int, is_forward: bool) -> int:
         """Returns the chunk that runs in the forward or backward slot number `slot_number` of the schedule."""
-        chunk = self.order[slot_number % self.total]
-        return chunk if is_forward else self.chunks - 1 - chunk
+        chunk_index = self.order[slot_number % self.total]
+        return chunk_index if is_forward else self.chunks - 1 - chunk_index
 
-    def is_first(self, chunk: int) -> bool:
+    def is_first(self, chunk_index: int) -> bool:
         """Whether a chunk has the model's first layers."""
-        return self.first and chunk == 0
+        return self.first and chunk_index == 0
 
-    def is_last(self, chunk: int) -> bool:
+    def is_last(self, chunk_index: int) -> bool:
         """Whether a chunk has the model's last layers."""
-        return self.last and chunk == self.chunks - 1
+        return self.last and chunk_index == self.chunks - 1
 
     def next_received(self, slot_number: int, is_forward: bool) -> tuple[bool, int]:
         """Returns whether the rank receives a tensor after slot `slot_number`, and for which chunk."""
@@ -138,26 +138,26 @@ class InterleavedSchedule:
             return True, self.chunk_of(slot_number + 1, is_forward)
         if slot_number < self.pp - 1:
             return False, self.chunk_of(slot_number + 1, is_forward) + (1 if is_forward else -1)
-        chunk = self.chunk_of(slot_number - (self.pp - 1), is_forward)
-        return chunk != (self.chunks - 1 if is_forward else 0), chunk + (1 if is_forward else -1)
+        chunk_index = self.chunk_of(slot_number - (self.pp - 1), is_forward)
+        return chunk_index != (self.chunks - 1 if is_forward else 0), chunk_index + (1 if is_forward else -1)
 
     def forward(self, slot_number: int) -> ForwardOutput:
         """Runs the forward pass of slot number `slot_number` of the schedule."""
-        chunk = self.chunk_of(slot_number, True)
-        if self.is_first(chunk) and len(self.inputs[chunk]) == len(self.outputs[chunk]):
-            self.inputs[chunk].append(None)
-        stage_input = self.inputs[chunk][len(self.outputs[chunk])]
-        forward_output = self.rank.forward(self.rank.chunks[chunk], stage_input)
-        self.outputs[chunk].append(forward_output)
+        chunk_index = self.chunk_of(slot_number, True)
+        if self.is_first(chunk_index) and len(self.inputs[chunk_index]) == len(self.outputs[chunk_index]):
+            self.inputs[chunk_index].append(None)
+        stage_input = self.inputs[chunk_index][len(self.outputs[chunk_index])]
+        forward_output = self.rank.forward(self.rank.chunks[chunk_index], stage_input)
+        self.outputs[chunk_index].append(forward_output)
         return forward_output
 
     def backward(self, slot_number: int) -> Tensor | None:
         """Runs the backward pass of schedule slot `slot_number`. Returns the gradient of the chunk's input."""
-        chunk = self.chunk_of(slot_number, False)
-        if self.is_last(chunk) and not self.gradients[chunk]:
-            self.gradients[chunk].append(None)
-        stage_input, forward_output = self.inputs[chunk].pop(0), self.outputs[chunk].pop(0)
-        gradient = self.gradients[chunk].pop(0)
+        chunk_index = self.chunk_of(slot_number, False)
+        if self.is_last(chunk_index) and not self.gradients[chunk_index]:
+            self.gradients[chunk_index].append(None)
+        stage_input, forward_output = self.inputs[chunk_index].pop(0), self.outputs[chunk_index].pop(0)
+        gradient = self.gradients[chunk_index].pop(0)
         return self.rank.backward(stage_input, forward_output, gradient)
 
     def run(self) -> None:

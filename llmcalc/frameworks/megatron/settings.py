@@ -218,8 +218,8 @@ class MegatronSettings(MegatronArguments):
 
     def _named_vocabulary(self) -> int | None:
         """The vocabulary size in thousands, from a SentencePiece model's name (`…_256k.model`)."""
-        match = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
-        return None if match is None else int(match[1]) * 1000
+        size_match = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
+        return None if size_match is None else int(size_match[1]) * 1000
 
     @property
     def padded_vocabulary_size(self) -> int | None:
@@ -263,7 +263,8 @@ class MegatronSettings(MegatronArguments):
         """
         if self.pipeline_model_parallel_layout is not None:
             return tuple(
-                stage.count("t") for stage in expand_pipeline_layout(self.pipeline_model_parallel_layout).split("|")
+                stage_letters.count("t")
+                for stage_letters in expand_pipeline_layout(self.pipeline_model_parallel_layout).split("|")
             )
         if self.hybrid_layer_pattern is not None and len(self.pattern_segments) > 1:
             return tuple(map(len, self.pattern_segments))
@@ -281,7 +282,7 @@ class MegatronSettings(MegatronArguments):
         return None
 
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
-        """Returns the layers per stage if embedding or loss count as one layer. Raises `InputError`."""
+        """Returns the layers per stage where embedding or loss take the place of a layer. Raises `InputError`."""
         counts_embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
         stage_count, layers_with_ends = self.pp * self.chunk_count, self.layers + counts_embedding + loss
         if layers_with_ends % stage_count:
@@ -305,17 +306,17 @@ class MegatronSettings(MegatronArguments):
             return 1
         if self.num_virtual_stages_per_pipeline_rank is not None:
             return max(1, self.num_virtual_stages_per_pipeline_rank)
-        size = self.num_layers_per_virtual_pipeline_stage
-        if size is None:
+        layers_per_stage = self.num_layers_per_virtual_pipeline_stage
+        if layers_per_stage is None:
             return 1
         layers = self.layers
         layers += self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
-        if size < 1 or layers % (self.pp * size):
+        if layers_per_stage < 1 or layers % (self.pp * layers_per_stage):
             raise InputError(
-                f"--num-layers-per-virtual-pipeline-stage: {size} layers on each of {self.pp} ranks do not divide "
-                f"{layers} layers; expected a divisor"
+                f"--num-layers-per-virtual-pipeline-stage: {layers_per_stage} layers on each of {self.pp} ranks do "
+                f"not divide {layers} layers; expected a divisor"
             )
-        return layers // (self.pp * size)
+        return layers // (self.pp * layers_per_stage)
 
     def _stages_per_rank(self, stage_count: int) -> int:
         if stage_count % self.pp:
@@ -364,9 +365,9 @@ class MegatronSettings(MegatronArguments):
             "num_distributed_optimizer_instances",
             "world_size",
         )
-        for argument in sizes_by_name:
-            if getattr(self, argument) < 1:
-                raise InputError(f"{flag_of(argument)}: {getattr(self, argument)}; expected a positive whole number")
+        for size_name in sizes_by_name:
+            if getattr(self, size_name) < 1:
+                raise InputError(f"{flag_of(size_name)}: {getattr(self, size_name)}; expected a positive whole number")
         replica_devices = self.tp * self.pp * self.cp
         if self.world_size % replica_devices:
             raise InputError(
@@ -437,9 +438,9 @@ class MegatronSettings(MegatronArguments):
             if self.num_experts % group_count:
                 self._reject_value("moe_router_num_groups", f"a divisor of --num-experts {self.num_experts}")
             if not group_count >= selected_groups >= self.moe_router_topk * group_count / self.num_experts:
-                least = -(-self.moe_router_topk * group_count // self.num_experts)
+                least_groups = -(-self.moe_router_topk * group_count // self.num_experts)
                 self._reject_value(
-                    "moe_router_group_topk", f"{least} to {group_count} of --moe-router-num-groups {group_count}"
+                    "moe_router_group_topk", f"{least_groups} to {group_count} of --moe-router-num-groups {group_count}"
                 )
             if len(self.has_experts_by_layer) != self.layers and self.hybrid_layer_pattern is None:
                 raise InputError(
@@ -495,12 +496,12 @@ class MegatronSettings(MegatronArguments):
 def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:
     """Yields (tokens, batch size after these tokens) of a batch schedule, `0:384 200B:768`. Raises `InputError`."""
     for schedule_entry in schedule_text.split():
-        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", schedule_entry, re.IGNORECASE)
-        if match is None or not int(match[3]):
+        entry_match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", schedule_entry, re.IGNORECASE)
+        if entry_match is None or not int(entry_match[3]):
             raise InputError(
                 f"--step-batch-size-schedule {shown(schedule_text)}: not understood; expected 0:384 200B:768"
             )
-        yield int(float(match[1]) * THOUSANDS[match[2].upper()]), int(match[3])
+        yield int(float(entry_match[1]) * THOUSANDS[entry_match[2].upper()]), int(entry_match[3])
 
 
 THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -515,15 +516,15 @@ def expand_pipeline_layout(layout_text: str) -> str:
 
     E is the embedding, t a layer, m a layer of multi-token prediction, L the loss; a bar ends a stage.
     """
-    argument = f"--pipeline-model-parallel-layout {shown(layout_text)}"
+    typed_argument = f"--pipeline-model-parallel-layout {shown(layout_text)}"
     expanded_layout = layout_text.replace(",", "").replace(" ", "")
-    for pattern in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
-        if sum(len(match[1]) * int(match[2]) for match in re.finditer(pattern, expanded_layout)) > LONGEST_LAYOUT:
-            raise InputError(f"{argument}: too long; expected at most {LONGEST_LAYOUT:,} layers")
-        expanded_layout = re.sub(pattern, lambda match: match[1] * int(match[2]), expanded_layout)
+    for group_regex in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
+        if sum(len(match[1]) * int(match[2]) for match in re.finditer(group_regex, expanded_layout)) > LONGEST_LAYOUT:
+            raise InputError(f"{typed_argument}: too long; expected at most {LONGEST_LAYOUT:,} layers")
+        expanded_layout = re.sub(group_regex, lambda match: match[1] * int(match[2]), expanded_layout)
     if len(expanded_layout) > LONGEST_LAYOUT or set(expanded_layout) - set("EtmL|"):
         raise InputError(
-            f"{argument}: not understood; expected letters E, t, m, L, bars and repeats, such as Et|(tt|)*2L"
+            f"{typed_argument}: not understood; expected letters E, t, m, L, bars and repeats, such as Et|(tt|)*2L"
         )
     return expanded_layout
 

@@ -128,9 +128,9 @@ def settings_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> MegatronSett
 
 def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     """Raises `InputError` for options that Megatron-LM does not support."""
-    options = memory_estimate.settings
-    if options.phase != "training":
-        raise InputError(f"--phase {options.phase}: Megatron's runs are of training; expected training")
+    run_options = memory_estimate.settings
+    if run_options.phase != "training":
+        raise InputError(f"--phase {run_options.phase}: Megatron's runs are of training; expected training")
     if memory_estimate.spec.kind != "decoder":
         raise InputError(
             f"--framework megatron: Megatron's {memory_estimate.spec.kind} models are counted only from a launch file; "
@@ -159,25 +159,26 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
         raise InputError(f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected 1")
     if layout.schedule not in ("1f1b", "interleaved"):
         raise InputError(f"--schedule {layout.schedule}: not Megatron's; expected 1f1b or interleaved")
-    for field_name, known in KNOWN.items():
-        if (setting := getattr(options, field_name)) not in (None, *known):
+    for field_name, known_values in KNOWN.items():
+        if (option_value := getattr(run_options, field_name)) not in (None, *known_values):
             raise InputError(
-                f"{option(field_name)} {setting}: not modelled with --framework megatron; expected {' or '.join(known)}"
+                f"{option(field_name)} {option_value}: not modelled with --framework megatron; expected "
+                f"{' or '.join(known_values)}"
             )
     for option_name, declaration in declared(Settings).items():
         if (
             not declaration.setting.every_framework
             and option_name not in KNOWN
             and option_name not in ADAPTER_OPTIONS
-            and getattr(options, option_name) not in (None, False)
+            and getattr(run_options, option_name) not in (None, False)
         ):
             raise InputError(
                 f"{declaration.option}: not modelled with --framework megatron; expected no {declaration.option}"
             )
 
 
-def _adapters_of(memory_estimate: Memory, layout: Layout, weights: str) -> ParallelAdapters | None:
-    """Returns the adapters of a run; None if it trains the weights. weights: the number format of weights.
+def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) -> ParallelAdapters | None:
+    """Returns the adapters of a run; None if it trains the weights. weight_format: the number format of weights.
 
     Raises `InputError`, which names the option, for adapters that Megatron-Core has not, or that are not modelled.
     """
@@ -190,10 +191,10 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weights: str) -> Paral
             f"--lora-rank: adapters of {adapters.library} are not divided over ranks of Megatron-Core; expected "
             f"--lora-library {' or '.join(sorted(PARALLEL_LIBRARIES))}"
         )
-    if memory_estimate.states.adapter_dtype != weights:
+    if memory_estimate.states.adapter_dtype != weight_format:
         raise InputError(
             f"--lora-dtype {short_dtype(memory_estimate.states.adapter_dtype)}: adapters of {adapters.library} have "
-            f"the format of the weights; expected {short_dtype(weights)}"
+            f"the format of the weights; expected {short_dtype(weight_format)}"
         )
     if options.precision not in (None, "bf16-master"):
         raise InputError(f"--precision {options.precision}: not modelled with adapters; expected bf16-master")
@@ -212,16 +213,16 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weights: str) -> Paral
 
 def _format_arguments(options: Settings) -> dict[str, Any]:
     """Returns the arguments for the number formats of weights, main gradients and optimizer states."""
-    weights = "float16" if options.dtype is not None and dtype(options.dtype) == "float16" else "bfloat16"
-    if options.dtype is not None and dtype(options.dtype) != weights:
+    weight_format = "float16" if options.dtype is not None and dtype(options.dtype) == "float16" else "bfloat16"
+    if options.dtype is not None and dtype(options.dtype) != weight_format:
         raise InputError(
             f"--dtype {short_dtype(dtype(options.dtype))}: not modelled with --framework megatron; expected bf16 or "
             "fp16"
         )
-    arguments: dict[str, Any] = {"fp16" if weights == "float16" else "bf16": True}
+    arguments: dict[str, Any] = {"fp16" if weight_format == "float16" else "bf16": True}
     arguments |= FP8_ARGUMENTS.get(options.precision or "", {})
     gradients = None if options.grad_dtype is None else dtype(options.grad_dtype)
-    if gradients not in (None, "float32", weights):
+    if gradients not in (None, "float32", weight_format):
         raise InputError(f"--grad-dtype {short_dtype(gradients)}: not Megatron's; expected fp32 or the weights' format")
     states = None if options.optimizer_dtype is None else short_dtype(dtype(options.optimizer_dtype))
     if options.optimizer_offload:
@@ -240,7 +241,7 @@ def _format_arguments(options: Settings) -> dict[str, Any]:
         )
     elif gradients == "bfloat16":
         arguments["grad_reduce_in_bf16"] = True
-    if weights == "float16":
+    if weight_format == "float16":
         arguments["accumulate_allreduce_grads_in_fp32"] = gradients != "float16"
     return arguments
 
@@ -268,7 +269,7 @@ def _loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
 
 def _layout_arguments(layout: Layout) -> dict[str, Any]:
     """Returns the arguments that describe a parallel layout."""
-    names_by_exchange = {exchange: exchange_name for exchange_name, exchange in EXCHANGES.items()}
+    names_by_exchange = {ring_exchange: exchange_name for exchange_name, ring_exchange in EXCHANGES.items()}
     arguments: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
@@ -291,25 +292,25 @@ def _layout_arguments(layout: Layout) -> dict[str, Any]:
 
 def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
     """Returns the arguments of the model's shapes that kernels depend on."""
-    stack = spec.main
+    main_stack = spec.main
     program_steps = list(spec.shared_program.root.steps(idle=False))
-    rope_steps = [rope_step for rope_step in program_steps if rope_step.verb == "rope"]
-    linear_steps = [rope_step for rope_step in program_steps if rope_step.verb == "linear"]
-    mixers = [layer.attention for layer in stack.kinds().values() if hasattr(layer, "attention")]
+    rope_steps = [program_step for program_step in program_steps if program_step.verb == "rope"]
+    linear_steps = [program_step for program_step in program_steps if program_step.verb == "linear"]
+    mixers = [layer.attention for layer in main_stack.kinds().values() if hasattr(layer, "attention")]
     mixers.sort(key=lambda mixer: isinstance(mixer, GatedDeltaNet))  # its heads are those of no attention
     arguments: dict[str, Any] = {
-        "num_layers": stack.num_hidden_layers,
+        "num_layers": main_stack.num_hidden_layers,
         "hidden_size": spec.hidden_size,
         "num_attention_heads": 1,
         "position_embedding_type": "rope" if rope_steps else "none",
-        "disable_bias_linear": not any(rope_step.options["bias"] for rope_step in linear_steps),
-        "swiglu": any(rope_step.verb == "mul" for rope_step in program_steps),
+        "disable_bias_linear": not any(program_step.options["bias"] for program_step in linear_steps),
+        "swiglu": any(program_step.verb == "mul" for program_step in program_steps),
         "untie_embeddings_and_output_weights": not spec.tie_word_embeddings,
     }
     arguments |= next(filter(None, (_head_arguments(spec, mixer) for mixer in mixers)), {})
     if rope_steps and "kv_channels" in arguments:
         arguments["rotary_percent"] = min(1.0, _rotary_size(rope_steps[0]) / arguments["kv_channels"])
-    expert_steps = [rope_step for rope_step in program_steps if rope_step.verb == "experts"]
+    expert_steps = [program_step for program_step in program_steps if program_step.verb == "experts"]
     if expert_steps:
         arguments |= {
             "num_experts": expert_steps[0].options["experts"].size,

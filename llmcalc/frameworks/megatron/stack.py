@@ -10,10 +10,10 @@ OVERLAPS = frozenset({"overlap-grad-reduce", "overlap-param-gather", "tp-comm-ov
 
 
 def stack(launched_run: Launch | None, is_compiled: bool) -> str:
-    """Returns the software stack's name, by a launch file's overlapped communication and its dispatcher of tokens."""
+    """Returns the name of the software stack, which depends on a file's overlapped communication and dispatcher."""
     if launched_run is None:
         return "megatron"
-    if OVERLAPS.isdisjoint(argument.lstrip("-").replace("_", "-") for argument in launched_run.ignored):
+    if OVERLAPS.isdisjoint(argument_name.lstrip("-").replace("_", "-") for argument_name in launched_run.ignored):
         return "megatron-no-overlap"
     settings = launched_run.own_settings
     sends_copies = isinstance(settings, MegatronSettings) and settings.moe_token_dispatcher_type == "alltoall"

@@ -55,9 +55,9 @@ def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
 def _unsupported_sharding(megatron_settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for arguments that are not modelled together with Megatron-FSDP."""
     refusals = {
-        argument: problem
-        for argument, (modelled_values, problem) in MODELLED_WITH_FSDP.items()
-        if getattr(megatron_settings, argument) not in modelled_values
+        field_name: problem
+        for field_name, (modelled_values, problem) in MODELLED_WITH_FSDP.items()
+        if getattr(megatron_settings, field_name) not in modelled_values
     }
     if megatron_settings.megatron_fsdp_grad_comm_dtype not in (
         "auto",
@@ -66,7 +66,7 @@ def _unsupported_sharding(megatron_settings: MegatronSettings) -> dict[str, str]
         refusals["megatron_fsdp_grad_comm_dtype"] = "gradients that are sent in another format than they are kept in"
     if megatron_settings.mtp_layers:
         refusals["mtp_num_layers"] = "multi-token prediction"
-    return {flag_of(argument): f"with --use-megatron-fsdp, {problem}" for argument, problem in refusals.items()}
+    return {flag_of(field_name): f"with --use-megatron-fsdp, {problem}" for field_name, problem in refusals.items()}
 
 
 def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
@@ -107,7 +107,8 @@ def gpu_runs_recipe(megatron_settings: MegatronSettings) -> bool:
 def gpu_generation(gpu: str) -> str:
     """Returns the generation of an NVIDIA GPU by its name; empty for another GPU."""
     return next(
-        (generation for generation, gpus in GENERATIONS.items() if any(model in gpu.upper() for model in gpus)), ""
+        (generation for generation, gpus in GENERATIONS.items() if any(gpu_model in gpu.upper() for gpu_model in gpus)),
+        "",
     )
 
 

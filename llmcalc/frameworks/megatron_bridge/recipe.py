@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import InputError, shown, suggest
 from ..launch.command_line import overrides_of, plain_value
-from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
+from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
@@ -96,19 +96,19 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Raises `InputError` for a command, with the recipe's file and overrides to type instead."""
     command_words = list(command_line.words)
     flag_index = next((i for i, command_word in enumerate(command_words) if command_word == "--recipe"), None)
-    recipe = (
+    typed_recipe = (
         command_words[flag_index + 1] if flag_index is not None and flag_index + 1 < len(command_words) else "RECIPE"
     )
-    if is_unresolved(recipe):
-        raise InputError(f"{source_file.where}: line {command_line.line}: --recipe: {unresolved_reason(recipe)}")
+    if is_unresolved(typed_recipe):
+        raise InputError(f"{source_file.where}: line {command_line.line}: --recipe: {unresolved_reason(typed_recipe)}")
     override_words = [
         command_word
         for command_word in command_words
         if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", command_word)
     ]
-    typed_text = printable(" ".join([recipe, *dict.fromkeys(override_words)]), 600)
+    typed_text = printable(" ".join([typed_recipe, *dict.fromkeys(override_words)]), 600)
     raise InputError(
-        f"{source_file.where}: line {command_line.line} runs the recipe {recipe[:60]}, whose settings are in "
+        f"{source_file.where}: line {command_line.line} runs the recipe {typed_recipe[:60]}, whose settings are in "
         "Megatron-Bridge's "
         f"own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
     )
@@ -121,7 +121,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(file_text, source_file.where)
-        recipe_names = [argument for argument in source_file.arguments if "=" not in argument]
+        recipe_names = [argument_word for argument_word in source_file.arguments if "=" not in argument_word]
         if len(recipe_names) > 1:
             raise reader.wrong(recipe_names[1][:60], "a second recipe; expected one")
         try:
@@ -130,7 +130,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             raise reader.wrong(
                 recipe_names[0] if recipe_names else "recipes", "nested too deeply; expected a recipe"
             ) from None
-        config |= {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
+        config |= {
+            config_key: plain_value(override) for config_key, override in overrides_of(source_file.arguments).items()
+        }
         return _read_configuration(reader, config, recipe_name)
 
 
@@ -195,7 +197,7 @@ def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
 def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) -> Launch:
     def config_value(field_path: str, default_value: Any = None) -> Any:
         written_value = config.get(field_path, default_value)
-        if isinstance(written_value, Unknown):
+        if isinstance(written_value, UnknownValue):
             raise reader.wrong(
                 field_path, f"{written_value.text} is not read; expected {field_path}=… behind the recipe's name"
             )
@@ -211,13 +213,13 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     def optional_config_size(key: str) -> int | None:
         return None if config_value(key) is None else size_of(reader, key, config_value(key))
 
-    adapters = _adapter_settings(reader, config)
-    reader.refuse_other_values(config, OFF, ending=" for a model that is named")
+    peft_fields = _adapter_settings(reader, config)
+    reader.refuse_other_values(config, OFF, suffix=" for a model that is named")
     precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
     if not isinstance(precision, str) or precision not in ("bf16_mixed",):
         reader.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
     model_name = next(
-        (checkpoint for key, checkpoint in config.items() if key.startswith("model") and _names_model(key, config)),
+        (model_id for key, model_id in config.items() if key.startswith("model") and _names_model(key, config)),
         None,
     )
     tp, pp, cp = (
@@ -226,7 +228,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     )
     ep = config_size("model.expert_model_parallel_size", 1)
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
-    gpus = re.search(r"_(\d{1,5})gpu_", recipe_name)
+    gpu_match = re.search(r"_(\d{1,5})gpu_", recipe_name)
     world_size = reader.source.world_size
     parallel_run = MegatronRun(
         tp=tp,
@@ -238,7 +240,8 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         stage_ends=(optional_config_size(f"model.{STAGE_ENDS[0]}"), optional_config_size(f"model.{STAGE_ENDS[1]}")),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
-            config_value(f"{section}.use_distributed_optimizer", True) is not False for section in ("ddp", "optimizer")
+            config_value(f"{section_name}.use_distributed_optimizer", True) is not False
+            for section_name in ("ddp", "optimizer")
         ),
         batch=batch,
         seq=config_size(_length_key(reader, config), 4096),
@@ -249,10 +252,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         fuses_cross_entropy=config_value("model.cross_entropy_loss_fusion") is True,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
     )
-    if world_size is None and gpus is not None and int(gpus[1]) % smallest_device_count(parallel_run) == 0:
-        world_size = int(gpus[1])
+    if world_size is None and gpu_match is not None and int(gpu_match[1]) % smallest_device_count(parallel_run) == 0:
+        world_size = int(gpu_match[1])
         reader.notes.append(f"{world_size} devices, from the recipe's name")
-    settings = {**adapters, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "optimizer.")}
+    settings = {**peft_fields, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "optimizer.")}
     launched_run = megatron_run(reader, parallel_run, world_size, settings)
     replicas = launched_run.layout.dp
     if global_batch % (batch * replicas):
@@ -267,8 +270,8 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
 def _length_key(reader: LaunchReader, config: Config) -> str:
     """Returns the key of the sequence length: a key typed as an override, else the model's, else the dataset's."""
     typed_overrides = overrides_of(reader.source.arguments)
-    keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
-    return next((key for key in keys if key in typed_overrides), keys[0] if keys else "model.seq_length")
+    set_keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
+    return next((key for key in set_keys if key in typed_overrides), set_keys[0] if set_keys else "model.seq_length")
 
 
 def _names_model(config_key: str, config: Mapping[str, Any]) -> bool:
@@ -279,13 +282,13 @@ def _names_model(config_key: str, config: Mapping[str, Any]) -> bool:
 def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the settings of low-rank adapters (`peft`); none for full training."""
     peft_fields = {key.partition(".")[2]: field_value for key, field_value in config.items() if key.startswith("peft.")}
-    scheme = peft_fields.get("0", config.get("peft", "lora"))
+    peft_scheme = peft_fields.get("0", config.get("peft", "lora"))
     peft_class = peft_fields.get(CALLED)
-    if not peft_fields or scheme in (None, "none") or ("peft" in config and config["peft"] is None):
+    if not peft_fields or peft_scheme in (None, "none") or ("peft" in config and config["peft"] is None):
         return {}
-    if peft_class not in ("LoRA", "default_peft_config") or (peft_class != "LoRA" and scheme != "lora"):
+    if peft_class not in ("LoRA", "default_peft_config") or (peft_class != "LoRA" and peft_scheme != "lora"):
         raise reader.wrong(
-            "peft", f"{shown(str(peft_class if scheme == 'lora' else scheme))[:60]} is not modelled; LoRA is"
+            "peft", f"{shown(str(peft_class if peft_scheme == 'lora' else peft_scheme))[:60]} is not modelled; LoRA is"
         )
     for field_name, field_value in peft_fields.items():
         if field_name in PEFT_OFF and field_value not in PEFT_OFF[field_name]:
@@ -310,4 +313,4 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
 
 def _number_format(dtype_value: Any) -> str:
-    return HALF.get(dtype_value.text, "fp32") if isinstance(dtype_value, Unknown) else "fp32"
+    return HALF.get(dtype_value.text, "fp32") if isinstance(dtype_value, UnknownValue) else "fp32"

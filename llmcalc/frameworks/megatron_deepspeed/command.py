@@ -101,14 +101,14 @@ def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
 def megatron_arguments(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the equivalent arguments of Megatron-LM, and records arguments that have no equivalent."""
     megatron_table: dict[str, Any] = {}
-    for flag, argument_value in arguments.items():
-        argument = flag.lstrip("-")
-        if argument in REFUSED and argument_value not in ("1", ["1"], False):
-            reader.unknown[flag] = REFUSED[argument]
-        elif argument in IGNORED:
-            reader.ignored.append(flag)
-        elif argument not in REFUSED and flag != EMBEDDING_NORM:
-            megatron_table[RENAMED.get(flag, flag)] = argument_value
+    for flag_name, argument_value in arguments.items():
+        argument_name = flag_name.lstrip("-")
+        if argument_name in REFUSED and argument_value not in ("1", ["1"], False):
+            reader.unknown[flag_name] = REFUSED[argument_name]
+        elif argument_name in IGNORED:
+            reader.ignored.append(flag_name)
+        elif argument_name not in REFUSED and flag_name != EMBEDDING_NORM:
+            megatron_table[RENAMED.get(flag_name, flag_name)] = argument_value
     uses_deepspeed = bool(set(arguments) & set(SIGNS))
     if "--checkpoint-activations" in arguments or "--activations-checkpoint-method" in arguments:
         checkpoint_method = arguments.get("--activations-checkpoint-method", "uniform")
@@ -176,24 +176,24 @@ def _set_layer_partition(reader: LaunchReader, arguments: dict[str, Any]) -> Non
 
 def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron_table: dict[str, Any]) -> None:
     """Sets the ZeRO stage, from the arguments or the DeepSpeed config."""
-    stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
+    zero_stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
     deepspeed_config: Mapping[str, Any] = {}
     if isinstance(config, str) and reader.source.fetch is not None:
         try:
             deepspeed_config = reader.source.fetch(config)
         except ValueError:
-            if stage is None:
+            if zero_stage is None:
                 raise
             shown_file = "a file that the script makes" if is_unresolved(config) else config[:60]
             reader.notes.append(f"--deepspeed_config: {shown_file} is not read; --zero-stage says the stage")
     if deepspeed_config and is_deepspeed(deepspeed_config):
         zero_table = deepspeed_config.get("zero_optimization")
         if isinstance(zero_table, Mapping):
-            stage = zero_table.get("stage", 0)
+            zero_stage = zero_table.get("stage", 0)
             if zero_table.get("offload_optimizer") or zero_table.get("cpu_offload"):
                 reader.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
-    stage_text = str(0 if stage is None else stage).removesuffix(".0")  # `type=float` in its parser
+    stage_text = str(0 if zero_stage is None else zero_stage).removesuffix(".0")  # `type=float` in its parser
     stage_number = size_of(reader, "--zero-stage", stage_text, minimum=0)
     if stage_number > 1:
         reader.unknown["--zero-stage"] = f"stage {stage_number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"

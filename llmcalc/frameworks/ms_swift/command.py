@@ -62,15 +62,15 @@ OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
 def deepspeed_config(config_name: str) -> dict[str, Any] | None:
     """Returns the DeepSpeed config shipped with ms-swift under a name such as `zero3`; None for another name."""
-    stage = OFFLOADED.get(config_name)
-    device = "none" if stage is None else "cpu"
-    if stage is None:
+    zero_stage = OFFLOADED.get(config_name)
+    device = "none" if zero_stage is None else "cpu"
+    if zero_stage is None:
         if config_name not in ("zero0", "zero1", "zero2", "zero3"):
             return None
-        stage = int(config_name[-1])
-    zero_table: dict[str, Any] = {"stage": stage, "offload_optimizer": {"device": device}, "overlap_comm": False}
+        zero_stage = int(config_name[-1])
+    zero_table: dict[str, Any] = {"stage": zero_stage, "offload_optimizer": {"device": device}, "overlap_comm": False}
     zero_table["contiguous_gradients"] = True
-    if stage == 3:
+    if zero_stage == 3:
         zero_table |= {
             **AUTO_BUCKETS,
             "offload_param": {"device": device},
@@ -121,12 +121,12 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             )
         arguments = arguments_of(command_line.words, source_file.where)
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
-        target = model_name(reader, model_flag, arguments.get(model_flag))
-        launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), target)
+        model_id = model_name(reader, model_flag, arguments.get(model_flag))
+        launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
         if (rlhf_type == "rm" or config.get("task_type") in TEXT_TASKS) and launched_run.layout.zero != 3:
             return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
         if rlhf_type == "gkd":
-            return with_teacher(reader, {**config, "model": target}, launched_run)
+            return with_teacher(reader, {**config, "model": model_id}, launched_run)
         if rlhf_type in PAIRS and launched_run.settings.get("cross_entropy") == "chunked":
             # `concatenated_forward` takes the labels away
             loss_note = "the chunked cross-entropy is of labels alone: this loss is counted with all logits"
@@ -151,10 +151,10 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
             f"line {command_line.line}: megatron rlhf --rlhf_type",
             f"{shown(rlhf_type)}: its teacher is not modelled; expected {', '.join(MEGATRON_RLHF)}, or megatron sft",
         )
-    of_classes = _task_arguments(reader, config, rlhf_type) if config.get("task_type") == "seq_cls" else ()
-    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(of_classes), rlhf_type)
-    target = model_name(reader, "--model", arguments.get("--model"))
-    launched_run = reader.launch("megatron", parallel_run, target=target)
+    classifier_arguments = _task_arguments(reader, config, rlhf_type) if config.get("task_type") == "seq_cls" else ()
+    parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(classifier_arguments), rlhf_type)
+    model_id = model_name(reader, "--model", arguments.get("--model"))
+    launched_run = reader.launch("megatron", parallel_run, target=model_id)
     if rlhf_type == "grpo":
         return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))
     return launched_run
@@ -186,8 +186,8 @@ def _sequences_per_sample(reader: LaunchReader, config: Table, rlhf_type: str) -
         reader.notes.append("--task_type embedding: two texts a sample; negatives in the data are not counted")
         return 2
     positive_count, negative_count = (
-        size_of(reader, variable, reader.source.env.get(variable, default_count), minimum=least_count)
-        for variable, default_count, least_count in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
+        size_of(reader, env_name, reader.source.env.get(env_name, default_count), minimum=least_count)
+        for env_name, default_count, least_count in (("MAX_POSITIVE_SAMPLES", 1, 1), ("MAX_NEGATIVE_SAMPLES", 7, 0))
     )
     text_count = positive_count * (1 + negative_count)
     reader.notes.append(f"--task_type {task_type}: {text_count} texts a sample (MAX_NEGATIVE_SAMPLES {negative_count})")
@@ -200,18 +200,18 @@ def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
     Source: swift/model/register.py, `get_default_device_map`.
     """
     source_file = reader.source
-    visible = [
+    visible_devices = [
         device
         for device in str(source_file.env.get("CUDA_VISIBLE_DEVICES", "")).split(",")
         if device.strip().isdecimal()
     ]
     processes = 1 if source_file.devices_typed or source_file.world_size is None else source_file.world_size
-    if config.get("device_map") is None and (source_file.devices_typed or len(visible) <= processes):
+    if config.get("device_map") is None and (source_file.devices_typed or len(visible_devices) <= processes):
         return
     raise reader.wrong(
         "device_map" if config.get("device_map") is not None else "CUDA_VISIBLE_DEVICES",
-        f"{len(visible)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers divides over "
-        f"devices are not modelled; expected NPROC_PER_NODE={len(visible) or 2} in the script",
+        f"{len(visible_devices)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers "
+        f"divides over devices are not modelled; expected NPROC_PER_NODE={len(visible_devices) or 2} in the script",
     )
 
 
@@ -224,11 +224,11 @@ def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
         "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
         "use_dora": config.get("use_dora"),
     }
-    modules = config.get("modules_to_save")
+    saved_names = config.get("modules_to_save")
     return (
         trainer_table
-        if modules is None
-        else {**trainer_table, "lora_modules_to_save": modules if isinstance(modules, list) else [modules]}
+        if saved_names is None
+        else {**trainer_table, "lora_modules_to_save": saved_names if isinstance(saved_names, list) else [saved_names]}
     )
 
 

@@ -70,7 +70,7 @@ def run_of_megatron(
     ignored_names = (IGNORED | other_ignored_names) - set(OFF)
     rlhf_names = (*known_names(reader, config, rlhf_type), "mcore_ref_model", "offload_bridge") if rlhf_type else ()
     reader.check_names(config, (*READ, *OFF, *HOST_OPTIMIZER, *rlhf_names), ignored_names)
-    adapters = _adapter_settings(reader, config)
+    adapter_settings = _adapter_settings(reader, config)
     reader.refuse_other_values(config, OFF, "--", " for a model that is named")
     if reader.flag(config, "moe_shared_expert_overlap"):
         reader.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
@@ -79,7 +79,7 @@ def run_of_megatron(
     recomputed_modules = config.get("recompute_modules")
     sequence_length = config.get("packing_length", config.get("max_length"))
     if rlhf_type == "grpo":
-        sequence_length = grpo_length(reader, config, "max_length", bool(adapters), GRPO_BETA)["seq"]
+        sequence_length = grpo_length(reader, config, "max_length", bool(adapter_settings), GRPO_BETA)["seq"]
         reader.notes.append(SFT_NOTE)
     if sequence_length is None:
         raise reader.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
@@ -95,7 +95,7 @@ def run_of_megatron(
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
-        batch=_sequences(reader, rlhf_type, parallel_sizes["micro_batch_size"], adapters),
+        batch=_sequences(reader, rlhf_type, parallel_sizes["micro_batch_size"], adapter_settings),
         seq=size_of(reader, "--max_length", sequence_length),
         recompute_granularity=None if recompute_granularity in ("none", None) else recompute_granularity,
         recompute_method=config.get("recompute_method"),
@@ -103,7 +103,7 @@ def run_of_megatron(
         recompute_modules=[recomputed_modules] if isinstance(recomputed_modules, str) else recomputed_modules,
         fuses_cross_entropy=reader.flag(config, "cross_entropy_loss_fusion", True),
     )
-    settings = {**adapters, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "", 1.0)}
+    settings = {**adapter_settings, **_optimizer_settings(reader, config), **optimizer_on_host(reader, config, "", 1.0)}
     attention = str(reader.value(config, "attention_backend", "flash"))
     if attention in ("unfused", "local"):
         settings["attn_implementation"] = "eager"
@@ -132,28 +132,30 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     if tuner_type != "lora":
         raise reader.wrong("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
-    targets = reader.value(config, "target_modules", ALL_LINEAR)
-    if isinstance(targets, list) and ALL_LINEAR in targets:
-        others = ", ".join(str(target)[:40] for target in targets if target != ALL_LINEAR)
-        reader.unknown["--target_modules"] = f"{others} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is"
-        targets = ALL_LINEAR
+    target_modules = reader.value(config, "target_modules", ALL_LINEAR)
+    if isinstance(target_modules, list) and ALL_LINEAR in target_modules:
+        unsupported = ", ".join(
+            str(target_module)[:40] for target_module in target_modules if target_module != ALL_LINEAR
+        )
+        reader.unknown["--target_modules"] = f"{unsupported} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is"
+        target_modules = ALL_LINEAR
     settings = lora_settings(
         reader,
         rank=("--lora_rank", reader.size(config, "lora_rank", 8)),
-        targets=("--target_modules", targets),
-        dropout=float(reader.value(config, "lora_dropout", "0.05")),
+        target_pair=("--target_modules", target_modules),
+        dropout_value=float(reader.value(config, "lora_dropout", "0.05")),
     )
     return {**settings, "lora_library": "mcore-bridge", "lora_dtype": "bf16"}
 
 
-def _sequences(reader: LaunchReader, rlhf_type: str, micro_batch: int, adapters: dict[str, Any]) -> int:
+def _sequences(reader: LaunchReader, rlhf_type: str, micro_batch: int, adapter_settings: dict[str, Any]) -> int:
     """Adds the reference model of preference training to the run, and returns the number of sequences of a micro-batch.
 
-    adapters: the settings of adapters, without which the trained model is the reference.
+    adapter_settings: the settings of adapters, without which the trained model is the reference.
     """
     if rlhf_type in ("", "grpo"):
         return micro_batch
-    run_settings = {"batch": micro_batch, **adapters}
+    run_settings = {"batch": micro_batch, **adapter_settings}
     if rlhf_type == "kto":
         return int(kto_settings(reader, run_settings, REFERENCE)["batch"])
     return int(pair_settings(reader, PAIRS[rlhf_type], run_settings, REFERENCE, keeps_logits=True)["batch"])

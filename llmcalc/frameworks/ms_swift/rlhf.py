@@ -68,7 +68,7 @@ OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
 
 
 def known_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns the argument names that `swift sft` does not have. rlhf_type: the `rlhf_type`; empty for none."""
+    """Returns the argument names that `swift sft` does not have. rlhf_type: the method; empty without one."""
     if not rlhf_type:
         return ()
     if rlhf_type == "gkd":
@@ -109,9 +109,9 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
     of some words alone. Source: swift/rlhf_trainers/gkd_trainer.py and gkd_loss.py, swift/arguments/rlhf_args.py.
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
     """
-    for option in ("use_liger_kernel", "quant_bits", "gkd_logits_topk"):
-        if config.get(option) not in (None, False, "false"):
-            raise reader.wrong(f"--{option}", "with --rlhf_type gkd it is not modelled; expected none")
+    for option_name in ("use_liger_kernel", "quant_bits", "gkd_logits_topk"):
+        if config.get(option_name) not in (None, False, "false"):
+            raise reader.wrong(f"--{option_name}", "with --rlhf_type gkd it is not modelled; expected none")
     if config.get("teacher_model_server") is not None:
         reader.notes.append("--teacher_model_server: the loss reads some words of each token, and is counted as SFT's")
         return replace(launched_run, notes=tuple(reader.notes))
@@ -121,16 +121,16 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
     if config.get("sft_alpha") not in (None, 0):
         logit_bytes += SFT_BYTES_PER_LOGIT
     loss = SecondLoss("swift/rlhf_trainers/gkd_loss.py", logit_bytes, "divergence of logits", GKD_CHUNK, chunk_width)
-    teacher = config.get("teacher_model")
-    if teacher is None or (teacher == config.get("model") and launched_run.settings.get("lora_rank") is not None):
+    teacher_id = config.get("teacher_model")
+    if teacher_id is None or (teacher_id == config.get("model") and launched_run.settings.get("lora_rank") is not None):
         reader.notes.append("the model is its own teacher (self-distillation), without further weights")
         return replace(launched_run, notes=tuple(reader.notes), frozen=loss)
-    stage = str(config.get("teacher_deepspeed", config.get("deepspeed", "")))
-    if stage not in ("", "zero0", "zero1", "zero2", "zero3"):
-        raise reader.wrong("--teacher_deepspeed", f"{shown(stage)[:60]} is not modelled; expected zero0 to zero3")
+    zero_config = str(config.get("teacher_deepspeed", config.get("deepspeed", "")))
+    if zero_config not in ("", "zero0", "zero1", "zero2", "zero3"):
+        raise reader.wrong("--teacher_deepspeed", f"{shown(zero_config)[:60]} is not modelled; expected zero0 to zero3")
     reader.notes.append(GENERATED)
     return with_teacher_model(
-        reader, launched_run, "--teacher_model", str(teacher)[:200], loaded_format, loss, stage == "zero3"
+        reader, launched_run, "--teacher_model", str(teacher_id)[:200], loaded_format, loss, zero_config == "zero3"
     )
 
 
@@ -145,7 +145,7 @@ def rollout_of(reader: LaunchReader, config: Table, launched_run: Launch) -> Rol
         reader,
         config,
         launched_run,
-        utilization=0.9,
+        memory_share=0.9,
         beta=GRPO_BETA,
         offloaded_states=frozenset(offloaded_states),
         citation="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",

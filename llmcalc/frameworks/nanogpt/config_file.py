@@ -16,7 +16,7 @@ from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
 from ...sources.huggingface.registry import read
-from ..launch.python_source import Unknown, constants, parse_python
+from ..launch.python_source import UnknownValue, constants, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSettings, LaunchSource, reading_of, size_of
 from ..launch.unresolved import is_unresolved, unresolved_reason
 
@@ -65,7 +65,7 @@ def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
     typed_keys = [match[1] for command_word in command_line.words if (match := re.match(r"--(\w+)=", command_word))]
     has_config = any(command_word.endswith(".py") for command_word in command_line.words[:1])
-    has_keys = any(key in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key in typed_keys)
+    has_keys = any(key_name in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key_name in typed_keys)
     return (
         command_line.program == "train.py"
         and (has_config or has_keys)
@@ -95,14 +95,14 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
     """Returns key → value of a run, from the file, the command's configuration files, and `--key=value`."""
     values_by_key = dict(file_values)
     for command_word in command_words:
-        match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)
-        if is_unresolved(command_word) and (match is None or match[1] in DEFAULTS):
+        key_match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)
+        if is_unresolved(command_word) and (key_match is None or key_match[1] in DEFAULTS):
             raise reader.wrong("train.py", unresolved_reason(command_word))
-        if match is not None:
+        if key_match is not None:
             try:
-                values_by_key[match[1]] = ast.literal_eval(match[2][:200])
+                values_by_key[key_match[1]] = ast.literal_eval(key_match[2][:200])
             except (ValueError, SyntaxError, RecursionError, MemoryError):
-                values_by_key[match[1]] = match[2]
+                values_by_key[key_match[1]] = key_match[2]
         elif command_word.endswith(".py") and reader.source.read_text is not None:
             file_path, file_text = reader.source.read_text(command_word)
             values_by_key |= constants(parse_python(file_text, file_path).body)
@@ -116,7 +116,7 @@ def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch
         argument_name: known_value for argument_name, known_value in file_values.items() if argument_name in DEFAULTS
     }
     for argument_name, known_value in known_values.items():
-        if isinstance(known_value, Unknown):
+        if isinstance(known_value, UnknownValue):
             raise reader.wrong(
                 argument_name, "an expression is not computed; expected a number, a text or True or False"
             )

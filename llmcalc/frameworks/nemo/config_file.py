@@ -115,10 +115,10 @@ LINK = re.compile(r"\$\{(\.?[\w.]+)\}")
 
 def is_nemo(config: Table) -> bool:
     """Whether a table is a config of NeMo's language models."""
-    model, trainer = config.get("model"), config.get("trainer")
+    model, trainer_section = config.get("model"), config.get("trainer")
     return (
         isinstance(model, Mapping)
-        and isinstance(trainer, Mapping)
+        and isinstance(trainer_section, Mapping)
         and ("exp_manager" in config or "mcore_gpt" in model or "tensor_model_parallel_size" in model)
     )
 
@@ -153,10 +153,10 @@ def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping
     """Returns dotted key → value of the section `model`, with references resolved."""
     model = config["model"]
     settings = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
-    for section in ("optim", "tokenizer", "peft", "data"):
-        section_table = model.get(section)
+    for section_name in ("optim", "tokenizer", "peft", "data"):
+        section_table = model.get(section_name)
         if isinstance(section_table, Mapping):
-            settings |= {f"{section}.{key}": value for key, value in section_table.items()}
+            settings |= {f"{section_name}.{key}": value for key, value in section_table.items()}
     settings |= {key.partition(".")[2]: value for key, value in overrides_by_key.items() if key.startswith("model.")}
     return {key: _resolved_value(reader, key, value, settings) for key, value in settings.items()}
 
@@ -180,12 +180,12 @@ def _resolved_value(
 
 def _device_count(reader: LaunchReader, config: Table, overrides_by_key: Mapping[str, Any]) -> int:
     """Returns the number of devices of all machines."""
-    trainer = {
+    trainer_values = {
         **config["trainer"],
         **{key[8:]: override_value for key, override_value in overrides_by_key.items() if key.startswith("trainer.")},
     }
-    return size_of(reader, "trainer.devices", trainer.get("devices", 1)) * size_of(
-        reader, "trainer.num_nodes", trainer.get("num_nodes", 1)
+    return size_of(reader, "trainer.devices", trainer_values.get("devices", 1)) * size_of(
+        reader, "trainer.num_nodes", trainer_values.get("num_nodes", 1)
     )
 
 
@@ -223,17 +223,17 @@ def _megatron_arguments(reader: LaunchReader, model: Mapping[str, Any], config: 
 def _layer_arguments(reader: LaunchReader, model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Megatron-LM's arguments of the layers: norms, activation, positions and key heads."""
     arguments: dict[str, Any] = {}
-    norm = str(model.get("normalization", "layernorm")).lower()
-    if norm not in NORMS:
-        raise reader.wrong("model.normalization", f"{shown(norm)}; expected {', '.join(NORMS)}")
-    if NORMS[norm]:
-        flag, flag_value = NORMS[norm]
-        arguments[flag] = flag_value
-    activation = str(model.get("activation", "gelu"))
-    if activation not in ACTIVATIONS:
-        reader.unknown["model.activation"] = f"{shown(activation)[:60]} is not modelled"
-    elif ACTIVATIONS[activation]:
-        arguments[f"--{ACTIVATIONS[activation]}"] = True
+    norm_name = str(model.get("normalization", "layernorm")).lower()
+    if norm_name not in NORMS:
+        raise reader.wrong("model.normalization", f"{shown(norm_name)}; expected {', '.join(NORMS)}")
+    if NORMS[norm_name]:
+        flag_name, flag_value = NORMS[norm_name]
+        arguments[flag_name] = flag_value
+    activation_name = str(model.get("activation", "gelu"))
+    if activation_name not in ACTIVATIONS:
+        reader.unknown["model.activation"] = f"{shown(activation_name)[:60]} is not modelled"
+    elif ACTIVATIONS[activation_name]:
+        arguments[f"--{ACTIVATIONS[activation_name]}"] = True
     position_type = str(model.get("position_embedding_type", "learned_absolute"))
     if position_type not in ("learned_absolute", "rope", "none"):
         reader.unknown["model.position_embedding_type"] = f"{shown(position_type)[:60]} is not modelled"

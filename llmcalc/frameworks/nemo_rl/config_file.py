@@ -120,11 +120,11 @@ MOST_BASES = 8
 
 
 def is_nemo_rl(config: Table) -> bool:
-    """Whether a table is a config of NeMo-RL, or builds on one."""
+    """Whether a table is a config of NeMo-RL, or names a base config in `defaults`."""
     base_path = config.get("defaults")
     if isinstance(base_path, str) and base_path.endswith((".yaml", ".yml")):
         return bool(TABLES & set(config))
-    return all(isinstance(config.get(section), Mapping) for section in ("policy", "cluster"))
+    return all(isinstance(config.get(section_name), Mapping) for section_name in ("policy", "cluster"))
 
 
 def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
@@ -138,15 +138,17 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
         if not algorithm:
             raise reader.wrong("grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}")
         flat_values = _flat_values(reader, merged_config)
-        policy = {
-            key.removeprefix("policy."): setting for key, setting in flat_values.items() if key.startswith("policy.")
+        policy_table = {
+            config_key.removeprefix("policy."): config_value
+            for config_key, config_value in flat_values.items()
+            if config_key.startswith("policy.")
         }
-        _check_keys(reader, policy)
-        target = str(policy.get("model_name") or "")
-        is_megatron = reader.flag(policy, "megatron_cfg.enabled")
-        world_size = _training_devices(reader, flat_values, policy)
+        _check_keys(reader, policy_table)
+        model_id = str(policy_table.get("model_name") or "")
+        is_megatron = reader.flag(policy_table, "megatron_cfg.enabled")
+        world_size = _training_devices(reader, flat_values, policy_table)
         read_run = _megatron_run if is_megatron else _fsdp_run
-        launch_settings = read_run(reader, policy, world_size)
+        launch_settings = read_run(reader, policy_table, world_size)
         if algorithm == "dpo":
             launch_settings.settings["batch"] *= 2
             reader.notes.append("DPO: two sequences a pair, the loss of SFT; the reference model is on the host")
@@ -154,9 +156,9 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("GRPO: the loss of the update is counted as that of SFT; rollouts at their longest")
         elif algorithm == "distillation":
             reader.notes.append(TEACHER_NOTE)
-        rollout = _rollout(reader, flat_values, policy) if algorithm in ("grpo", "distillation") else None
+        rollout = _rollout(reader, flat_values, policy_table) if algorithm in ("grpo", "distillation") else None
         framework = "megatron" if is_megatron else "torch" if launch_settings.own_settings is None else "fsdp2"
-        return reader.launch(framework, launch_settings, target=target, rollout=rollout)
+        return reader.launch(framework, launch_settings, target=model_id, rollout=rollout)
 
 
 def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -204,23 +206,25 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
             else:
                 flat_config[f"{key_prefix}{flat_key}"[:150]] = _with_full_names(flat_value, key_prefix.split("."))
 
-    add_flattened({section: reader.table(config, section) for section in ("policy", "cluster", "loss_fn")}, "")
+    add_flattened(
+        {section_name: reader.table(config, section_name) for section_name in ("policy", "cluster", "loss_fn")}, ""
+    )
     for flat_key, flat_value in flat_config.items():
         for _ in range(MOST_BASES):
             if not isinstance(flat_value, str) or "${" not in flat_value:
                 break
-            flat_value = REFERENCE.sub(lambda match: str(flat_config.get(match[1], match[0])), flat_value)
-            flat_value = PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), flat_value)
+            flat_value = REFERENCE.sub(lambda reference: str(flat_config.get(reference[1], reference[0])), flat_value)
+            flat_value = PRODUCT.sub(lambda reference: str(int(reference[1]) * int(reference[2])), flat_value)
         flat_config[flat_key] = flat_value
     return flat_config
 
 
-def _with_full_names(written_value: Any, tables: list[str]) -> Any:
-    """Returns a value with full names in place of relative ones such as `${..name}`. tables: the enclosing tables."""
+def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
+    """Returns a value with full names in place of relative ones (`${..name}`). table_names: the enclosing tables."""
     if not isinstance(written_value, str):
         return written_value
     return RELATIVE.sub(
-        lambda match: "${" + ".".join([*tables[: len(tables) - len(match[1])], match[2]]) + "}", written_value
+        lambda match: "${" + ".".join([*table_names[: len(table_names) - len(match[1])], match[2]]) + "}", written_value
     )
 
 
@@ -297,15 +301,15 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
         settings |= lora_settings(
             reader,
             rank=("policy.dtensor_cfg.lora_cfg.dim", reader.value(policy_table, "dtensor_cfg.lora_cfg.dim", 8)),
-            targets=("policy.dtensor_cfg.lora_cfg.target_modules", "all-linear" if adapts_all_layers else targets),
-            dropout=policy_table.get("dtensor_cfg.lora_cfg.dropout"),
+            target_pair=("policy.dtensor_cfg.lora_cfg.target_modules", "all-linear" if adapts_all_layers else targets),
+            dropout_value=policy_table.get("dtensor_cfg.lora_cfg.dropout"),
         )
         if world_size > 1:
             reader.frozen = FP32_SHARDS
         reader.notes.append("frozen weights are in fp32")
     reader.expandable = any(
-        "expandable_segments:true" in str(policy_table.get(f"dtensor_cfg.env_vars.{variable}", "")).lower()
-        for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+        "expandable_segments:true" in str(policy_table.get(f"dtensor_cfg.env_vars.{variable_name}", "")).lower()
+        for variable_name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
     ep = reader.size(policy_table, "dtensor_cfg.expert_parallel_size", 1)
     if ep > 1 and (tp > 1 or (dp * cp) % ep):
@@ -368,10 +372,13 @@ def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> Launc
     )
     settings: dict[str, Any] = {}
     if reader.flag(policy, "megatron_cfg.peft.enabled"):
-        section = "policy.megatron_cfg.peft"
+        section_name = "policy.megatron_cfg.peft"
         rank = reader.value(policy, "megatron_cfg.peft.dim", 8)
-        targets, dropout = policy.get("megatron_cfg.peft.target_modules"), policy.get("megatron_cfg.peft.dropout")
-        settings = bridge_adapters(reader, section, rank, targets or None, dropout)
+        targets, dropout_value = (
+            policy.get("megatron_cfg.peft.target_modules"),
+            policy.get("megatron_cfg.peft.dropout"),
+        )
+        settings = bridge_adapters(reader, section_name, rank, targets or None, dropout_value)
     if reader.flag(policy, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
     settings |= optimizer_on_host(reader, policy, "megatron_cfg.optimizer.")

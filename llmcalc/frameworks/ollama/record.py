@@ -14,6 +14,6 @@ ENGINE = ggml_engine(
         "--kv-dtype": "OLLAMA_KV_CACHE_TYPE",
         "--users": "OLLAMA_NUM_PARALLEL",
     },
-    server="OllamaServer",
+    server_factory="OllamaServer",
     engine_functions=(__package__, "server"),
 )

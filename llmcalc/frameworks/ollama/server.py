@@ -56,13 +56,13 @@ class OllamaRules(RuleRange):
 
 
 class ContextByMemory(Record):
-    """The default of num_ctx on GPUs that have at least `at_least_gib` GiB of memory together."""
+    """The default of num_ctx on GPUs whose total memory is at least `at_least_gib` GiB."""
 
     at_least_gib: int
     context: int
 
 
-class Margin(Record):
+class FreeMargin(Record):
     """The memory that Ollama leaves free on each GPU, in MiB."""
 
     mib: int
@@ -72,7 +72,7 @@ class OllamaRecord(EngineRecord[OllamaRules]):
     """The contents of `presets/engines/ollama.toml`."""
 
     contexts: tuple[ContextByMemory, ...] = Field(min_length=1)
-    margin: Margin
+    margin: FreeMargin
 
 
 @cache
@@ -155,7 +155,7 @@ class OllamaServer:
 
     @property
     def scheme(self) -> str | None:
-        """The scheme of the weights: the usual one of the library's tags without a format, where nothing states one."""
+        """The quantization scheme of the weights: by default the usual scheme of the tags in Ollama's library."""
         scheme: str | None = self.flags.get("quantize")
         is_plain = scheme is None and GgufModel(self.preset).scheme == UNQUANTIZED
         return LIBRARY_SCHEME if is_plain else scheme
@@ -187,7 +187,7 @@ class OllamaServer:
         }
 
     def micro_batch(self, sequences: int) -> int:
-        """Returns the tokens of a micro-batch: num_batch, or from 0.30 on by the context, if memory is free."""
+        """Returns the tokens of a micro-batch: `num_batch`, or since 0.30 a number by context and free memory."""
         if "num_batch" in self.flags:
             return int(self.flags["num_batch"])
         if self.rules.runner == "estimate" or self.flash_attn == "off":

@@ -80,12 +80,14 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
 def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     reader.refuse_other_values(model, OFF, "model.")
-    hidden_size, layers = (size_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
+    hidden_size, layers = (
+        size_of(reader, f"model.{size_key}", model.get(size_key)) for size_key in ("d_model", "n_layers")
+    )
     heads = reader.size(model, "n_heads", 12)
-    activation = str(reader.value(model, "activation_type", "swiglu"))
-    if activation not in ("swiglu", "gelu", "relu"):
-        raise reader.wrong("model.activation_type", f"{shown(activation)}; expected swiglu, gelu or relu")
-    is_gated = activation == "swiglu"
+    activation_name = str(reader.value(model, "activation_type", "swiglu"))
+    if activation_name not in ("swiglu", "gelu", "relu"):
+        raise reader.wrong("model.activation_type", f"{shown(activation_name)}; expected swiglu, gelu or relu")
+    is_gated = activation_name == "swiglu"
     inner_width = reader.optional_size(model, "mlp_hidden_size") or reader.size(model, "mlp_ratio", 4) * hidden_size
     norm_type = str(reader.value(model, "layer_norm_type", "default"))
     if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
@@ -110,7 +112,7 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     network = {
         "type": "mlp",
         "intermediate_size": inner_width // 2 if is_gated else inner_width,
-        "hidden_act": "silu" if is_gated else activation,
+        "hidden_act": "silu" if is_gated else activation_name,
         "gated": is_gated,
     }
     if reader.flag(model, "attention_layer_norm"):

@@ -18,7 +18,7 @@ from ...model import ModelSpec
 from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.python_source import Unknown, dotted, parse_python, value_of
+from ..launch.python_source import UnknownValue, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
 
 MODELS = {
@@ -92,9 +92,9 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
         return _launch_of_calls(reader, call_nodes, variables, model_changes, OTHER_TOKENIZERS.search(script_text))
 
 
-def _variables(statements: list[ast.stmt], variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _variables(statements: list[ast.stmt], outer_values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields (variable, value) of plain assignments of known whole numbers."""
-    known_values = dict(variables)
+    known_values = dict(outer_values)
     for statement in statements:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             assigned_value = value_of(statement.value, known_values)
@@ -110,28 +110,28 @@ def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
         for syntax_node in ast.walk(syntax_tree)
         if isinstance(syntax_node, ast.Assign | ast.AnnAssign | ast.AugAssign)
     ]
-    targets = [
+    target_nodes = [
         (statement.targets[0] if isinstance(statement, ast.Assign) else statement.target, statement.value)
         for statement in statements
     ]
-    models = {
-        target.id
-        for target, value_node in targets
-        if isinstance(target, ast.Name)
+    model_variables = {
+        target_node.id
+        for target_node, value_node in target_nodes
+        if isinstance(target_node, ast.Name)
         and isinstance(value_node, ast.Call)
         and dotted(value_node.func).startswith(MODEL)
     }
     model_changes = {}
-    for target, value_node in targets:
-        variable, _, attribute_name = dotted(target).partition(".")
-        if variable in models and attribute_name and value_node is not None:
+    for target_node, value_node in target_nodes:
+        variable_name, _, attribute_name = dotted(target_node).partition(".")
+        if variable_name in model_variables and attribute_name and value_node is not None:
             model_changes[attribute_name] = dotted(value_node) or "…"
     return model_changes
 
 
-def _arguments(calls: list[ast.Call], class_name: str, variables: Mapping[str, Any]) -> dict[str, Any] | None:
+def _arguments(call_nodes: list[ast.Call], class_name: str, variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the evaluated arguments of the first call of a class; None without such a call."""
-    call_node = next((call_node for call_node in calls if dotted(call_node.func) == class_name), None)
+    call_node = next((call_node for call_node in call_nodes if dotted(call_node.func) == class_name), None)
     return None if call_node is None else _values(call_node, variables)
 
 
@@ -141,7 +141,7 @@ def _values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
     return {
         str(argument_name): dotted(value_node.func if isinstance(value_node, ast.Call) else value_node)
         or argument_value.text
-        if isinstance(argument_value, Unknown)
+        if isinstance(argument_value, UnknownValue)
         else argument_value
         for argument_name, (value_node, argument_value) in argument_values.items()
     }
@@ -157,10 +157,12 @@ def _model_of(
     """Returns a script's model, or None and the model's name if the model is not in `MODELS` or is changed."""
     model_name = next((dotted(call_node.func) for call_node in calls if dotted(call_node.func).startswith(MODEL)), "")
     preset = MODELS.get(model_name.rpartition(".")[2])
-    others = [argument for argument in _arguments(calls, model_name, variables) or {} if argument not in HARMLESS]
-    others += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
-    if preset is None or others:
-        return None, f"{model_name or MODEL}{' with other ' * bool(others)}{', '.join(others)[:150]}"
+    other_changes = [
+        argument for argument in _arguments(calls, model_name, variables) or {} if argument not in HARMLESS
+    ]
+    other_changes += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
+    if preset is None or other_changes:
+        return None, f"{model_name or MODEL}{' with other ' * bool(other_changes)}{', '.join(other_changes)[:150]}"
     if other_tokenizer is not None:
         reader.unknown[other_tokenizer[0]] = f"the embedding is counted with dolma2's {VOCABULARY:,} rows"
     return load_preset(preset).model.model_copy(update={"vocab_size": VOCABULARY}), ""
@@ -170,30 +172,30 @@ MODEL = "TransformerConfig."
 """What precedes the name of a model's method."""
 
 
-def _module_arguments(calls: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
+def _module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the arguments of the call that configures a training step; None without such a call."""
-    cookbook = _arguments(calls, COOKBOOK, variables)
+    cookbook = _arguments(call_nodes, COOKBOOK, variables)
     if cookbook is None:
-        return _arguments(calls, MODULE, variables)
-    module = {**COOKBOOK_STEP, **cookbook}
+        return _arguments(call_nodes, MODULE, variables)
+    module_args = {**COOKBOOK_STEP, **cookbook}
     if cookbook.get("activation_memory_budget", 1.0) != 1.0:
-        module["ac_config"] = {"mode": "budget", "activation_memory_budget": cookbook["activation_memory_budget"]}
+        module_args["ac_config"] = {"mode": "budget", "activation_memory_budget": cookbook["activation_memory_budget"]}
     if cookbook.get("cp_degree"):
-        module["cp_config"] = {"degree": cookbook["cp_degree"]}
+        module_args["cp_config"] = {"degree": cookbook["cp_degree"]}
     if cookbook.get("float8_enabled") is True:
-        module["float8_config"] = True
-    return module
+        module_args["float8_config"] = True
+    return module_args
 
 
 def _sequence_ranks(
     reader: LaunchReader,
     calls: list[ast.Call],
-    module: Mapping[str, Any],
+    module_arguments: Mapping[str, Any],
     variables: Mapping[str, Any],
     world_size: int,
 ) -> int:
     """Returns the number of context-parallel ranks per sequence (`TransformerContextParallelConfig`)."""
-    config = module.get("cp_config")
+    config = module_arguments.get("cp_config")
     if config is None:
         return 1
     if not isinstance(config, Mapping):
@@ -206,18 +208,18 @@ def _sequence_ranks(
 
 def _launch_of_calls(
     reader: LaunchReader,
-    calls: list[ast.Call],
+    call_nodes: list[ast.Call],
     variables: Mapping[str, Any],
     model_changes: Mapping[str, str],
     other_tokenizer: re.Match[str] | None,
 ) -> Launch:
     """Returns the training run of a script's calls. model_changes: the result of `_model_changes`."""
-    spec, target = _model_of(reader, calls, variables, model_changes, other_tokenizer)
-    module = _module_arguments(calls, variables)
+    spec, model_id = _model_of(reader, call_nodes, variables, model_changes, other_tokenizer)
+    module = _module_arguments(call_nodes, variables)
     if module is None:
         raise reader.wrong(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
     world_size = reader.device_count(reader.source.world_size)
-    sequence_ranks = _sequence_ranks(reader, calls, module, variables, world_size)
+    sequence_ranks = _sequence_ranks(reader, call_nodes, module, variables, world_size)
     tokens = size_of(reader, "rank_microbatch_size", module.get("rank_microbatch_size"))
     sequence_length = size_of(reader, "max_sequence_length", module.get("max_sequence_length", variables[LENGTHS[0]]))
     if tokens % sequence_length:
@@ -228,13 +230,13 @@ def _launch_of_calls(
         "phase": "training",
         "seq": -(-sequence_length // sequence_ranks),
         "batch": tokens // sequence_length,
-        "num_microbatches": _micro_batches(reader, calls, variables, tokens * world_size // sequence_ranks),
+        "num_microbatches": _micro_batches(reader, call_nodes, variables, tokens * world_size // sequence_ranks),
         "attn_implementation": "flash",
-        **_step_settings(reader, calls, module, variables),
+        **_step_settings(reader, call_nodes, module, variables),
     }
     if model_changes.get(FUSED_LOSS, "").endswith("fused_linear"):
         run_settings["cross_entropy"] = "chunked"
-    parallel_arguments = _arguments(calls, "TransformerDataParallelConfig", variables) or {}
+    parallel_arguments = _arguments(call_nodes, "TransformerDataParallelConfig", variables) or {}
     if "learning_rate" in module:  # the function of the cookbook
         shard_sizes = {"shard_degree": module.get("dp_shard_degree")}
         parallel_arguments = {"name": "DataParallelType.hsdp", "param_dtype": "DType.bfloat16", **shard_sizes}
@@ -249,7 +251,7 @@ def _launch_of_calls(
     replicas = 1
     if parallel_arguments.get("name") == "DataParallelType.hsdp" and is_sharded:
         replicas = _replicas(reader, parallel_arguments, world_size, sequence_ranks)
-    return sharded_launch(reader, world_size, run_settings, own_settings, replicas=replicas, spec=spec, target=target)
+    return sharded_launch(reader, world_size, run_settings, own_settings, replicas=replicas, spec=spec, target=model_id)
 
 
 DEVICES_PER_NODE = 8
@@ -266,37 +268,39 @@ def _replicas(reader: LaunchReader, parallel_arguments: Mapping[str, Any], world
     if parallel_arguments.get("shard_degree") is None:
         reader.notes.append(f"hsdp: shards are those of a node with {DEVICES_PER_NODE} devices, each node a replica")
         return max(1, world_size // DEVICES_PER_NODE)
-    shards = size_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
-    if world_size % shards:
+    shard_ranks = size_of(reader, "shard_degree", parallel_arguments["shard_degree"]) * sequence_ranks
+    if world_size % shard_ranks:
         raise reader.wrong(
             "shard_degree",
-            f"{shards} ranks of shards on {world_size} devices; expected --devices with a multiple of {shards}",
+            f"{shard_ranks} ranks of shards on {world_size} devices; expected --devices with a multiple of "
+            f"{shard_ranks}",
         )
-    return world_size // shards
+    return world_size // shard_ranks
 
 
 def _micro_batches(
-    reader: LaunchReader, calls: list[ast.Call], variables: Mapping[str, Any], tokens_at_once: int
+    reader: LaunchReader, call_nodes: list[ast.Call], variables: Mapping[str, Any], tokens_at_once: int
 ) -> int:
     """Returns the micro-batches per step: the tokens of a step, divided by the tokens of all ranks' micro-batches."""
-    argument = "global_batch_size"
-    argument_values = (_values(call_node, variables).get(argument) for call_node in calls)
+    argument_name = "global_batch_size"
+    argument_values = (_values(call_node, variables).get(argument_name) for call_node in call_nodes)
     tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)
     if tokens is None:
-        reader.notes.append(f"{argument}: no number; one micro-batch per step is assumed")
+        reader.notes.append(f"{argument_name}: no number; one micro-batch per step is assumed")
         return 1
     if tokens % tokens_at_once:
         raise reader.wrong(
-            argument, f"{tokens} tokens; expected a multiple of {tokens_at_once}, those of all devices; or --devices"
+            argument_name,
+            f"{tokens} tokens; expected a multiple of {tokens_at_once}, those of all devices; or --devices",
         )
     return tokens // tokens_at_once
 
 
 def _step_settings(
-    reader: LaunchReader, calls: list[ast.Call], module: Mapping[str, Any], variables: Mapping[str, Any]
+    reader: LaunchReader, calls: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
-    optimizer = str(module.get("optim")).rpartition(".")[2]
+    optimizer = str(module_arguments.get("optim")).rpartition(".")[2]
     if optimizer not in OPTIMIZERS:
         reader.unknown["optim"] = f"{shown(optimizer)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are"
     arguments = _arguments(calls, optimizer, variables) or {}
@@ -305,62 +309,62 @@ def _step_settings(
     if optimizer == "SkipStepAdamWConfig":
         reader.notes.append("SkipStepAdamW: its step is counted as torch's foreach AdamW, which keeps fewer copies")
     for config_name in PARALLEL_CONFIGS:
-        if module.get(config_name) is not None:
+        if module_arguments.get(config_name) is not None:
             reader.unknown[config_name] = "only FSDP and parts of sequences are modelled with OLMo-core"
-    float8_config = module.get("float8_config")
+    float8_config = module_arguments.get("float8_config")
     if float8_config is not None and (_arguments(calls, "Float8Config", variables) or {}).get("enabled") is not False:
         reader.unknown["float8_config"] = "its products are not modelled; bf16 is"
-    step_settings |= _recompute_settings(reader, calls, module, variables)
-    if module.get("compile_model") is True:
+    step_settings |= _recompute_settings(reader, calls, module_arguments, variables)
+    if module_arguments.get("compile_model") is True:
         step_settings["compile"] = True
     return step_settings
 
 
 def _recompute_settings(
-    reader: LaunchReader, calls: list[ast.Call], module: Mapping[str, Any], variables: Mapping[str, Any]
+    reader: LaunchReader, calls: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the setting of recomputation.
 
     Under a budget torch's partitioner keeps at most this part of what it would keep beyond the inputs of layers
     (torch/_functorch/partitioners.py, `choose_saved_values_set`).
     """
-    config = module.get("ac_config")
+    config = module_arguments.get("ac_config")
     class_name = "TransformerActivationCheckpointingConfig"
     if config is None and not any(dotted(call_node.func) == class_name for call_node in calls):
         return {}
     checkpointing_arguments = config if isinstance(config, Mapping) else _arguments(calls, class_name, variables) or {}
-    mode = str(checkpointing_arguments.get("mode", "full")).rpartition(".")[2]
-    if mode == "full":
+    recompute_mode = str(checkpointing_arguments.get("mode", "full")).rpartition(".")[2]
+    if recompute_mode == "full":
         return {"recompute": "full"}
-    if mode == "selected_modules" and _recomputes_networks(calls, class_name):
+    if recompute_mode == "selected_modules" and _recomputes_networks(calls, class_name):
         return {"recompute": "nodes:mlp"}
-    budget = checkpointing_arguments.get("activation_memory_budget")
-    if mode == "budget" and isinstance(budget, float | int) and 0 <= budget <= 1:
-        if budget in (0, 1):
-            return {"recompute": "none" if budget else "full"}
-        kept_layers = 1 / min(budget, 1 - budget)
-        kept_period = math.floor(kept_layers + 1e-9) if budget < 0.5 else math.ceil(kept_layers - 1e-9)
-        layer_share = f"one of {kept_period}" if budget < 0.5 else f"{kept_period - 1} of {kept_period}"
+    memory_budget = checkpointing_arguments.get("activation_memory_budget")
+    if recompute_mode == "budget" and isinstance(memory_budget, float | int) and 0 <= memory_budget <= 1:
+        if memory_budget in (0, 1):
+            return {"recompute": "none" if memory_budget else "full"}
+        kept_layers = 1 / min(memory_budget, 1 - memory_budget)
+        kept_period = math.floor(kept_layers + 1e-9) if memory_budget < 0.5 else math.ceil(kept_layers - 1e-9)
+        layer_share = f"one of {kept_period}" if memory_budget < 0.5 else f"{kept_period - 1} of {kept_period}"
         reader.notes.append(
-            f"ac_config.activation_memory_budget {budget}: counted as if {layer_share} layers kept all that it saves, "
-            + ("an estimate" if abs(kept_layers - kept_period) < 1e-6 else "an upper bound")
+            f"ac_config.activation_memory_budget {memory_budget}: counted as if {layer_share} layers kept all that it "
+            "saves, " + ("an estimate" if abs(kept_layers - kept_period) < 1e-6 else "an upper bound")
         )
-        return {"recompute": f"but-every:{kept_period}" if budget < 0.5 else f"every:{kept_period}"}
+        return {"recompute": f"but-every:{kept_period}" if memory_budget < 0.5 else f"every:{kept_period}"}
     reader.unknown["ac_config.mode"] = (
-        f"'{mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; --allow-unknown "
-        "counts no recomputation, which needs more"
+        f"'{recompute_mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; "
+        "--allow-unknown counts no recomputation, which needs more"
     )
     return {}
 
 
-def _recomputes_networks(calls: list[ast.Call], class_name: str) -> bool:
+def _recomputes_networks(call_nodes: list[ast.Call], class_name: str) -> bool:
     """Whether the modules that a call names are the feed-forward networks of all layers, listed or by a pattern."""
     module_lists = (
-        ast.unparse(keyword.value)
-        for call_node in calls
+        ast.unparse(keyword_node.value)
+        for call_node in call_nodes
         if dotted(call_node.func) == class_name
-        for keyword in call_node.keywords
-        if keyword.arg == "modules"
+        for keyword_node in call_node.keywords
+        if keyword_node.arg == "modules"
     )
     networks_pattern = r"\[f?'blocks\.(\*|\{\w+\})\.feed_forward'( for \w+ in range\(\w+\))?\]"
     return re.search(networks_pattern, next(module_lists, "")) is not None

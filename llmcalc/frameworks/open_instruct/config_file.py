@@ -62,7 +62,9 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         reader.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
         arguments = {
-            argument_name: value for argument_name, value in config.items() if argument_name in known_argument_names()
+            argument_name: argument_value
+            for argument_name, argument_value in config.items()
+            if argument_name in known_argument_names()
         }
         return trainer_launch(reader, {**arguments, "bf16": True}, run_settings)
 
@@ -78,11 +80,11 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    targets = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
+    target_modules = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
     adapter_settings = lora_settings(
         reader,
         rank=("lora_rank", reader.value(config, "lora_rank", 64)),
-        targets=("lora_target_modules", targets),
-        dropout=reader.value(config, "lora_dropout", 0.1),
+        target_pair=("lora_target_modules", target_modules),
+        dropout_value=reader.value(config, "lora_dropout", 0.1),
     )
     return adapter_settings | ({"base": "nf4-dq"} if reader.flag(config, "use_qlora") else {})

@@ -16,7 +16,7 @@ from ..frozen_model import FrozenModel
 from ..launch.auto_values import AUTO_BUCKETS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reading_of, share_of, size_of
-from ..launch.rollout import Model, Place, Rollout
+from ..launch.rollout import AdditionalModel, Place, Rollout
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 
 OLDER = {
@@ -99,8 +99,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if module_verb not in LOSSES:
             raise reader.wrong(f"line {command_line.line}: {module_verb}", f"is not read; expected {', '.join(LOSSES)}")
         arguments = {
-            _current_name(flag): argument_value
-            for flag, argument_value in arguments_of(command_line.words, source_file.where).items()
+            _current_name(flag_name): argument_value
+            for flag_name, argument_value in arguments_of(command_line.words, source_file.where).items()
         }
         read_names = frozenset(
             argument_name
@@ -109,7 +109,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         )
         plain_data = plain_arguments(arguments, reader, read_names)
         plain_data = {_current_name(argument): argument_value for argument, argument_value in plain_data.items()}
-        target = model_name(reader, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
+        model_id = model_name(reader, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, plain_data)
         world_size = _actor_devices(reader, plain_data) if module_verb == "train_ppo_ray" else source_file.world_size
         config, settings = _deepspeed_config(reader, plain_data, world_size), _other_settings(reader, plain_data)
@@ -118,7 +118,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         launch_settings = run_of_program(reader, config, world_size, settings)
         rollout = _rollout_of(reader, plain_data, launch_settings.layout.dp) if module_verb == "train_ppo_ray" else None
         reader.ignored += [argument for argument in plain_data if argument.partition(".")[0] in IGNORED_SECTIONS]
-        return reader.launch("deepspeed", launch_settings, target=target, rollout=rollout)
+        return reader.launch("deepspeed", launch_settings, target=model_id, rollout=rollout)
 
 
 READ_SECTIONS = ("ds.", "train.", "ref.", "vllm.", "algo.advantage.estimator", "algo.kl.init_coef", "rollout.micro")
@@ -128,17 +128,17 @@ IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm
 """Sections of arguments that change no memory of the actor's training step."""
 
 
-def _current_name(flag: str) -> str:
+def _current_name(flag_name: str) -> str:
     """Returns the name that an argument has since version 0.10."""
-    argument = flag.lstrip("-")
-    argument = OLDER.get(argument, argument)
-    return SFT.get(argument, argument)
+    argument_name = flag_name.lstrip("-")
+    argument_name = OLDER.get(argument_name, argument_name)
+    return SFT.get(argument_name, argument_name)
 
 
 def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:
-    for argument, (modelled_value, refusal_reason) in REFUSED.items():
-        if config.get(argument, modelled_value) != modelled_value:
-            reader.unknown[f"--{argument}"] = refusal_reason
+    for argument_name, (modelled_value, refusal_reason) in REFUSED.items():
+        if config.get(argument_name, modelled_value) != modelled_value:
+            reader.unknown[f"--{argument_name}"] = refusal_reason
 
 
 def _actor_devices(reader: LaunchReader, config: Table) -> int:
@@ -194,8 +194,8 @@ def _deepspeed_config(reader: LaunchReader, arguments: Table, world_size: int | 
 def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the run's settings outside of the DeepSpeed config: length, attention, recomputation, adapters."""
     settings: dict[str, Any] = {"optimizer": "adamw", "seq": _sequence_length(reader, config)}
-    attention = str(reader.value(config, "ds.attn_implementation", "flash_attention_2"))
-    settings["attn_implementation"] = "eager" if attention == "eager" else "flash"
+    attention_name = str(reader.value(config, "ds.attn_implementation", "flash_attention_2"))
+    settings["attn_implementation"] = "eager" if attention_name == "eager" else "flash"
     if reader.flag(config, "actor.gradient_checkpointing_enable"):
         is_reentrant = reader.flag(config, "actor.gradient_checkpointing_reentrant")
         settings["recompute"] = "full-reentrant" if is_reentrant else "full"
@@ -205,8 +205,8 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings |= {"cross_entropy": "flash", "logits_dtype": "float32"}
     rank = config.get("ds.lora.rank")
     if rank not in (None, 0):
-        targets = ("--ds.lora.target_modules", config.get("ds.lora.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=("--ds.lora.rank", rank), targets=targets)
+        target_argument = ("--ds.lora.target_modules", config.get("ds.lora.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=("--ds.lora.rank", rank), target_pair=target_argument)
     if reader.flag(config, "ds.load_in_4bit"):
         settings["base"] = "nf4-dq"
     return settings
@@ -214,7 +214,7 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _sequence_length(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens per sequence and rank in a micro-batch of the longest sequences."""
-    ring = reader.size(config, "ds.ring_attn_size", 1)
+    ring_ranks = reader.size(config, "ds.ring_attn_size", 1)
     if reader.flag(config, "train.dynamic_batch_enable"):
         longest_length = reader.size(config, "train.max_tokens_per_gpu", 16192)
         reader.notes.append("--train.dynamic_batch_enable: micro-batches of train.max_tokens_per_gpu tokens")
@@ -224,13 +224,16 @@ def _sequence_length(reader: LaunchReader, config: Table) -> int:
             config, "data.prompt_max_len", 1024
         )
     longest_length = reader.size(config, "data.max_len", 2048)
-    if ring > 1:
-        if longest_length % ring:
-            raise reader.wrong("--ds.ring_attn_size", f"{ring}; expected a divisor of --data.max_len {longest_length}")
+    if ring_ranks > 1:
+        if longest_length % ring_ranks:
+            raise reader.wrong(
+                "--ds.ring_attn_size", f"{ring_ranks}; expected a divisor of --data.max_len {longest_length}"
+            )
         reader.notes.append(
-            f"--ds.ring_attn_size {ring}: each rank has 1/{ring} of a sequence; what it sends is not counted"
+            f"--ds.ring_attn_size {ring_ranks}: each rank has 1/{ring_ranks} of a sequence; what it sends is not "
+            "counted"
         )
-    return longest_length // ring
+    return longest_length // ring_ranks
 
 
 SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
@@ -279,12 +282,12 @@ def _longest_sequence(reader: LaunchReader, config: Table) -> int:
     return reader.size(config, "data.max_len", 2048)
 
 
-def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> Model:
+def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> AdditionalModel:
     """Returns the reference model; none if the KL weight is 0."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
-        return Model()
+        return AdditionalModel()
     reference_place: Place = "host" if reader.flag(config, "ref.offload") else "device"
-    return Model(reference_place, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
+    return AdditionalModel(reference_place, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
 
 
 def _critic_place(reader: LaunchReader, config: Table) -> Place:

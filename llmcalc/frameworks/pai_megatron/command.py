@@ -49,13 +49,13 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             )
         arguments = arguments_of(command_line.words, source_file.where)
         megatron_table: dict[str, Any] = {}
-        for flag, argument_value in arguments.items():
-            if flag[2:] in IGNORED:
-                reader.ignored.append(flag)
-            elif flag == "--moe-shared-expert-overlap":
-                reader.notes.append(f"{flag}: shared experts are counted without overlap, an estimate")
+        for flag_name, argument_value in arguments.items():
+            if flag_name[2:] in IGNORED:
+                reader.ignored.append(flag_name)
+            elif flag_name == "--moe-shared-expert-overlap":
+                reader.notes.append(f"{flag_name}: shared experts are counted without overlap, an estimate")
             else:
-                megatron_table[flag] = argument_value
+                megatron_table[flag_name] = argument_value
         _set_vocabulary(reader, arguments, megatron_table)
         if "--disable-vision-class-token" in arguments:
             reader.notes.append("the vision tower, which is beside the language model, is not counted")
@@ -68,9 +68,9 @@ def _set_vocabulary(reader: LaunchReader, arguments: dict[str, Any], megatron_ta
         return
     tokenizer_type = str(arguments.get("--patch-tokenizer-type", ""))
     if tokenizer_type not in WORDS:
-        *_, option, vocab_size = ("", "", *reader.source.arguments)
-        if option == "--padded-vocab-size":
-            megatron_table[option] = str(size_of(reader, option, vocab_size))
+        *_, size_option, vocab_size = ("", "", *reader.source.arguments)
+        if size_option == "--padded-vocab-size":
+            megatron_table[size_option] = str(size_of(reader, size_option, vocab_size))
             return
         raise reader.wrong(
             "--patch-tokenizer-type",

@@ -60,9 +60,9 @@ _IGNORED_WORDS = field_names("""
     """)
 
 
-def accelerator_of(label: str) -> str:
+def accelerator_of(accelerator_label: str) -> str:
     """Returns the accelerator's name from a node label or a machine type; empty for an unknown one."""
-    label_text = label.strip().lower()[:100]
+    label_text = accelerator_label.strip().lower()[:100]
     for machine_pattern, machine_accelerator in MACHINE_TYPES:
         if re.fullmatch(machine_pattern, label_text):
             return machine_accelerator

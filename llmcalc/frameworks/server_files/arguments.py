@@ -13,8 +13,8 @@ from ..argument_names import keyword_of
 from ..engines.engine import Engine
 from ..engines.flags import Flag, find_flag, flags_by_spelling, split_arguments
 from ..engines.registry import FOLDERS, engine
-from ..launch.text import parse_yaml
 from ..launch.unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
+from ..launch.yaml_text import parse_yaml
 from .programs import PROGRAMS, ServerProgram
 from .server import ReadNamedFile
 
@@ -146,13 +146,15 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
     typed_names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
     if not LEAST_FLAGS <= len(typed_names) <= MOST_FLAGS:
         return ""
-    for server in PROGRAMS:
-        if server.engine not in FOLDERS:
+    for program in PROGRAMS:
+        if program.engine not in FOLDERS:
             continue
-        flags_by_name = flags_by_spelling(reversed(flags_of(server, engine(server.engine))))
-        named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(server.model_flags)]
-        if all(named_flags) and any(match is not None and not match.flag.is_idle for match in named_flags):
-            return server.engine
+        flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
+        named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
+        if all(named_flags) and any(
+            flag_match is not None and not flag_match.flag.is_idle for flag_match in named_flags
+        ):
+            return program.engine
     return ""
 
 

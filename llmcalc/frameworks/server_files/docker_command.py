@@ -49,9 +49,9 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
         elif not equals_sign:
             option_value = argument_queue.popleft() if argument_queue else ""
         if option_name in ("-e", "--env"):
-            variable, variable_equals, variable_text = option_value.partition("=")
+            variable_name, variable_equals, variable_text = option_value.partition("=")
             if variable_equals:
-                env[variable] = variable_text
+                env[variable_name] = variable_text
         elif option_name in ("-v", "--volume", "--mount"):
             host_by_folder |= mount_of(option_value)
         elif option_name == "--entrypoint":
@@ -77,8 +77,8 @@ def mount_of(volume_entry: Any) -> dict[str, str]:
         mount_fields = dict(zip(("source", "target"), str(volume_entry).split(":"), strict=False))
     host_folder = mount_fields.get("source") or mount_fields.get("src", "")
     target = mount_fields.get("target") or mount_fields.get("dst") or mount_fields.get("destination", "")
-    is_folder = "/" in host_folder and not is_unresolved(host_folder) and target.startswith("/") and target.rstrip("/")
-    return {target.rstrip("/"): host_folder.rstrip("/")} if is_folder else {}
+    is_mount = "/" in host_folder and not is_unresolved(host_folder) and target.startswith("/") and target.rstrip("/")
+    return {target.rstrip("/"): host_folder.rstrip("/")} if is_mount else {}
 
 
 def number_of_gpus(gpus_text: str, place_in_file: str) -> int | None:
@@ -86,7 +86,7 @@ def number_of_gpus(gpus_text: str, place_in_file: str) -> int | None:
 
     place_in_file: where the command stands, in messages. Raises `InputError` for a number that is no count.
     """
-    devices = re.search(r"device=([\w:,-]+)", gpus_text)
-    if devices is not None and devices[1] != "all":
-        return len(devices[1].split(","))
+    device_match = re.search(r"device=([\w:,-]+)", gpus_text)
+    if device_match is not None and device_match[1] != "all":
+        return len(device_match[1].split(","))
     return accelerator_count(gpus_text.strip("'\"").removeprefix("count="), f"{place_in_file}: --gpus")

@@ -105,13 +105,13 @@ def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
     import json
 
     for argument_name, argument_value in arguments.items():
-        flag = f"--{argument_name.replace('_', '-')}"
+        flag_name = f"--{argument_name.replace('_', '-')}"
         if isinstance(argument_value, bool):
-            yield flag if argument_value else f"--no-{flag[2:]}"
+            yield flag_name if argument_value else f"--no-{flag_name[2:]}"
         elif isinstance(argument_value, Mapping | list | tuple):
-            yield f"{flag}={json.dumps(argument_value)}"
+            yield f"{flag_name}={json.dumps(argument_value)}"
         elif argument_value is not None:
-            yield f"{flag}={argument_value}"
+            yield f"{flag_name}={argument_value}"
 
 
 def _ray_server(ray_config: Mapping[str, Any]) -> Container:
@@ -137,8 +137,8 @@ def _chart_server(chart_values: Mapping[str, Any]) -> Container:
 
 def _operator_server(operator_table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
     flags = {flag: model[flag] for flag in (*MODEL_FLAGS, *SWITCH_KEYS) if model.get(flag) not in (None, False, "")}
-    deployment = inner_table(operator_table, "deploymentConfig")
-    image_name, gpus = inner_table(deployment, "image").get("name"), inner_table(deployment, "resources").get("gpu")
+    pod_settings = inner_table(operator_table, "deploymentConfig")
+    image_name, gpus = inner_table(pod_settings, "image").get("name"), inner_table(pod_settings, "resources").get("gpu")
     return _stack_server(operator_table, model["modelURL"], flags, str(image_name or ""), gpus)
 
 

@@ -26,9 +26,9 @@ PORT = "8080"
 
 def is_llama_swap(config: Any) -> bool:
     """Whether tables are a config of llama-swap: models by name, with commands."""
-    models = config.get("models") if isinstance(config, Mapping) else None
-    return isinstance(models, Mapping) and any(
-        isinstance(model, Mapping) and isinstance(model.get("cmd"), str) for model in models.values()
+    model_tables = config.get("models") if isinstance(config, Mapping) else None
+    return isinstance(model_tables, Mapping) and any(
+        isinstance(model, Mapping) and isinstance(model.get("cmd"), str) for model in model_tables.values()
     )
 
 
@@ -44,7 +44,7 @@ def servers_of_llama_swap(
         if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
             continue
         place_in_file = f"models.{one_line(str(model_name))[:60]}"
-        env_macros = {f"env.{variable}": variable_value for variable, variable_value in variables.items()}
+        env_macros = {f"env.{variable_name}": variable_value for variable_name, variable_value in variables.items()}
         macro_values = {"PORT": PORT, **env_macros, **shared_macros, **_read_macros(model), "MODEL_ID": str(model_name)}
         command_text = _expand_macros(model["cmd"], macro_values, f"{name_in_errors}: {place_in_file}")
         command_lines = [

@@ -14,8 +14,8 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE, variable_expander
-from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
+from ..launch.yaml_text import parse_yaml
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
 from .docker_command import mount_of
@@ -401,7 +401,7 @@ def _is_plain(manifest_value: Any) -> bool:
 def _command_words(command: Any, name_in_errors: str) -> list[str]:
     """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
     if isinstance(command, list):
-        return [str(word) for word in command if _is_plain(word) or isinstance(word, bool)]
+        return [str(list_word) for list_word in command if _is_plain(list_word) or isinstance(list_word, bool)]
     if isinstance(command, str):
         return list(NAMED_COMMANDS[command]) if command in NAMED_COMMANDS else _split_words(command, name_in_errors)
     return []
@@ -484,9 +484,9 @@ def _accelerator_limit(outer_tables: Sequence[Mapping[str, Any]], name_in_errors
         for resource_kind in ("limits", "requests"):
             resource_table = inner_table(outer_table, "resources", resource_kind)
             for resource_name in GPU_RESOURCES:
-                limit = accelerator_count(resource_table.get(resource_name), f"{name_in_errors}: {resource_name}")
-                if limit is not None:
-                    return limit
+                gpu_count = accelerator_count(resource_table.get(resource_name), f"{name_in_errors}: {resource_name}")
+                if gpu_count is not None:
+                    return gpu_count
     return None
 
 
@@ -500,9 +500,9 @@ def _hub_model(outer_tables: Sequence[Mapping[str, Any]]) -> str:
             inner_table(outer_table, "storage"),
         ):
             for model_key in MODEL_KEYS:
-                match = MODEL_ADDRESS.fullmatch(str(address_table.get(model_key, "")))
-                if match is not None:
-                    return match[1]
+                address_match = MODEL_ADDRESS.fullmatch(str(address_table.get(model_key, "")))
+                if address_match is not None:
+                    return address_match[1]
     return ""
 
 
@@ -512,8 +512,8 @@ def _adapter_flags(outer_tables: Sequence[Mapping[str, Any]]) -> list[str]:
         lora_table = inner_table(outer_table, "model", "lora")
         adapter_list = lora_table.get("adapters")
         if isinstance(adapter_list, list) and adapter_list:
-            rank, most_adapters = lora_table.get("maxRank", 64), lora_table.get("maxAdapters", len(adapter_list))
-            return ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={most_adapters}"]
+            rank, adapter_limit = lora_table.get("maxRank", 64), lora_table.get("maxAdapters", len(adapter_list))
+            return ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={adapter_limit}"]
     return []
 
 

@@ -48,10 +48,10 @@ def server_in_modelfile(modelfile_text: str, name_in_errors: str, container: Con
     assert server_program is not None
     model, option_words = "", []
     for line_number, text_line in enumerate(_without_quoted_texts(modelfile_text).split("\n"), 1):
-        match = _INSTRUCTION.match(text_line)
-        if match is None or text_line.lstrip().startswith("#"):
+        instruction_match = _INSTRUCTION.match(text_line)
+        if instruction_match is None or text_line.lstrip().startswith("#"):
             continue
-        instruction_name, instruction_value = match[1].lower(), match[2].strip()
+        instruction_name, instruction_value = instruction_match[1].lower(), instruction_match[2].strip()
         if instruction_name == "from":
             model = instruction_value
         elif instruction_name == "adapter":

@@ -162,9 +162,9 @@ class ServerStart(NamedTuple):
     model: str = ""
 
 
-def program_named(engine: str) -> ServerProgram | None:
+def program_named(engine_name: str) -> ServerProgram | None:
     """Returns the program of an engine; None for an unknown name."""
-    return next((server_program for server_program in PROGRAMS if server_program.engine == engine), None)
+    return next((server_program for server_program in PROGRAMS if server_program.engine == engine_name), None)
 
 
 def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStart | None:
@@ -179,13 +179,13 @@ def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStar
     launcher_matches = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
     if launcher_matches:
         server_program = program_named(launcher_matches[0][1])
-        models = (
+        model_words = (
             command_word.partition("=")[2]
             for command_word in command_words
             if re.match(r"--[a-z]+\.model\.repo_id=", command_word)
         )
         if server_program is not None:
-            return ServerStart(server_program, tuple(match[2] for match in launcher_matches), next(models, ""))
+            return ServerStart(server_program, tuple(match[2] for match in launcher_matches), next(model_words, ""))
     server_program = program_of_image(image)
     if (
         server_program is not None
@@ -209,7 +209,7 @@ def program_of_image(image_reference: str) -> ServerProgram | None:
     """Returns the server program of a container image by name; None for other images."""
     image_name = image_reference.lower().partition("@")[0]
     return next(
-        (candidate for candidate in PROGRAMS if any(image_part in image_name for image_part in candidate.images)), None
+        (program for program in PROGRAMS if any(image_part in image_name for image_part in program.images)), None
     )
 
 
@@ -219,8 +219,8 @@ def version_of_image(image_name: str) -> str:
         return ""
     server_program = program_of_image(image_name)
     image_tag = image_name.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    match = None if server_program is None else re.match(rf"{server_program.versions}(?![0-9.])", image_tag)
-    return "" if match is None else match[1]
+    tag_match = None if server_program is None else re.match(rf"{server_program.versions}(?![0-9.])", image_tag)
+    return "" if tag_match is None else tag_match[1]
 
 
 def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError
-from ..launch.python_source import DEEPEST, Unknown, dotted, parse_python, value_of
+from ..launch.python_source import DEEPEST, UnknownValue, dotted, parse_python, value_of
 from ..launch.shell_words import UnsplittableText
 from ..launch.unresolved import unresolved
 from .engine_tables import server_of_table
@@ -112,35 +112,35 @@ class _Evaluator:
         """Yields the servers that statements start, and evaluates assignments in order."""
         lines_by_command: dict[str, int] = {}
         for statement in statement_nodes if nesting_depth < DEEPEST else ():
-            variable = _assigned_name(statement)
-            if isinstance(statement, ast.Assign | ast.AnnAssign) and variable and statement.value is not None:
-                self.names[variable] = self.evaluate(statement.value)
-            elif isinstance(statement, ast.AugAssign) and variable:
-                self.names[variable] = _add_values(self.names.get(variable), self.evaluate(statement.value))
+            variable_name = _assigned_name(statement)
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and variable_name and statement.value is not None:
+                self.names[variable_name] = self.evaluate(statement.value)
+            elif isinstance(statement, ast.AugAssign) and variable_name:
+                self.names[variable_name] = _add_values(self.names.get(variable_name), self.evaluate(statement.value))
             elif _extends_list(statement):
                 call_node: Any = statement.value  # type: ignore[attr-defined]
                 added_value = self.evaluate(call_node.args[0])
-                variable = dotted(call_node.func.value)
-                self.names[variable] = _add_values(
-                    self.names.get(variable), added_value if call_node.func.attr == "extend" else [added_value]
+                variable_name = dotted(call_node.func.value)
+                self.names[variable_name] = _add_values(
+                    self.names.get(variable_name), added_value if call_node.func.attr == "extend" else [added_value]
                 )
-            if variable and _is_command(self.names.get(variable)):
-                lines_by_command[variable] = statement.lineno
+            if variable_name and _is_command(self.names.get(variable_name)):
+                lines_by_command[variable_name] = statement.lineno
             for call_node in (syntax_node for syntax_node in _direct_calls(statement)):
                 argument_table = self._configuration_arguments(call_node)
                 named_server = None if argument_table is None else server_of_table(argument_table)
                 if named_server is not None:
                     yield from server_finder.in_words(replace(named_server, place=f"line {call_node.lineno}"))
                     continue
-                for argument in call_node.args[:1]:
-                    argument_value = self.evaluate(argument)
-                    if _is_command(argument_value) and not isinstance(argument, ast.Name):
+                for argument_node in call_node.args[:1]:
+                    argument_value = self.evaluate(argument_node)
+                    if _is_command(argument_value) and not isinstance(argument_node, ast.Name):
                         yield from self._servers_of_command(argument_value, container, call_node.lineno, server_finder)
             for inner_body in _inner_bodies(statement):
                 yield from self._servers_in_statements(inner_body, container, server_finder, nesting_depth + 1)
-        for variable, line_number in lines_by_command.items():
-            if _is_command(self.names[variable]):
-                yield from self._servers_of_command(self.names[variable], container, line_number, server_finder)
+        for variable_name, line_number in lines_by_command.items():
+            if _is_command(self.names[variable_name]):
+                yield from self._servers_of_command(self.names[variable_name], container, line_number, server_finder)
 
     def _servers_of_command(
         self, command_value: Any, container: Container, line_number: int, server_finder: ServerFinder
@@ -167,7 +167,7 @@ class _Evaluator:
     def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
         if depth > DEEPEST:
-            return Unknown("…")
+            return UnknownValue("…")
         if isinstance(syntax_node, ast.Dict):
             keys_and_values = zip(syntax_node.keys, syntax_node.values, strict=True)
             return {
@@ -192,7 +192,9 @@ class _Evaluator:
         if isinstance(syntax_node, ast.IfExp):
             test_result = self.evaluate(syntax_node.test, depth + 1)
             chosen_node = syntax_node.body if test_result else syntax_node.orelse
-            return Unknown("if") if isinstance(test_result, Unknown) else self.evaluate(chosen_node, depth + 1)
+            return (
+                UnknownValue("if") if isinstance(test_result, UnknownValue) else self.evaluate(chosen_node, depth + 1)
+            )
         if isinstance(syntax_node, ast.Call):
             return self._call_result(syntax_node, depth)
         return value_of(syntax_node, self.names, depth)
@@ -201,7 +203,7 @@ class _Evaluator:
         if not isinstance(list_node, ast.Starred):
             return [self.evaluate(list_node, nesting_depth + 1)]
         list_value = self.evaluate(list_node.value, nesting_depth + 1)
-        return list_value if isinstance(list_value, list) else [Unknown("*…")]
+        return list_value if isinstance(list_value, list) else [UnknownValue("*…")]
 
     def _call_result(self, call_node: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
@@ -215,11 +217,15 @@ class _Evaluator:
             }
         if function_name == "str" and len(argument_values) == 1:
             return _word_of_value(argument_values[0])
-        if function_name == "json.dumps" and len(argument_values) == 1 and not isinstance(argument_values[0], Unknown):
+        if (
+            function_name == "json.dumps"
+            and len(argument_values) == 1
+            and not isinstance(argument_values[0], UnknownValue)
+        ):
             return json.dumps(_with_marks(argument_values[0]))
         if function_name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and argument_values:
             return self.variables.get(
-                str(argument_values[0]), argument_values[1] if len(argument_values) > 1 else Unknown("$")
+                str(argument_values[0]), argument_values[1] if len(argument_values) > 1 else UnknownValue("$")
             )
         if isinstance(call_node.func, ast.Attribute) and call_node.func.attr == "join" and len(argument_values) == 1:
             separator_text = self.evaluate(call_node.func.value, depth + 1)
@@ -230,7 +236,9 @@ class _Evaluator:
 
 def _word_of_value(evaluated_value: Any) -> str:
     """Returns a value as a command's word, with a mark if unknown before the file runs."""
-    return unresolved(evaluated_value.text or "…") if isinstance(evaluated_value, Unknown) else str(evaluated_value)
+    return (
+        unresolved(evaluated_value.text or "…") if isinstance(evaluated_value, UnknownValue) else str(evaluated_value)
+    )
 
 
 def _with_marks(evaluated_value: Any) -> Any:
@@ -239,18 +247,18 @@ def _with_marks(evaluated_value: Any) -> Any:
         return {table_key: _with_marks(inner_value) for table_key, inner_value in evaluated_value.items()}
     if isinstance(evaluated_value, list):
         return [_with_marks(inner_value) for inner_value in evaluated_value]
-    return _word_of_value(evaluated_value) if isinstance(evaluated_value, Unknown) else evaluated_value
+    return _word_of_value(evaluated_value) if isinstance(evaluated_value, UnknownValue) else evaluated_value
 
 
 def _add_values(left_value: Any, right_value: Any) -> Any:
     """Returns the sum of two texts, lists or numbers; an unknown operand becomes a marked word."""
     if isinstance(left_value, list):
-        return [*left_value, *(right_value if isinstance(right_value, list) else [Unknown("…")])][:MOST_WORDS]
-    if isinstance(left_value, str) and isinstance(right_value, str | Unknown) and len(left_value) < LONGEST_TEXT:
+        return [*left_value, *(right_value if isinstance(right_value, list) else [UnknownValue("…")])][:MOST_WORDS]
+    if isinstance(left_value, str) and isinstance(right_value, str | UnknownValue) and len(left_value) < LONGEST_TEXT:
         return left_value + _word_of_value(right_value)[:LONGEST_TEXT]
     if type(left_value) is int and type(right_value) is int:
         return left_value + right_value
-    return Unknown("…")
+    return UnknownValue("…")
 
 
 def _is_command(evaluated_value: Any) -> bool:

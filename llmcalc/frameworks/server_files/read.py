@@ -19,8 +19,8 @@ from ..launch.command_line import (
     typed_launch,
     words_of_typed_command,
 )
-from ..launch.text import LARGEST, parse_braces, parse_yaml
 from ..launch.unresolved import is_unresolved, printable
+from ..launch.yaml_text import LARGEST, parse_braces, parse_yaml
 from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of, read_arguments, words_of_tables
 from .manifests import servers_in_tables
@@ -54,20 +54,20 @@ def servers_of(
     typed_engine: the engine that is typed beside the file; empty for the file's.
     Raises `InputError`, which names file, place, flag and fix.
     """
-    typed_path, launch_text, folder = _read_launch(path)
-    return servers_of_text(launch_text, typed_path, allow_unknown, folder, typed_flags, typed_engine)
+    typed_path, launch_text, launch_folder = _read_launch(path)
+    return servers_of_text(launch_text, typed_path, allow_unknown, launch_folder, typed_flags, typed_engine)
 
 
-def _read_launch(path: str | Path) -> tuple[TypedLaunch, str, Path]:
+def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
     """Returns the name, the text and the folder of a launch file, or of a command that is typed in its place."""
-    typed_text = str(path)
+    typed_text = str(launch_path)
     if words_of_typed_command(typed_text):
         typed_command = TypedLaunch(TYPED_COMMAND, {}, ())
         if trains_by_command(typed_text) or any(_find_servers(typed_text, typed_command, Path())):
             return typed_command, typed_text, Path()
     typed_path = typed_launch(typed_text)
-    file = Path(typed_path.path)
-    return typed_path, read_text(file, LARGEST), file.parent
+    launch_file = Path(typed_path.path)
+    return typed_path, read_text(launch_file, LARGEST), launch_file.parent
 
 
 def starts_any_server(typed_path: str | Path) -> bool:
@@ -86,8 +86,8 @@ TRAINS = re.compile(r"^\s*\w+\s*=\s*\w*Trainer\(", re.MULTILINE)
 
 
 def _servers_in_file(launch_path: str | Path) -> Iterator[StartedServer]:
-    typed_path, launch_text, folder = _read_launch(launch_path)
-    yield from _find_servers(launch_text, typed_path, folder)
+    typed_path, launch_text, launch_folder = _read_launch(launch_path)
+    yield from _find_servers(launch_text, typed_path, launch_folder)
 
 
 def engines_of(launch_path: str | Path) -> list[str]:
@@ -96,7 +96,7 @@ def engines_of(launch_path: str | Path) -> list[str]:
         started_servers = list(_servers_in_file(launch_path))
     except InputError:
         return []  # the same error is raised where the file is read for its servers
-    engine_names = dict.fromkeys(server.start.program.engine for server in started_servers)
+    engine_names = dict.fromkeys(started_server.start.program.engine for started_server in started_servers)
     return [engine_name for engine_name in engine_names if engine_name in FOLDERS]
 
 
@@ -104,21 +104,21 @@ def servers_of_text(
     file_text: str,
     typed_path: TypedLaunch,
     allow_unknown: bool = False,
-    folder: Path | None = None,
+    launch_folder: Path | None = None,
     typed_flags: Mapping[str, Any] = NO_FLAGS,
     typed_engine: str = "",
 ) -> list[LaunchedServer]:
     """Returns the servers that a launch file's text starts.
 
-    typed_path: the file's name, with variables and arguments of a script. folder: folder of files that it names; None
-        (default) to read no such file. Other parameters as of `servers_of`.
+    typed_path: the file's name, with variables and arguments of a script. launch_folder: folder of files that it names;
+        None (default) to read no such file. Other parameters as of `servers_of`.
     """
     name_in_errors = typed_path.path
     found_servers: list[LaunchedServer] = []
-    for started_server in _find_servers(file_text, typed_path, folder):
+    for started_server in _find_servers(file_text, typed_path, launch_folder):
         if typed_engine and started_server.start.program.engine != typed_engine:
             continue
-        server = _read_server(started_server, name_in_errors, allow_unknown, folder, typed_flags)
+        server = _read_server(started_server, name_in_errors, allow_unknown, launch_folder, typed_flags)
         if not _is_worker(started_server.start) and server not in found_servers:
             found_servers.append(server)
         if len(found_servers) > MOST_SERVERS:
@@ -171,10 +171,10 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
         yield from server_finder.in_script(file_text, typed_path.variables, typed_path.arguments, shell_container)
         return
     variables = {**_read_env_file(launch_folder), **typed_path.variables}
-    documents = []
+    yaml_data = []
     for yaml_document in _yaml_documents(file_text, name_in_errors):
         try:
-            documents.append(
+            yaml_data.append(
                 parse_braces(yaml_document, name_in_errors)
                 if yaml_document.lstrip().startswith("{")
                 else parse_yaml(yaml_document, name_in_errors)
@@ -187,10 +187,10 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
                     f"{name_in_errors}: a template with {{{{ … }}}}; expected the file that it makes (helm template …)"
                 ) from None
             raise
-    servers = list(servers_in_tables(documents[0] if len(documents) == 1 else documents, server_finder, variables))
+    servers = list(servers_in_tables(yaml_data[0] if len(yaml_data) == 1 else yaml_data, server_finder, variables))
     yield from servers
-    if not servers and len(documents) == 1:
-        yield from _bare_configuration(documents[0])
+    if not servers and len(yaml_data) == 1:
+        yield from _bare_configuration(yaml_data[0])
 
 
 def _yaml_documents(file_text: str, name_in_errors: str) -> list[str]:
@@ -273,7 +273,7 @@ def _read_server(
         field: container.env[engine_name] for engine_name, field in fields.items() if engine_name in container.env
     }
     all_fields = {flag.field for flag in serving_engine.known_flags()}
-    parallel_sizes = {field: size for field, size in container.sizes.items() if field in all_fields}
+    parallel_sizes = {field: parallel_size for field, parallel_size in container.sizes.items() if field in all_fields}
     model = server_start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         model = container.model
@@ -304,8 +304,8 @@ def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Itera
         if variable_name.startswith(program.variables):
             flag_words = variable_name.removeprefix(program.variables).lower().replace("_", "-")
             flag_spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
-            match = find_flag(flags_by_name, flag_spelling)
-            is_switch = match is None or match.flag.kind == "switch"
+            matched_flag = find_flag(flags_by_name, flag_spelling)
+            is_switch = matched_flag is None or matched_flag.flag.kind == "switch"
             if is_switch and variable_value.lower() in OFF:
                 yield f"--no-{flag_spelling[2:]}"
             else:

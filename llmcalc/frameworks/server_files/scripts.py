@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ...errors import InputError
 from ..launch.command_line import WITHOUT_PROGRAMS
 from ..launch.shell import read_script
-from ..launch.shell_words import Script
+from ..launch.shell_words import ShellScript
 from ..launch.unresolved import is_unresolved
 from .docker_command import container_of
 from .modelfile import is_modelfile, server_in_modelfile
@@ -63,20 +63,20 @@ class ServerFinder:
         self.scripts += 1
         if self.scripts > MOST_SCRIPTS:
             raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
-        script = read_script(script_text, self.where, variables, arguments)
+        shell_script = read_script(script_text, self.where, variables, arguments)
         engine_versions = versions_in(script_text)
-        for command_line in script.commands:
+        for command_line in shell_script.commands:
             command_words = [
                 command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")
             ]
             if not command_words or command_words[0] in WITHOUT_PROGRAMS:
                 continue
             place_of_line = outer_container.place if outer_container.image else f"line {command_line.line}"
-            command_environment = {**outer_container.env, **script.env(), **_known_variables(command_line.env)}
+            command_environment = {**outer_container.env, **shell_script.env(), **_known_variables(command_line.env)}
             container = replace(outer_container, place=place_of_line, words=command_words, env=command_environment)
-            for started_server in self.in_words(container, script.files, nesting_depth):
+            for started_server in self.in_words(container, shell_script.files, nesting_depth):
                 yield started_server.with_version_of(engine_versions)
-        yield from _modelfile_servers(script, self.where, outer_container)
+        yield from _modelfile_servers(shell_script, self.where, outer_container)
 
     def in_words(
         self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
@@ -116,7 +116,7 @@ def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: variable_value for name, variable_value in env.items() if not is_unresolved(variable_value)}
 
 
-def _modelfile_servers(script: Script, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
+def _modelfile_servers(script: ShellScript, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
     """Yields the servers of the Modelfiles that a script writes."""
     for file_name, file_text in script.files.items():
         if is_modelfile(file_text, file_name):
@@ -140,7 +140,7 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
                 None,
             )
             flags = command_words[i + 1 : option_word]
-            if option_word is not None and any(re.fullmatch(r"-[a-z]*c", flag) for flag in flags):
+            if option_word is not None and any(re.fullmatch(r"-[a-z]*c", shell_flag) for shell_flag in flags):
                 return command_words[option_word], command_words[option_word + 2 :]
             return "", ()
         if i > 6:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from ..launch.record import Override, json_value_of
+from ..launch.record import OptionOverride, json_value_of
 from .programs import ServerStart
 
 ReadNamedFile: TypeAlias = Callable[[str], str]
@@ -102,29 +102,29 @@ class LaunchedServer:
     ignored: tuple[str, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    overridden: Mapping[str, Override] = field(default_factory=dict)
+    overridden: Mapping[str, OptionOverride] = field(default_factory=dict)
 
     @property
     def location(self) -> str:
         """The file name, and the server's location in the file, for messages."""
         return f"{self.where}: {self.place}" if self.place else self.where
 
-    def data(self, program: str, engine_version: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def data(self, program_name: str, engine_version: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document.
 
-        program: the engine's title. engine_version: version of the defaults. defaults: flag → its default.
+        program_name: the engine's title. engine_version: version of the defaults. defaults: flag → its default.
         """
         return {
             "file": self.where,
             "kind": self.engine,
             "place": self.place,
-            "program": program,
+            "program": program_name,
             "version": engine_version,
             "model": self.target or None,
-            "filled_in": {flag: json_value_of(default_value) for flag, default_value in defaults.items()},
+            "filled_in": {flag_name: json_value_of(default_value) for flag_name, default_value in defaults.items()},
             "overridden": {
-                flag: {"file": json_value_of(value_override.file), "option": json_value_of(value_override.option)}
-                for flag, value_override in self.overridden.items()
+                flag_name: {"file": json_value_of(value_override.file), "option": json_value_of(value_override.option)}
+                for flag_name, value_override in self.overridden.items()
             },
             "env": dict(self.env),
             "gpu": self.gpu or None,

@@ -54,7 +54,7 @@ def adapted_matrices(flags: Mapping[str, Any]) -> frozenset[str]:
             f"{', '.join(MATRICES_BY_TARGET)}"
         )
     chosen_targets = MATRICES_BY_TARGET if "all" in target_words else target_words
-    return frozenset(matrix_name for target in chosen_targets for matrix_name in MATRICES_BY_TARGET[target])
+    return frozenset(matrix_name for target_name in chosen_targets for matrix_name in MATRICES_BY_TARGET[target_name])
 
 
 def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:

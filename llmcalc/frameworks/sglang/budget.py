@@ -16,7 +16,7 @@ from ...components.towers.vision import VisionTower
 from ...errors import InputError
 from ...parallel.layout import ONE_DEVICE, Layout
 from ...workload.setting import option
-from ..engines.engine import EngineMemory, Term
+from ..engines.engine import EngineMemory, MemoryTerm
 from ..engines.rank import EngineRank, ReserveOfAllMemory, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredContext
@@ -85,7 +85,7 @@ class Server(EngineServer):
 
     @property
     def model_length(self) -> int | None:
-        """The model's context length in tokens: positions, times a RoPE scaling factor without original positions.
+        """The model's context length in tokens: its position count, times RoPE's factor unless the count includes it.
 
         From python/sglang/srt/hf_transformers_utils.py, `get_context_length`.
         """
@@ -240,10 +240,10 @@ class Server(EngineServer):
     @property
     def draft_reserve_gib(self) -> float:
         """The GiB outside of the budget that are reserved for a draft model and its KV cache."""
-        drafting, fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
-        if drafting is None or fraction_rule == "by_tp" or (drafting, fraction_rule) == ("ngram", "by_reserve"):
+        algorithm, fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
+        if algorithm is None or fraction_rule == "by_tp" or (algorithm, fraction_rule) == ("ngram", "by_reserve"):
             return 0
-        return 6 if (drafting, fraction_rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
+        return 6 if (algorithm, fraction_rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
 
     @property
     def is_amd(self) -> bool:
@@ -402,10 +402,10 @@ class Server(EngineServer):
         rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
         adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
         host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
-        draft = 0 if self.draft is None else self.draft.weights + self.draft.rope_table_elements() * ROPE_BYTES
+        draft_bytes = 0 if self.draft is None else self.draft.weights + self.draft.rope_table_elements() * ROPE_BYTES
         return (
             rank.weights
-            + draft
+            + draft_bytes
             - host_expert_bytes
             + rope_table_bytes
             + adapter_slot_bytes
@@ -482,7 +482,7 @@ class Server(EngineServer):
             return self.compressed_tokens_in(rank, available_bytes)
         token_caches = replace(rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
-        _, window = self.pool_ratios
+        _, window_ratio = self.pool_ratios
         if not token_caches:
             raise rank.no_cache_error("sglang")
         has_full_attention = any(cache.window is None for cache in token_caches)
@@ -491,7 +491,7 @@ class Server(EngineServer):
         token_bytes = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
-                cache.layers * Fraction(window)
+                cache.layers * Fraction(window_ratio)
                 if has_separate_pools and has_full_attention and cache.window is not None
                 else cache.layers + (drafting_layers if cache.window is None else 0)
             )
@@ -508,37 +508,43 @@ def memory(server: Server) -> EngineMemory:
     stage_memories = []
     for stage_number in range(server.pp):
         rank = server.rank_of_stage(stage_number)
-        weights = server.logged_or_computed_bytes("weights", server.loaded_bytes(rank))
-        cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weights - server.multimodal_bytes)
+        weight_bytes = server.logged_or_computed_bytes("weights", server.loaded_bytes(rank))
+        cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weight_bytes - server.multimodal_bytes)
         pool = server.state_pool_in(rank, cache_bytes)
-        tokens = server.cache_tokens_in(rank, cache_bytes if pool is None else pool.left)
+        cache_tokens = server.cache_tokens_in(rank, cache_bytes if pool is None else pool.left)
         has_slots = pool is None or pool.requests > 0
-        stage_memories.append((tokens if has_slots else 0, cache_bytes, weights, rank, pool))
-    tokens, cache_bytes, weights, rank, pool = min(stage_memories, key=lambda stage: stage[0])
-    tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
+        stage_memories.append((cache_tokens if has_slots else 0, cache_bytes, weight_bytes, rank, pool))
+    cache_tokens, cache_bytes, weight_bytes, rank, pool = min(stage_memories, key=lambda stage_memory: stage_memory[0])
+    cache_tokens = min(cache_tokens, int(flags.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
     memory_terms = (
-        Term(
+        MemoryTerm(
             "budget",
             budget_bytes,
             "estimate",
             version_rules.source_place,
             f"{round(memory_fraction, 4)} × free before loading (--mem-fraction-static)",
         ),
-        Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-        Term("profile_run", server.multimodal_bytes, "source", version_rules.source_place, server.profile_run_origin),
-        Term("non_torch", max(0, server.outside_torch), "estimate", server.cuda_context.source, "outside the budget"),
-        Term("cuda_graphs", 0, "source", version_rules.source_place, "outside the budget; in what the fraction leaves"),
-        Term("kv_cache", max(cache_bytes, 0), "estimate", version_rules.source_place, f"{tokens:,} tokens"),
+        MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", rank.scheme or "as published"),
+        MemoryTerm(
+            "profile_run", server.multimodal_bytes, "source", version_rules.source_place, server.profile_run_origin
+        ),
+        MemoryTerm(
+            "non_torch", max(0, server.outside_torch), "estimate", server.cuda_context.source, "outside the budget"
+        ),
+        MemoryTerm(
+            "cuda_graphs", 0, "source", version_rules.source_place, "outside the budget; in what the fraction leaves"
+        ),
+        MemoryTerm("kv_cache", max(cache_bytes, 0), "estimate", version_rules.source_place, f"{cache_tokens:,} tokens"),
     )
     request_length = server.longest_request
     startup_error = ""
-    if tokens == 0:
+    if cache_tokens == 0:
         startup_error = server.engine_record.messages["no_cache" if pool is None or pool.requests else "no_states"]
-    concurrency = tokens / request_length
+    concurrency = cache_tokens / request_length
     return EngineMemory(
         terms=server.with_receipt(memory_terms),
-        kv_tokens=tokens,
-        blocks=tokens // page_tokens,
+        kv_tokens=cache_tokens,
+        blocks=cache_tokens // page_tokens,
         max_concurrency=concurrency if pool is None else min(concurrency, pool.requests),
         starts=not startup_error,
         message=startup_error,
@@ -553,7 +559,7 @@ def memory(server: Server) -> EngineMemory:
                 None,
                 (
                     server.version.note,
-                    _cache_note(tokens, request_length, bool(startup_error)),
+                    _cache_note(cache_tokens, request_length, bool(startup_error)),
                     _states_note(pool, concurrency),
                     *_server_notes(server),
                 ),

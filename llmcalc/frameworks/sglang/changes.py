@@ -27,7 +27,7 @@ def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any],
 
     most_devices: the largest number of devices.
     """
-    return layouts_of(server, memory, most_devices, largest_tensor=16, has_stages=False)
+    return layouts_of(server, memory, most_devices, tensor_limit=16, allows_stages=False)
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:

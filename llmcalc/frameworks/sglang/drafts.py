@@ -61,16 +61,16 @@ def speculation_of(
                 f"--speculative-algorithm {draft_algorithm}: the model has no modules that draft; expected {FLAG} too"
             )
         return Speculation(tokens, with_mtp=True)
-    draft = read_draft(draft_path, f"{FLAG}:", "a folder or a hub id")
-    if draft_algorithm != "standalone" and states_reader_of(draft.model) is None:
+    draft_model = read_draft(draft_path, f"{FLAG}:", "a folder or a hub id")
+    if draft_algorithm != "standalone" and states_reader_of(draft_model.model) is None:
         if preset.model.mtp is None:
             raise InputError(
-                f"{FLAG}: {draft.name} reads no hidden states of its target; expected --speculative-algorithm "
+                f"{FLAG}: {draft_model.name} reads no hidden states of its target; expected --speculative-algorithm "
                 "standalone"
             )
         return Speculation(tokens, with_mtp=True)  # the path of the target itself, whose modules draft
-    check_draft(preset.model, draft.model, preset.name, f"{FLAG}: {draft.name}")
-    return Speculation(tokens, draft=draft)
+    check_draft(preset.model, draft_model.model, preset.name, f"{FLAG}: {draft_model.name}")
+    return Speculation(tokens, draft=draft_model)
 
 
 def _verified_tokens(flags: Mapping[str, Any], draft_algorithm: str, architectures: tuple[str, ...]) -> int:
@@ -87,7 +87,7 @@ def _verified_tokens(flags: Mapping[str, Any], draft_algorithm: str, architectur
 def draft_layers(speculation: Speculation, preset: Preset) -> int:
     """Returns the number of draft layers, each of which caches the same tokens as the target model."""
     if speculation.draft is not None:
-        return sum(int(stack.num_hidden_layers) for _, stack in speculation.draft.model.stacks())
+        return sum(int(layer_stack.num_hidden_layers) for _, layer_stack in speculation.draft.model.stacks())
     mtp_part = preset.model.mtp
     if mtp_part is None or not speculation.with_mtp:
         return 0

@@ -44,9 +44,9 @@ def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     if SHARE in flags:
         return 1 - Fraction(int(total_experts * flags[SHARE]), total_experts)
     device_experts = int(flags.get(NUMBER, 0))
-    fewest_experts = min(experts_per_layer for experts_per_layer, _ in layers)
-    if device_experts > fewest_experts:
-        raise InputError(f"--kt-num-gpu-experts {device_experts:,}: a layer has {fewest_experts:,} experts")
+    least_experts = min(experts_per_layer for experts_per_layer, _ in layers)
+    if device_experts > least_experts:
+        raise InputError(f"--kt-num-gpu-experts {device_experts:,}: a layer has {least_experts:,} experts")
     return 1 - Fraction(device_experts * sum(layer_count for _, layer_count in layers), total_experts)
 
 

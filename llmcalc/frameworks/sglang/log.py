@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.reading import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
+from ..logs.log_text import LogText
 from .flags import flags
 from .versions import sglang_record
 
@@ -68,8 +68,8 @@ def read_log(log_text: LogText) -> LogReading | None:
 
 def _is_of_another_rank(log_line: str, first_rank: int) -> bool:
     """Whether a line is from another rank than the first in the log; all ranks log the same lines."""
-    match = _RANK.search(log_line[:120])
-    return match is not None and int(match[1]) != first_rank
+    rank_match = _RANK.search(log_line[:120])
+    return rank_match is not None and int(rank_match[1]) != first_rank
 
 
 def _memory_terms(log_values: LogValues, logged_flags: dict[str, Any]) -> Iterator[LogTerm]:
@@ -78,12 +78,12 @@ def _memory_terms(log_values: LogValues, logged_flags: dict[str, Any]) -> Iterat
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", memory_fraction):
         yield LogTerm("budget", int(free_bytes * float(memory_fraction)))
     yield from log_values.largest_terms("weights", "cuda_graphs")
-    left_bytes = log_values.last_size("left")
-    if "weights" not in log_values and free_bytes is not None and left_bytes is not None:  # before 0.4.4
-        yield LogTerm("weights", free_bytes - left_bytes)
-    cache = sum(sum(log_values.byte_sizes(term_name)) for term_name in ("keys", "values", "latents"))
-    if cache:
-        yield LogTerm("kv_cache", cache)
+    remaining_bytes = log_values.last_size("left")
+    if "weights" not in log_values and free_bytes is not None and remaining_bytes is not None:  # before 0.4.4
+        yield LogTerm("weights", free_bytes - remaining_bytes)
+    cache_bytes = sum(sum(log_values.byte_sizes(term_name)) for term_name in ("keys", "values", "latents"))
+    if cache_bytes:
+        yield LogTerm("kv_cache", cache_bytes)
     for term_name in ("max_total_num_tokens", "tokens"):
         if term_name in log_values:
             yield LogTerm("kv_tokens", max(log_values.whole_numbers(term_name)), "tokens")

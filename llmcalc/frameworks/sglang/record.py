@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from ..engines.engine import Engine
-from ..framework import FromFile
+from ..framework import LazyFunction
 
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
-    flags=FromFile(__package__, "flags:flags"),
-    rules=FromFile(__package__, "versions:sglang_record"),
-    server=FromFile(__package__, "budget:Server"),
-    memory=FromFile(__package__, "budget:memory"),
-    flag_changes=FromFile(__package__, "changes:flag_changes"),
-    layouts=FromFile(__package__, "changes:layouts"),
+    flags=LazyFunction(__package__, "flags:flags"),
+    rules=LazyFunction(__package__, "versions:sglang_record"),
+    server=LazyFunction(__package__, "budget:Server"),
+    memory=LazyFunction(__package__, "budget:memory"),
+    flag_changes=LazyFunction(__package__, "changes:flag_changes"),
+    layouts=LazyFunction(__package__, "changes:layouts"),
     budgets_free_memory=True,
     flags_by_option={
         "--seq": "--context-length",
@@ -36,7 +36,7 @@ ENGINE = Engine(
     plugin_vendors=("Google", "Huawei", "Intel"),  # sglang-jax, and the pages of docs/hardware-platforms
     least_capability=7.5,  # docs/get_started/quickstart
     stacks=(((0,), "sglang"),),
-    layout_flags=FromFile(__package__, "changes:layout_flags"),
+    layout_flags=LazyFunction(__package__, "changes:layout_flags"),
     step_tokens="chunked_prefill_size",
     step_sequences="max_running_requests",
     start=("python", "-m", "sglang.launch_server", "--model-path"),

@@ -34,7 +34,7 @@ def unused_segment_bytes(rank: EngineRank, element_bytes: int) -> int:
         matrix_key = (tree_node.path.rpartition(".")[0], FUSED_MATRICES.get(tree_node.node.name, tree_node.node.name))
         elements_before, _ = matrix_sizes.get(matrix_key, (0, 1))
         matrix_sizes[matrix_key] = (
-            elements_before + sum(int(tensor.size) for tensor in layer_op.tensors()),
+            elements_before + sum(int(weight_tensor.size) for weight_tensor in layer_op.tensors()),
             int(tree_node.times),
         )
     tensor_sizes = (

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ..engines.engine import EngineMemory, Term
+from ..engines.engine import EngineMemory, MemoryTerm
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
 from .versions import Rules, TensorRTLLMRecord, tensorrt_llm_record
@@ -154,10 +154,10 @@ class Server(EngineServer):
         """Returns the memory of one rank of a pipeline stage."""
         rank = self.rank_of_stage(stage_number)
         memory_outside_torch = self.engine_record.outside_torch(self.hardware, self.tp * self.pp)
-        weights = self.logged_or_computed_bytes("weights", self.stored_weights(rank))
+        weight_bytes = self.logged_or_computed_bytes("weights", self.stored_weights(rank))
         activation_bytes = self.logged_or_computed_bytes("profile_run", self.dummy_run_bytes(rank))
         outside_bytes = self.logged_or_computed_bytes("non_torch", memory_outside_torch.mib * MIB)
-        peak_bytes = weights + activation_bytes + outside_bytes
+        peak_bytes = weight_bytes + activation_bytes + outside_bytes
         cache_bytes = self.logged_or_computed_bytes(
             "kv_cache", int(self.cache_fraction * (self.hardware.capacity_bytes - peak_bytes))
         )
@@ -166,18 +166,18 @@ class Server(EngineServer):
         budget_origin = f"the peak and {self.cache_fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
         tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
         memory_terms = (
-            Term("budget", peak_bytes + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
-            Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
-            Term("profile_run", activation_bytes, "estimate", rules_source, tokens_origin),
-            Term(
+            MemoryTerm("budget", peak_bytes + max(cache_bytes, 0), "estimate", rules_source, budget_origin),
+            MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", rank.scheme or "as published"),
+            MemoryTerm("profile_run", activation_bytes, "estimate", rules_source, tokens_origin),
+            MemoryTerm(
                 "non_torch",
                 outside_bytes,
                 "estimate",
                 memory_outside_torch.source,
                 "context, NCCL, libraries and CUDA graphs",
             ),
-            Term("cuda_graphs", 0, "source", rules_source, "measured together with the memory outside torch"),
-            Term(
+            MemoryTerm("cuda_graphs", 0, "source", rules_source, "measured together with the memory outside torch"),
+            MemoryTerm(
                 "kv_cache",
                 max(cache_bytes, 0),
                 "estimate",
@@ -191,7 +191,7 @@ class Server(EngineServer):
 class StageMemory(NamedTuple):
     """The memory of a rank of one pipeline stage: named parts in bytes, and KV cache blocks."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[MemoryTerm, ...]
     blocks: int
 
 
@@ -200,7 +200,7 @@ def memory(server: Server) -> EngineMemory:
 
     Raises `InputError` for flags that contradict the model.
     """
-    fullest_stage = min(map(server.stage_memory, range(server.pp)), key=lambda stage: stage.blocks)
+    fullest_stage = min(map(server.stage_memory, range(server.pp)), key=lambda stage_memory: stage_memory.blocks)
     block_tokens, max_seq_len = server.tokens_per_block, server.longest_request
     tokens = fullest_stage.blocks * block_tokens
     startup_error = server.engine_record.messages["no_cache"] if fullest_stage.blocks == 0 else ""
@@ -223,14 +223,16 @@ def memory(server: Server) -> EngineMemory:
 
 def _cache_notes(server: Server, cache_tokens: int, is_startup_error: bool) -> list[str]:
     """Returns notes on sliding windows, and on a KV cache that is too small for the longest request."""
-    notes = []
+    cache_notes = []
     if not is_startup_error and cache_tokens < server.longest_request:
-        notes.append(
+        cache_notes.append(
             f"requests of more than {cache_tokens:,} tokens are refused: --max_seq_len {server.longest_request:,} is "
             "shortened to what the cache holds"
         )
     if any(cache.window is not None for cache in server.rank_of_stage(0).token_caches):
-        notes.append("layers with a window keep all tokens, unless kv_cache_config.max_attention_window is set")
+        cache_notes.append("layers with a window keep all tokens, unless kv_cache_config.max_attention_window is set")
     if server.layout.dp > 1:
-        notes.append(f"tokens are those of one rank, users those of all {server.layout.dp} (--enable_attention_dp)")
-    return notes
+        cache_notes.append(
+            f"tokens are those of one rank, users those of all {server.layout.dp} (--enable_attention_dp)"
+        )
+    return cache_notes

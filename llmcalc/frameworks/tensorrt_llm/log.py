@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.reading import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
+from ..logs.log_text import LogText
 
 PATTERNS = (
     pattern("TensorRT-LLM version: ", rf": (?P<version>{VERSION})"),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from ..engines.engine import Engine
-from ..framework import FromFile
+from ..framework import LazyFunction
 
 ENGINE = Engine(
     name="tensorrt-llm",
     title="TensorRT-LLM",
-    flags=FromFile(__package__, "flags:flags"),
-    rules=FromFile(__package__, "versions:tensorrt_llm_record"),
-    server=FromFile(__package__, "budget:Server"),
-    memory=FromFile(__package__, "budget:memory"),
-    flag_changes=FromFile(__package__, "changes:flag_changes"),
-    layouts=FromFile(__package__, "changes:layouts"),
+    flags=LazyFunction(__package__, "flags:flags"),
+    rules=LazyFunction(__package__, "versions:tensorrt_llm_record"),
+    server=LazyFunction(__package__, "budget:Server"),
+    memory=LazyFunction(__package__, "budget:memory"),
+    flag_changes=LazyFunction(__package__, "changes:flag_changes"),
+    layouts=LazyFunction(__package__, "changes:layouts"),
     budgets_free_memory=True,
     flags_by_option={
         "--seq": "--max_seq_len",
@@ -33,7 +33,7 @@ ENGINE = Engine(
     least_capability=8.0,  # docs/source/overview.md, docs/source/legacy/reference/support-matrix.md: from Ampere on
     shown_defaults=("--max_num_tokens", "--max_seq_len"),
     stacks=(((0,), "tensorrt-llm"),),
-    layout_flags=FromFile(__package__, "changes:layout_flags"),
+    layout_flags=LazyFunction(__package__, "changes:layout_flags"),
     step_tokens="max_num_tokens",
     step_sequences="max_batch_size",
     start=("trtllm-serve",),

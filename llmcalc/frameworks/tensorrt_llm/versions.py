@@ -27,7 +27,7 @@ class Defaults(Record):
     tokens_per_block: int
 
 
-class NonTorch(MeasuredOverhead):
+class MemoryOutsideTorch(MeasuredOverhead):
     """Measured GPU memory outside torch after the dummy run, without the KV cache. devices: minimum of ranks."""
 
     devices: int
@@ -37,9 +37,9 @@ class TensorRTLLMRecord(EngineRecord[Rules]):
     """The contents of `presets/engines/tensorrt_llm.toml`."""
 
     defaults: Defaults
-    non_torch: tuple[NonTorch, ...] = Field(min_length=1)
+    non_torch: tuple[MemoryOutsideTorch, ...] = Field(min_length=1)
 
-    def outside_torch(self, hardware: Hardware, devices: int) -> NonTorch:
+    def outside_torch(self, hardware: Hardware, devices: int) -> MemoryOutsideTorch:
         """Returns the measured memory outside torch on an accelerator, or on the file's first accelerator."""
         matching_rows = [overhead for overhead in self.non_torch if overhead.devices <= devices]
         rows_of_accelerator = [overhead for overhead in matching_rows if hardware.name in overhead.accelerators]

@@ -6,8 +6,8 @@ process's memory torch has allocated, and has reserved without a use.
 
 from __future__ import annotations
 
-from ..logs.reading import AMOUNT, COUNT, LogReading, LogTerm, LogValues, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, COUNT, LogReading, LogTerm, LogValues, pattern
+from ..logs.log_text import LogText
 
 OUT_OF_MEMORY = "out of memory. Tried to allocate"
 
@@ -42,10 +42,10 @@ FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None if there are none."""
-    trainer = _read_trainer_metrics(log_text)
+    trainer_reading = _read_trainer_metrics(log_text)
     error_messages = log_text.lines_with(OUT_OF_MEMORY)
     if not error_messages:
-        return trainer
+        return trainer_reading
     log_values = LogValues(LogText(error_messages[-1]), PATTERNS)
     other_terms = sum(LogValues(_with_process_lines(error_messages[-1]), (PROCESS,)).byte_sizes("process_has"))
     bytes_by_term = {
@@ -66,14 +66,14 @@ def read_log(log_text: LogText) -> LogReading | None:
     total_bytes = log_values.last_size("total")
     term_at_fault, flag = _diagnose_shortage({logged.name: logged.value for logged in memory_terms}, total_bytes or 0)
     return LogReading(
-        program="torch" if trainer is None else trainer.program,
-        title="torch" if trainer is None else trainer.title,
-        terms=(*(trainer.terms if trainer else ()), *memory_terms),
+        program="torch" if trainer_reading is None else trainer_reading.program,
+        title="torch" if trainer_reading is None else trainer_reading.title,
+        terms=(*(trainer_reading.terms if trainer_reading else ()), *memory_terms),
         kind="oom",
         total=total_bytes,
         message=error_messages[-1].strip(),
         off=term_at_fault,
-        flag=flag or ("" if trainer is None else trainer.oom_flag),
+        flag=flag or ("" if trainer_reading is None else trainer_reading.oom_flag),
     )
 
 

@@ -156,8 +156,8 @@ class Chunk(TrainingRun):
             if not self.stage.last:
                 assert self.program.result is not None
                 with counted_as(self.meter, "communication"):
-                    shape = self.lowering.shape(self.program.result)
-                    self.gradients.append(empty(self.meter, shape, self.lowering.dtype))
+                    output_shape = self.lowering.shape(self.program.result)
+                    self.gradients.append(empty(self.meter, output_shape, self.lowering.dtype))
 
     def forward_one_chunk(self, i: int) -> Tensor:
         """Runs the forward pass of micro-batch `i`, and returns and stores the output."""
@@ -189,7 +189,7 @@ class Chunk(TrainingRun):
             return self.lowering.losses(self.lowering.cap_logits(output), self.labels)
         new_tensor = self.graph.new_tensor
         loss = new_tensor((), output.dtype)
-        return record(self.graph, "loss", [output], loss, lambda g, _: [new_tensor(output.shape, output.dtype)])
+        return record(self.graph, "loss", [output], loss, lambda gradient, _: [new_tensor(output.shape, output.dtype)])
 
     def _run_forward(self, stage_input: Tensor | None, run_layers: Callable[[], Tensor]) -> Tensor:
         """Runs, records or replays a forward pass of the chunk."""
@@ -213,8 +213,8 @@ class Chunk(TrainingRun):
             self._run_backward(stage_inputs, partial(self._backward_from, stage_output, self.gradients[i]))
         if not self.received:
             return None
-        grads_input, self.received[i].grad = self.received[i].grad, None
-        return grads_input
+        input_gradient, self.received[i].grad = self.received[i].grad, None
+        return input_gradient
 
 
 MOST_MICROBATCHES = 1024
@@ -235,19 +235,19 @@ class RankRun:
     def __init__(self, rank_setup: RankSetup, memory_meter: Meter | Recorder) -> None:
         layout, training_config = rank_setup.layout, rank_setup.training
         self.check(layout)
-        most_microbatches = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
-        if training_config.microbatches > most_microbatches:
-            run_name, tensors = ("a pipeline", "buffers") if layout.pp > 1 else ("a step", "the loss")
+        microbatch_limit = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
+        if training_config.microbatches > microbatch_limit:
+            run_kind, buffer_kind = ("a pipeline", "buffers") if layout.pp > 1 else ("a step", "the loss")
             raise InputError(
-                f"--num-microbatches {training_config.microbatches}: {run_name} of torch has {tensors} of each "
-                f"micro-batch, and all are replayed; expected at most {most_microbatches:,}"
+                f"--num-microbatches {training_config.microbatches}: {run_kind} of torch has {buffer_kind} of each "
+                f"micro-batch, and all are replayed; expected at most {microbatch_limit:,}"
             )
         coordinates = layout.coordinates(rank_setup.rank)
         self.setup: RankSetup = rank_setup
         self.layout: Layout = layout
         self.training: Training = training_config
         self.meter: Meter | Recorder = memory_meter
-        layers = sum(stack.num_hidden_layers for _, stack in rank_setup.spec.stacks())
+        layers = sum(layer_stack.num_hidden_layers for _, layer_stack in rank_setup.spec.stacks())
         rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
         self.chunks: list[Chunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
@@ -272,10 +272,12 @@ class RankRun:
     def _make_buckets(self) -> None:
         """Allocates buckets in the order in which the backward pass completes gradients (c10d `Reducer`)."""
         element_bytes = DTYPES[self.training.dtype].bytes
-        weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
+        ordered_weights = (
+            weight for model_chunk in reversed(self.chunks) for weight in reversed(model_chunk.parameters)
+        )
         self.buckets = [
             Storage(self.meter, bucket_bytes)
-            for bucket_bytes in bucket_sizes(weight.count * element_bytes for weight in weights)
+            for bucket_bytes in bucket_sizes(weight.count * element_bytes for weight in ordered_weights)
         ]
 
     def step(self) -> None:
@@ -324,23 +326,23 @@ class RankRun:
         flights_by_pass: dict[tuple[int, int], MicroBatchInFlight] = {}
         losses_by_pass: dict[tuple[int, int], Tensor] = {}
         for action_number, (pass_kind, chunk_index, microbatch, *_) in enumerate(self.order):
-            chunk, flight_key = self.chunks[chunk_index], (chunk_index, microbatch)
+            model_chunk, flight_key = self.chunks[chunk_index], (chunk_index, microbatch)
             if self.layout.pp == 1:
                 if pass_kind == "F":
-                    flights_by_pass[flight_key] = chunk.forward_of()
+                    flights_by_pass[flight_key] = model_chunk.forward_of()
                 else:
-                    chunk.backward_of(flights_by_pass.pop(flight_key))
+                    model_chunk.backward_of(flights_by_pass.pop(flight_key))
                 continue
             self.before_action(action_number)
             if pass_kind == "F":
-                loss = chunk.forward_and_loss(microbatch)
+                loss = model_chunk.forward_and_loss(microbatch)
                 if loss is not None:
                     losses_by_pass[flight_key] = loss
                 del loss
             else:
-                chunk.backward_one_chunk(microbatch, losses_by_pass.get(flight_key))
+                model_chunk.backward_one_chunk(microbatch, losses_by_pass.get(flight_key))
                 if microbatch == self.training.microbatches - 1:
-                    chunk.perform_reduce_grad()
+                    model_chunk.perform_reduce_grad()
 
     def before_action(self, i: int) -> None:
         """Hook before action `i` of the schedule, which does nothing without sharding."""

@@ -58,8 +58,8 @@ class RecordedRank:
 
     def layer_offsets(self, model_chunks: Sequence[Chunk]) -> list[int]:
         """Returns for each chunk of a rank how many layers it starts after the recorded chunk."""
-        pairs = zip(model_chunks, self.layers_before, strict=True)
-        return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in pairs]
+        chunk_pairs = zip(model_chunks, self.layers_before, strict=True)
+        return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in chunk_pairs]
 
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
@@ -81,13 +81,13 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[Chunk], mi
 
 
 @without_garbage_collection()
-def replay_rank_on_allocator(rank_setup: RankSetup, expandable: bool, recorded_ranks: RecordedRanks) -> ReplayResult:
+def replay_rank_on_allocator(rank_setup: RankSetup, is_expandable: bool, recorded_ranks: RecordedRanks) -> ReplayResult:
     """Replays recorded passes of a rank on the caching allocator, which gives the same result as running all passes.
 
-    expandable: whether the allocator has expandable segments.
+    is_expandable: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-    stage = rank_setup.layout.coordinates(rank_setup.rank).pp
+    stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
     cache_key = passes_key(RankRun(rank_setup, EventMeter()))
     is_recorded = (
         rank_setup.training.microbatches > MICROBATCHES_RUN_IN_FULL and not rank_setup.training.optimizer_in_backward
@@ -95,9 +95,9 @@ def replay_rank_on_allocator(rank_setup: RankSetup, expandable: bool, recorded_r
     if cache_key not in recorded_ranks:
         recorded_ranks[cache_key] = record_rank(rank_setup) if is_recorded else RecordedRank(None, (), ())
     recorded_rank = recorded_ranks[cache_key]
-    if (stage, expandable) not in recorded_rank.replayed:
-        recorded_rank.replayed[stage, expandable] = _replay_rank(rank_setup, expandable, recorded_rank)
-    return recorded_rank.replayed[stage, expandable]
+    if (stage_number, is_expandable) not in recorded_rank.replayed:
+        recorded_rank.replayed[stage_number, is_expandable] = _replay_rank(rank_setup, is_expandable, recorded_rank)
+    return recorded_rank.replayed[stage_number, is_expandable]
 
 
 def _replay_rank(rank_setup: RankSetup, expandable_segments: bool, recorded_rank: RecordedRank) -> ReplayResult:
@@ -133,14 +133,14 @@ def _replay_recorded(
 
 
 def passes_key(rank_run: RankRun) -> tuple[object, ...]:
-    """Returns a cache key of everything outside settings and layout that determines a rank's passes."""
+    """Returns the cache key of a rank's passes within one run: equal for ranks with equal passes."""
     spec, layout, rank = rank_run.setup.spec, rank_run.layout, rank_run.setup.rank
-    coordinates, stacks = layout.coordinates(rank), [stack for _, stack in spec.stacks()]
+    coordinates, layer_stacks = layout.coordinates(rank), [layer_stack for _, layer_stack in spec.stacks()]
     is_last_stage = coordinates.pp == layout.pp - 1
     vocabulary_shard = 0 if spec.vocab_size % layout.tp == 0 else coordinates.tp  # every other axis is divided evenly
-    if len(stacks) > 1:
+    if len(layer_stacks) > 1:
         return rank, is_last_stage
-    layer_names = stacks[0].layer_names()
+    layer_names = layer_stacks[0].layer_names()
     chunk_stages = [model_chunk.stage for model_chunk in rank_run.chunks]
     return (
         vocabulary_shard,
@@ -184,7 +184,9 @@ def _record_steps(
         rank_run.update()
         rank_run.zero_grad()
     try:
-        if any(pass_traces.setdefault(case, trace) != trace for case, trace in pass_recorder.traces().items()):
+        if any(
+            pass_traces.setdefault(pass_case, trace) != trace for pass_case, trace in pass_recorder.traces().items()
+        ):
             return None
     except NotRepeating:
         return None
@@ -193,11 +195,11 @@ def _record_steps(
 
 def _record_without_pipeline(rank_run: RankRun, microbatch_count: int) -> None:
     """Runs forward and backward pass of each micro-batch in sequence, for one stage."""
-    (chunk,) = rank_run.chunks
+    (only_chunk,) = rank_run.chunks
     for _ in range(microbatch_count):
-        in_flight: MicroBatchInFlight | None = chunk.forward_of()
+        in_flight: MicroBatchInFlight | None = only_chunk.forward_of()
         assert in_flight is not None
-        chunk.backward_of(in_flight)
+        only_chunk.backward_of(in_flight)
         in_flight = None
 
 

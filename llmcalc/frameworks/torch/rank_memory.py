@@ -21,16 +21,16 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     check_torch(training_run.layout)
     if training_config.first_trained_layer is not None and training_run.layout.dp < training_run.layout.world:
         raise InputError("--trainable-layers: not modelled in a layout that divides layers; expected --dp N alone")
-    is_alone = training_run.layout.world == 1
-    training_config = replace(training_config, pages_states=is_alone)
+    is_only_rank = training_run.layout.world == 1
+    training_config = replace(training_config, pages_states=is_only_rank)
     rank_setup = RankSetup(spec, training_config, training_run.layout, rank, cuda_runtime.workspace)
     recorded_ranks = training_run.recorded_ranks(cuda_runtime)
     replay_result = replay_rank_on_allocator(rank_setup, cuda_runtime.expandable, recorded_ranks)
     citation = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
-    tensors = Term("tensors", 0, "source", citation, TORCH)
+    tensors_term = Term("tensors", 0, "source", citation, TORCH)
     if titan_settings(training_run.own_settings).float8 is not None:
         from ..fsdp2.rank_memory import IN_FLOAT8
 
-        tensors = IN_FLOAT8
-    device = summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors)
-    return with_paged_states(device, training_run.memory.states) if is_alone else device
+        tensors_term = IN_FLOAT8
+    device = summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_term)
+    return with_paged_states(device, training_run.memory.states) if is_only_rank else device

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from ...parallel.layout_rules import LayoutRules
-from ..framework import EstimateErrors, Framework, FromFile
+from ..framework import EstimateErrors, Framework, LazyFunction
 
 FRAMEWORK = Framework(
     name="torch",
     title="torch",
-    rank_memory=FromFile(__package__, "rank_memory:rank_memory"),
-    estimate=FromFile(__package__, "estimate:estimate"),
+    rank_memory=LazyFunction(__package__, "rank_memory:rank_memory"),
+    estimate=LazyFunction(__package__, "estimate:estimate"),
     estimate_errors=EstimateErrors(under=0.04),
-    evidence=FromFile(__package__, "evidence:evidence_for"),
-    gradient_rules=FromFile(__package__, "messages:gradient_rules"),
+    evidence=LazyFunction(__package__, "evidence:evidence_for"),
+    gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layouts=LayoutRules("torch", untried=("cp", "ep"), fills_pipeline=True),
     replays_every_micro_batch=True,
     launcher="torchrun",

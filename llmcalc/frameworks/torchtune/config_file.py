@@ -141,11 +141,11 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         world_size = reader.device_count(source_file.world_size)
         if config.get("data_parallel_shard_dim") not in (None, -1, world_size):
             reader.unknown["data_parallel_shard_dim"] = "it is modelled as the number of devices"
-        reshards = reader.flag({"fsdp_reshard_after_forward": True, **config}, "fsdp_reshard_after_forward")
+        reshards_weights = reader.flag({"fsdp_reshard_after_forward": True, **config}, "fsdp_reshard_after_forward")
         offloads = reader.flag(config, "fsdp_cpu_offload") or reader.flag(reader.table(config, "fsdp"), "cpu_offload")
         own_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads)
         launched_run = sharded_launch(
-            reader, world_size, run_settings, own_settings, reshards, target=MODELS[plain_name]
+            reader, world_size, run_settings, own_settings, reshards_weights, target=MODELS[plain_name]
         )
         return _with_teacher(reader, config, launched_run, dtype) if config.get("teacher_model") else launched_run
 
@@ -160,9 +160,11 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
     Per logit there are the teacher's own, its probability and the logarithm of the student's in float32, and a mask,
     which the loss saves (recipes/knowledge_distillation_single_device.py; modules/loss/kd_losses.py, `ForwardKLLoss`).
     """
-    teacher = _component_name(config["teacher_model"]).rpartition(".")[2]
-    if teacher not in MODELS:
-        raise reader.wrong("teacher_model", f"{shown(teacher)} is not known.{suggest(teacher, list(MODELS))}")
+    model_builder = _component_name(config["teacher_model"]).rpartition(".")[2]
+    if model_builder not in MODELS:
+        raise reader.wrong(
+            "teacher_model", f"{shown(model_builder)} is not known.{suggest(model_builder, list(MODELS))}"
+        )
     loss_table = reader.table(config, "kd_loss")
     loss_class = _component_name(loss_table).rpartition(".")[2]
     if loss_class not in DISTILLATION:
@@ -170,17 +172,17 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
         reader.check_unknown()
     chunk_count = reader.size(loss_table, "num_output_chunks", DISTILLATION.get(loss_class, 1))
     tokens = launched_run.settings["batch"] * launched_run.settings.get("seq", USUAL_LENGTH)
-    saved_bytes = (2 if dtype == "bf16" else 4) + 4 + 4 + 1
+    bytes_per_logit = (2 if dtype == "bf16" else 4) + 4 + 4 + 1
     loss = SecondLoss(
         "torchtune/modules/loss/kd_losses.py",
-        saved_bytes,
+        bytes_per_logit,
         "distillation loss",
         chunk=-(-tokens // chunk_count),
         chunk_width=8,
     )
-    is_divided = launched_run.layout.zero == 3
+    shards_weights = launched_run.layout.zero == 3
     return with_teacher_model(
-        reader, launched_run, "teacher_model", MODELS[teacher], TORCH_NAMES[dtype], loss, is_divided
+        reader, launched_run, "teacher_model", MODELS[model_builder], TORCH_NAMES[dtype], loss, shards_weights
     )
 
 
@@ -193,10 +195,10 @@ TORCH_NAMES = {"bf16": "bfloat16", "fp32": "float32"}
 
 def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the setting of tokens per sequence: the tokenizer's `max_seq_len`, which a packed dataset fills."""
-    for section in ("tokenizer", "dataset"):
-        max_length = reader.table(config, section).get("max_seq_len")
+    for section_name in ("tokenizer", "dataset"):
+        max_length = reader.table(config, section_name).get("max_seq_len")
         if max_length is not None:
-            return {"seq": size_of(reader, f"{section}.max_seq_len", max_length)}
+            return {"seq": size_of(reader, f"{section_name}.max_seq_len", max_length)}
     reader.notes.append("tokenizer.max_seq_len is null: samples have any length; --seq says the longest (2,048 here)")
     return {}
 
@@ -250,18 +252,18 @@ def _fake_quantization(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
     """Returns the settings of LoRA adapters, which have the model's number format."""
-    attention = model.get("lora_attn_modules")
-    if not isinstance(attention, list) or not all(str(module) in TARGETS for module in attention):
-        raise reader.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")
-    targets = [*(TARGETS[str(module)] for module in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
+    module_names = model.get("lora_attn_modules")
+    if not isinstance(module_names, list) or not all(str(module) in TARGETS for module in module_names):
+        raise reader.wrong("model.lora_attn_modules", f"{shown(module_names)}; expected a list of {', '.join(TARGETS)}")
+    targets = [*(TARGETS[str(module)] for module in module_names), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
     if model.get("apply_lora_to_output"):
         reader.notes.append(HEAD_ADAPTER)
     adapter_settings = lora_settings(
         reader,
         rank=("model.lora_rank", reader.value(model, "lora_rank", 8)),
-        targets=("model.lora_attn_modules", targets),
-        dropout=model.get("lora_dropout"),
-        has_magnitudes=reader.flag(model, "use_dora"),
+        target_pair=("model.lora_attn_modules", targets),
+        dropout_value=model.get("lora_dropout"),
+        magnitude_value=reader.flag(model, "use_dora"),
     )
     adapter_settings |= {"lora_library": "torchtune", "lora_dtype": dtype}
     return adapter_settings | ({"base": "nf4-dq"} if is_quantized or model.get("quantize_base") else {})

@@ -107,8 +107,8 @@ DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 10
 def is_trl(config: Table) -> bool:
     """Whether a table is a recipe of TRL."""
     trainer_signs = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
-    has_sign = bool(SIGNS & set(config)) or ("dataset_name" in config and not is_trainer(config))
-    return "model_name_or_path" in config and has_sign and any(argument in config for argument in trainer_signs)
+    has_trl_argument = bool(SIGNS & set(config)) or ("dataset_name" in config and not is_trainer(config))
+    return "model_name_or_path" in config and has_trl_argument and any(argument in config for argument in trainer_signs)
 
 
 def read_trl(config: Table, source_file: LaunchSource) -> Launch:
@@ -125,7 +125,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         reader.refuse_set(config, {"cast_lm_head_to_fp32": "it is modelled without"})
         arguments = {**config, "bf16": reader.flag(config, "bf16", not config.get("fp16"))}
         length_name = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
-        run_settings = trainer_settings(reader, arguments, DEFAULTS, preferred_name=length_name)
+        run_settings = trainer_settings(reader, arguments, DEFAULTS, length_option=length_name)
         if config.get("activation_offloading"):
             run_settings["offload_activations"] = True
         if is_grpo:
@@ -150,11 +150,11 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         if not is_grpo:
             return launched_run
         completion_length = reader.size(config, "max_completion_length", 512)
-        is_mixed = bool(arguments["bf16"]) or reader.flag(config, "fp16")
-        has_wide_logits = is_mixed and launched_run.framework != "deepspeed"
+        has_mixed_precision = bool(arguments["bf16"]) or reader.flag(config, "fp16")
+        has_wide_logits = has_mixed_precision and launched_run.framework != "deepspeed"
         launched_run = with_log_probabilities(launched_run, completion_length, has_wide_logits)
         rollout = colocated_rollout(
-            reader, config, launched_run, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
+            reader, config, launched_run, memory_share=0.3, max_tokens=4096, reference_bytes=loaded_bytes
         )
         has_log_probabilities = _has_log_probabilities(reader, config, launched_run)
         return replace(launched_run, rollout=replace(rollout, has_log_probabilities=has_log_probabilities))
@@ -189,14 +189,14 @@ def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
 
 def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs, or of KTO on single answers."""
-    loss = config.get("loss_type", "sigmoid")
-    name = str(loss[0] if isinstance(loss, list) and loss else loss)
+    loss_type = config.get("loss_type", "sigmoid")
+    name = str(loss_type[0] if isinstance(loss_type, list) and loss_type else loss_type)
     if config.get("gamma_beta_ratio") is not None:  # princeton-nlp/SimPO, scripts/simpo_config.py
         return pair_settings(reader, "simpo", run_settings)
     if name in KTO_LOSSES or config.get("desirable_weight") is not None or config.get("undesirable_weight") is not None:
         return kto_settings(reader, run_settings)
     if name == "sigmoid" and "loss_type" not in config:
-        name = next((loss for loss in ("orpo", "cpo", "simpo") if loss in reader.where.lower()), name)
+        name = next((loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.where.lower()), name)
         reader.notes.append(
             "the file does not name its trainer: it is taken for "
             + (f"one of {name.upper()}, as in its path" if name != "sigmoid" else "one of DPO")
@@ -204,9 +204,9 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
     if name in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
         return pair_settings(reader, name, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
     settings = pair_settings(reader, name, {**run_settings, "cross_entropy": "eager"})
-    loss = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * size_of(reader, "seq", run_settings["seq"]), 6)
+    loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * size_of(reader, "seq", run_settings["seq"]), 6)
     reference_model = reader.frozen
-    reader.frozen = replace(reference_model, loss=loss) if isinstance(reference_model, FrozenModel) else loss
+    reader.frozen = replace(reference_model, loss=loss_type) if isinstance(reference_model, FrozenModel) else loss_type
     reader.notes.append("Liger's loss has the logits of a pair, their gradient and the reference's: 6 bytes per logit")
     return {**settings, "cross_entropy": "chunked"}
 

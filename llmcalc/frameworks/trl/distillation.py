@@ -34,12 +34,12 @@ def with_teacher(reader: LaunchReader, arguments: Table, launched_run: Launch, l
     Raises `InputError` for a teacher that cannot be read or whose memory is not modelled.
     """
     teacher_name = str(arguments[TEACHER])[:200]
-    for option in ("load_in_4bit", "load_in_8bit", "use_liger_kernel"):
-        if reader.flag(arguments, option):
-            raise reader.wrong(option, f"true; with {TEACHER} it is not modelled; expected false")
+    for option_name in ("load_in_4bit", "load_in_8bit", "use_liger_kernel"):
+        if reader.flag(arguments, option_name):
+            raise reader.wrong(option_name, f"true; with {TEACHER} it is not modelled; expected false")
     loaded_format = "bfloat16" if loaded_bytes == 2 else "float32"
     logit_bytes = BYTES_PER_LOGIT[format_of_logits(launched_run, loaded_format)][arguments.get("beta", 0.5) in (0, 1)]
-    is_divided = launched_run.framework == "deepspeed" and launched_run.layout.zero == 3
+    shards_weights = launched_run.framework == "deepspeed" and launched_run.layout.zero == 3
     loss = SecondLoss(SOURCE, logit_bytes, "divergence of logits")
     reader.notes.append(GENERATED)
-    return with_teacher_model(reader, launched_run, TEACHER, teacher_name, loaded_format, loss, is_divided)
+    return with_teacher_model(reader, launched_run, TEACHER, teacher_name, loaded_format, loss, shards_weights)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
-from ..launch.python_source import Unknown, calls_in_order, constants_of_module, dotted, parse_python, value_of
+from ..launch.python_source import UnknownValue, calls_in_order, constants_of_module, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchSource, reading_of
 from ..launch.trainer import read_trainer
 from ..registry import WITHOUT_A_NAME
@@ -74,17 +74,17 @@ class NamedCall(NamedTuple):
     first: Any
 
 
-def is_python(text: str) -> bool:
+def is_python(file_text: str) -> bool:
     """Whether a Python file makes a trainer's configuration of TRL or transformers."""
-    imports = re.search(r"^\s*(from|import) (trl|transformers)\b", text, re.MULTILINE) is not None
-    return imports and re.search(rf"\b({'|'.join(CONFIGS)})\(", text) is not None
+    import_match = re.search(r"^\s*(from|import) (trl|transformers)\b", file_text, re.MULTILINE) is not None
+    return import_match and re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) is not None
 
 
-def read_python(text: str, source_file: LaunchSource) -> Launch:
+def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        calls = list(_named_calls(parse_python(text, source_file.where)))
-        kinds = dict.fromkeys(call.name for call in calls if call.name in CONFIGS)
+        named_calls = list(_named_calls(parse_python(file_text, source_file.where)))
+        kinds = dict.fromkeys(named_call.name for named_call in named_calls if named_call.name in CONFIGS)
         if not kinds:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
@@ -92,56 +92,62 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
         kind = next(iter(kinds))
         if len(kinds) > 1:
             reader.notes.append(f"the file trains with {', '.join(kinds)}; the run of {kind} is counted")
-        arguments = {**CONFIGS[kind], **_arguments_of(calls, kind), **_model_arguments(calls)}
-        config = {name: argument for name, argument in arguments.items() if not isinstance(argument, Unknown)}
+        arguments = {**CONFIGS[kind], **_arguments_of(named_calls, kind), **_model_arguments(named_calls)}
+        config = {name: argument for name, argument in arguments.items() if not isinstance(argument, UnknownValue)}
         computed_names = [name for name in arguments if name in DECIDING and name not in config]
         reader.unknown |= dict.fromkeys(computed_names, "is known only when the file runs")
         reader.check_unknown()
         reader.notes.append("what the file computes otherwise is taken as its program's default")
-        notes = tuple(reader.notes)
+        reader_notes = tuple(reader.notes)
     launch = (read_trainer if kind.endswith("TrainingArguments") else read_trl)(config, source_file)
     is_published = config.get("dtype") == AUTO and launch.framework == WITHOUT_A_NAME
-    return replace(launch, notes=(*launch.notes, *notes), published_weights=is_published or launch.published_weights)
+    return replace(
+        launch, notes=(*launch.notes, *reader_notes), published_weights=is_published or launch.published_weights
+    )
 
 
-def _model_arguments(calls: list[NamedCall]) -> dict[str, Any]:
+def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments of model, adapters and weights in few bits, under the names of TRL's `ModelConfig`."""
-    loading = next((call for call in calls if call.name == "from_pretrained"), None)
-    trainer = next((call.arguments for call in calls if call.name.endswith("Trainer")), {})
-    model = trainer.get("model") if loading is None else loading.first
+    load_call = next((named_call for named_call in named_calls if named_call.name == "from_pretrained"), None)
+    trainer_arguments = next(
+        (named_call.arguments for named_call in named_calls if named_call.name.endswith("Trainer")), {}
+    )
+    model = trainer_arguments.get("model") if load_call is None else load_call.first
     arguments: dict[str, Any] = {"model_name_or_path": model if isinstance(model, str) else ""}
-    arguments |= {name: trainer[name] for name in TRAINER_LENGTHS if name in trainer}
-    if loading is not None:
+    arguments |= {name: trainer_arguments[name] for name in TRAINER_LENGTHS if name in trainer_arguments}
+    if load_call is not None:
         arguments |= {
-            name: _format_name(loading.arguments[name]) for name in MODEL_ARGUMENTS if name in loading.arguments
+            name: _format_name(load_call.arguments[name]) for name in MODEL_ARGUMENTS if name in load_call.arguments
         }
         if not {"dtype", "torch_dtype"} & {*arguments}:
             arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`
-    for call_name, names in (("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS), ("LoraConfig", ADAPTER_ARGUMENTS)):
-        call_arguments = _arguments_of(calls, call_name)
-        arguments |= {names[name]: call_arguments[name] for name in names if name in call_arguments}
-    if any(call.name == "LoraConfig" for call in calls):
+    for call_name, keywords in (("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS), ("LoraConfig", ADAPTER_ARGUMENTS)):
+        call_arguments = _arguments_of(named_calls, call_name)
+        arguments |= {keywords[name]: call_arguments[name] for name in keywords if name in call_arguments}
+    if any(named_call.name == "LoraConfig" for named_call in named_calls):
         arguments = {"lora_r": 8, **arguments}  # peft/tuners/lora/config.py
     return arguments
 
 
-def _format_name(argument: Any) -> Any:
-    """Returns a number format of torch by its name (`torch.bfloat16`); any other argument as it is."""
-    if isinstance(argument, Unknown) and argument.text.startswith("torch."):
-        return argument.text.removeprefix("torch.")
-    return argument
+def _format_name(format_value: Any) -> Any:
+    """Returns the name of a torch number format, such as `torch.bfloat16`; other values unchanged."""
+    if isinstance(format_value, UnknownValue) and format_value.text.startswith("torch."):
+        return format_value.text.removeprefix("torch.")
+    return format_value
 
 
-def _arguments_of(calls: list[NamedCall], name: str) -> Mapping[str, Any]:
-    return next((call.arguments for call in calls if call.name == name), {})
+def _arguments_of(named_calls: list[NamedCall], call_name: str) -> Mapping[str, Any]:
+    return next((named_call.arguments for named_call in named_calls if named_call.name == call_name), {})
 
 
 def _named_calls(syntax_tree: ast.Module) -> Iterator[NamedCall]:
     """Yields every call of the file with its evaluated arguments, in line order."""
     variables = constants_of_module(syntax_tree)
     for node in calls_in_order(syntax_tree):
-        name = dotted(node.func)
-        if name.endswith("okenizer.from_pretrained") or "Processor" in name:
+        call_name = dotted(node.func)
+        if call_name.endswith("okenizer.from_pretrained") or "Processor" in call_name:
             continue
         arguments = {keyword.arg: value_of(keyword.value, variables) for keyword in node.keywords if keyword.arg}
-        yield NamedCall(name.rpartition(".")[2], arguments, value_of(node.args[0], variables) if node.args else None)
+        yield NamedCall(
+            call_name.rpartition(".")[2], arguments, value_of(node.args[0], variables) if node.args else None
+        )

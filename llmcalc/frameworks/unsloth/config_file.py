@@ -62,9 +62,9 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
             **lora_settings(
                 reader,
                 rank=("lora.lora_r", reader.value(lora_table, "lora_r", 16)),
-                targets=("lora.target_modules", lora_table.get("target_modules")),
-                dropout=lora_table.get("lora_dropout"),
-                has_magnitudes=lora_table.get("use_dora"),
+                target_pair=("lora.target_modules", lora_table.get("target_modules")),
+                dropout_value=lora_table.get("lora_dropout"),
+                magnitude_value=lora_table.get("use_dora"),
             ),
             "base": "nf4-dq",
         }

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
-from ..launch.python_source import Unknown, calls_in_order, constants_of_module, dotted, parse_python, value_of
+from ..launch.python_source import UnknownValue, calls_in_order, constants_of_module, dotted, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, share_of, size_of
 from ..launch.trainer import QUANTIZATION_AWARE, lora_settings, optimizer_settings, pair_settings, trainer_launch
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
@@ -51,14 +51,16 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         syntax_tree = parse_python(file_text, source_file.where)
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
-        variables = constants_of_module(syntax_tree)
+        values_by_name = constants_of_module(syntax_tree)
         named_calls = [(dotted(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
-        model = _call_arguments(reader, named_calls, variables, lambda name: _is_method(name, "from_pretrained"))
+        model = _call_arguments(reader, named_calls, values_by_name, lambda name: _is_method(name, "from_pretrained"))
         if model is None:
             raise reader.wrong(
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
-        adapters = _call_arguments(reader, named_calls, variables, lambda name: _is_method(name, "get_peft_model"))
+        peft_arguments = _call_arguments(
+            reader, named_calls, values_by_name, lambda name: _is_method(name, "get_peft_model")
+        )
         config_classes = dict.fromkeys(name for name, _ in named_calls if name in CONFIGS)
         class_name = "GRPOConfig" if "GRPOConfig" in config_classes else next(iter(config_classes), "")
         if len(config_classes) > 1:
@@ -67,23 +69,27 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        config = _call_arguments(reader, named_calls, variables, lambda name: name == class_name) or {}
-        trainer = _call_arguments(reader, named_calls, variables, lambda name: name.endswith("Trainer")) or {}
-        is_standby = STANDBY.search(file_text) is not None
-        return _run_of_calls(reader, model, adapters, {**trainer, **config}, CONFIGS[class_name], is_standby)
+        config = _call_arguments(reader, named_calls, values_by_name, lambda name: name == class_name) or {}
+        trainer_arguments = (
+            _call_arguments(reader, named_calls, values_by_name, lambda name: name.endswith("Trainer")) or {}
+        )
+        has_standby = STANDBY.search(file_text) is not None
+        return _run_of_calls(
+            reader, model, peft_arguments, {**trainer_arguments, **config}, CONFIGS[class_name], has_standby
+        )
 
 
 def _run_of_calls(
     reader: LaunchReader,
     model: Mapping[str, Any],
-    adapters: Mapping[str, Any] | None,
+    adapter_arguments: Mapping[str, Any] | None,
     config: Mapping[str, Any],
     loss: str,
     is_standby: bool,
 ) -> Launch:
-    """Returns the training run of the calls that load, adapt and train a model. adapters: None without adapters.
+    """Returns the training run of the calls that load, adapt and train a model.
 
-    is_standby: whether vLLM frees its cache while the model is trained.
+    adapter_arguments: None without adapters. is_standby: whether vLLM frees its cache while the model is trained.
     """
     max_length = next(
         (
@@ -107,16 +113,16 @@ def _run_of_calls(
     }
     if loss == "grpo":
         run_settings |= _batch_of_whole_groups(reader, config, run_settings)
-    if adapters is None:
+    if adapter_arguments is None:
         if not reader.flag(model, "full_finetuning"):
             raise reader.wrong(
                 "get_peft_model", "no call of it, and full_finetuning is not set; expected one of the two"
             )
         run_settings |= recompute_settings(model.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     else:
-        run_settings |= _adapter_settings(reader, model, adapters)
+        run_settings |= _adapter_settings(reader, model, adapter_arguments)
     if loss == "grpo" and config.get("max_prompt_length") is not None:
-        run_settings |= grpo_length(reader, config, "max_prompt_length", adapters is not None)
+        run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
     elif loss not in ("sft", "grpo"):
         run_settings |= pair_settings(reader, loss, run_settings)
     reader.notes += [SFT_NOTE] * (loss == "grpo")
@@ -129,10 +135,10 @@ def _run_of_calls(
     model_name = FOUR_BITS.sub("", loaded_name)
     if model_name != loaded_name:
         reader.notes.append(f"{loaded_name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
-    launched_run = trainer_launch(reader, {}, run_settings, target=model_name)
+    launched_run = trainer_launch(reader, {}, run_settings, model_id=model_name)
     if loss != "grpo":
         return launched_run
-    rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, utilization=0.9)
+    rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, memory_share=0.9)
     if reader.flag(model, "fast_inference"):
         rollout = replace(rollout, **_shared_engine(reader, model, is_standby))
     return replace(launched_run, rollout=rollout, filled_in=dict(reader.filled_in))
@@ -140,8 +146,8 @@ def _run_of_calls(
 
 def _shared_engine(reader: LaunchReader, model: Mapping[str, Any], is_standby: bool) -> dict[str, Any]:
     """Returns the rollout's fields of a vLLM engine whose weights the training shares (vllm_utils.py, `load_vllm`)."""
-    utilization = share_of(reader, "gpu_memory_utilization", model, 0.5)
-    flags = {"gpu_memory_utilization": utilization, "max_model_len": reader.size(model, "max_seq_length", 2048)}
+    memory_utilization = share_of(reader, "gpu_memory_utilization", model, 0.5)
+    flags = {"gpu_memory_utilization": memory_utilization, "max_model_len": reader.size(model, "max_seq_length", 2048)}
     return {
         "source": "unsloth_zoo/vllm_utils.py",
         "engine": "vllm",
@@ -174,22 +180,22 @@ def _batch_of_whole_groups(
     return {"batch": group_size}
 
 
-def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
+def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
-    if any(argument.startswith("finetune_") for argument in adapters):
+    if any(argument_name.startswith("finetune_") for argument_name in peft_values):
         reader.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
     adapter_settings = lora_settings(
         reader,
-        rank=("r", reader.value(adapters, "r", 16)),
-        targets=("target_modules", reader.value(adapters, "target_modules", list(TARGETS))),
-        modules_to_save=("modules_to_save", adapters.get("modules_to_save")),
-        dropout=adapters.get("lora_dropout"),
-        has_magnitudes=adapters.get("use_dora"),
+        rank=("r", reader.value(peft_values, "r", 16)),
+        target_pair=("target_modules", reader.value(peft_values, "target_modules", list(TARGETS))),
+        saved_modules=("modules_to_save", peft_values.get("modules_to_save")),
+        dropout_value=peft_values.get("lora_dropout"),
+        magnitude_value=peft_values.get("use_dora"),
     )
-    adapter_settings |= recompute_settings(adapters.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
+    adapter_settings |= recompute_settings(peft_values.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     is_eight_bits = reader.flag(model, "load_in_8bit")
     is_unquantized = any(
-        reader.flag(model, argument) for argument in ("load_in_16bit", "load_in_fp8", "full_finetuning")
+        reader.flag(model, argument_name) for argument_name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
     )
     if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_unquantized)):
         return adapter_settings | {"base": "nf4-dq"}
@@ -211,22 +217,22 @@ GRPO_LENGTHS = ("max_prompt_length", "max_completion_length")
 
 
 def _call_arguments(
-    reader: LaunchReader, named_calls: list[tuple[str, ast.Call]], variables: Mapping[str, Any], matches_name: Any
+    reader: LaunchReader, named_calls: list[tuple[str, ast.Call]], values_by_name: Mapping[str, Any], matches_name: Any
 ) -> dict[str, Any] | None:
     """Returns the evaluated arguments of the first call with a matching name; None without such a call.
 
     Prompts and completions whose lengths the file computes have all tokens of `max_seq_length` together.
     """
-    call_node = next((call_node for argument, call_node in named_calls if matches_name(argument)), None)
+    call_node = next((call_node for called_name, call_node in named_calls if matches_name(called_name)), None)
     if call_node is None:
         return None
-    arguments = {keyword.arg: value_of(keyword.value, variables) for keyword in call_node.keywords if keyword.arg}
+    arguments = {keyword.arg: value_of(keyword.value, values_by_name) for keyword in call_node.keywords if keyword.arg}
     if call_node.args and "model_name" not in arguments:
-        arguments["model_name"] = value_of(call_node.args[0], variables)
-    unresolved_arguments = {argument for argument, value in arguments.items() if isinstance(value, Unknown)}
-    for argument in sorted(DECIDING & unresolved_arguments):
-        reader.unknown[argument] = "is known only when the file runs"
+        arguments["model_name"] = value_of(call_node.args[0], values_by_name)
+    unresolved_arguments = {called_name for called_name, value in arguments.items() if isinstance(value, UnknownValue)}
+    for called_name in sorted(DECIDING & unresolved_arguments):
+        reader.unknown[called_name] = "is known only when the file runs"
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
         unresolved_arguments.update(GRPO_LENGTHS)
-    return {argument: value for argument, value in arguments.items() if argument not in unresolved_arguments}
+    return {called_name: value for called_name, value in arguments.items() if called_name not in unresolved_arguments}

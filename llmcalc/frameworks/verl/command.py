@@ -64,23 +64,25 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         config = _resolved_overrides(reader, overrides_by_key)
         if command_line.program in sft_models:
             model_key = sft_models[command_line.program]
-            target = model_name(reader, model_key, overrides_by_key.get(model_key))
+            model_id = model_name(reader, model_key, overrides_by_key.get(model_key))
             if command_line.program == ENGINE_SFT_TRAINER:
                 config = with_keys_of_fsdp(reader, config)
-            return reader.launch("fsdp2", run_of_sft(reader, config), target=target)
-        target = model_name(reader, f"{MODEL}.path", overrides_by_key.get(f"{MODEL}.path"))
+            return reader.launch("fsdp2", run_of_sft(reader, config), target=model_id)
+        model_id = model_name(reader, f"{MODEL}.path", overrides_by_key.get(f"{MODEL}.path"))
         reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
-        megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
+        on_megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in command_word
             for command_word in command_line.words
             if command_word.startswith("--config-name")
         )
         check_keys(reader, config)
         world_size = _training_devices(reader, config)
-        parallel_run = _megatron_run(reader, config, world_size) if megatron else _fsdp_run(reader, config, world_size)
-        rollout = read_rollout(reader, config, parallel_run, megatron)
+        parallel_run = (
+            _megatron_run(reader, config, world_size) if on_megatron else _fsdp_run(reader, config, world_size)
+        )
+        rollout = read_rollout(reader, config, parallel_run, on_megatron)
         reader.ignored += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
-        return reader.launch("megatron" if megatron else "fsdp2", parallel_run, target=target, rollout=rollout)
+        return reader.launch("megatron" if on_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout)
 
 
 def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str]) -> dict[str, Any]:
@@ -97,11 +99,11 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str
     return settings
 
 
-def _is_known_key(key: str, rollout: Rollout) -> bool:
+def _is_known_key(config_key: str, rollout: Rollout) -> bool:
     """Whether this reader handles a key, or refuses some of the key's values."""
-    if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
+    if config_key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or config_key.rpartition(".")[2] in READ_BESIDE:
         return True
-    return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
+    return config_key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
 def _training_devices(reader: LaunchReader, config: Table) -> int:
@@ -158,8 +160,8 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         raise reader.wrong(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
     rank = config.get(f"{MODEL}.lora_rank")
     if rank not in (None, 0):
-        targets = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", rank), targets=targets)
+        target_argument = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", rank), target_pair=target_argument)
     return settings
 
 
@@ -210,17 +212,17 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         raise reader.wrong(
             f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of the {tokens} tokens of a sequence"
         )
-    weights = str(reader.value(config, f"{section}.model_dtype", "fp32"))
-    if weights not in (*FP32, *BF16):
-        raise reader.wrong(f"{section}.model_dtype", f"{shown(weights)}; expected fp32 or bf16")
+    weight_format = str(reader.value(config, f"{section}.model_dtype", "fp32"))
+    if weight_format not in (*FP32, *BF16):
+        raise reader.wrong(f"{section}.model_dtype", f"{shown(weight_format)}; expected fp32 or bf16")
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
         "num_microbatches": _micro_batches(reader, config, batch, world_size // cp),
         "dtype": "bf16",
-        "master_weights": "fp32" if weights in FP32 else "none",
+        "master_weights": "fp32" if weight_format in FP32 else "none",
     }
-    if "lora_rank" in settings and weights in FP32:
+    if "lora_rank" in settings and weight_format in FP32:
         reader.frozen = FP32_SHARDS
         reader.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
     shard_count = reader.size(config, f"{section}.fsdp_size", -1, minimum=-1)
@@ -233,7 +235,9 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         hsdp_replicas=world_size // shard_degree,
         reshard=reader.flag(config, f"{section}.reshard_after_forward", True),
     )
-    is_flat = fsdp_strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
+    has_flat_params = (
+        fsdp_strategy == "fsdp" and "lora_rank" not in settings
+    )  # its policy wraps each adapter on its own
     number_formats = {
         argument_name: str(config.get(f"{section}.mixed_precision.{argument_name}", default_format))
         for argument_name, default_format in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
@@ -241,21 +245,23 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     if number_formats["param_dtype"] not in BF16 or number_formats["reduce_dtype"] not in (*BF16, *FP32):
         reader.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
     reduce_dtype = "bfloat16" if number_formats["reduce_dtype"] in BF16 else "float32"
-    own_settings = TitanSettings(reduced=reduce_dtype, reduces_each=True, flat=is_flat)
+    own_settings = TitanSettings(reduced=reduce_dtype, reduces_each=True, flat=has_flat_params)
     return LaunchSettings(layout, settings, own_settings)
 
 
 def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:
     """Returns the actor's run under Megatron-Core."""
-    section = f"{ACTOR}.megatron"
+    section_name = f"{ACTOR}.megatron"
     for argument_name in ("param_offload", "grad_offload", "optimizer_offload"):
-        if reader.flag(config, f"{section}.{argument_name}"):
-            reader.notes.append(f"{section}.{argument_name}: counted as on the device, where it is during the update")
+        if reader.flag(config, f"{section_name}.{argument_name}"):
+            reader.notes.append(
+                f"{section_name}.{argument_name}: counted as on the device, where it is during the update"
+            )
 
     def section_size(size_name: str, default_size: int = 1) -> int:
-        return reader.size(config, f"{section}.{size_name}", default_size)
+        return reader.size(config, f"{section_name}.{size_name}", default_size)
 
-    override_section = f"{section}.override_transformer_config"
+    override_section = f"{section_name}.override_transformer_config"
     tp, pp, cp = (
         section_size(f"{argument_name}_parallel_size")
         for argument_name in ("tensor_model", "pipeline_model", "context")
@@ -266,11 +272,11 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         pp=pp,
         cp=cp,
         ep=section_size("expert_model_parallel_size"),
-        etp=reader.optional_size(config, f"{section}.expert_tensor_parallel_size"),
-        vpp=reader.optional_size(config, f"{section}.virtual_pipeline_model_parallel_size") or 1,
+        etp=reader.optional_size(config, f"{section_name}.expert_tensor_parallel_size"),
+        vpp=reader.optional_size(config, f"{section_name}.virtual_pipeline_model_parallel_size") or 1,
         stage_ends=stage_ends(reader, config, f"{override_section}."),
-        sequence_parallel=reader.flag(config, f"{section}.sequence_parallel", True),
-        distributed_optimizer=reader.flag(config, f"{section}.use_distributed_optimizer", True),
+        sequence_parallel=reader.flag(config, f"{section_name}.sequence_parallel", True),
+        distributed_optimizer=reader.flag(config, f"{section_name}.use_distributed_optimizer", True),
         batch=batch,
         seq=tokens,
         num_microbatches=_micro_batches(reader, config, batch, max(1, world_size // (tp * pp * cp))),
@@ -286,14 +292,16 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
 
 def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of adapters of Megatron-Bridge (models/mcore/bridge.py)."""
-    section = f"{MODEL}.lora"
+    section_name = f"{MODEL}.lora"
     if config.get(f"{MODEL}.lora_rank") not in (None, 0):
-        raise reader.wrong(f"{MODEL}.lora_rank", f"is of FSDP; expected {section}.rank for Megatron-Core")
-    rank = config.get(f"{section}.rank")
+        raise reader.wrong(f"{MODEL}.lora_rank", f"is of FSDP; expected {section_name}.rank for Megatron-Core")
+    rank = config.get(f"{section_name}.rank")
     if rank in (None, 0):
         return {}
-    adapter_type = reader.value(config, f"{section}.type", "lora")
+    adapter_type = reader.value(config, f"{section_name}.type", "lora")
     if adapter_type != "lora":
-        reader.unknown[f"{section}.type"] = f"{shown(adapter_type)[:40]} is not modelled; lora is"
-    targets, dropout = (config.get(f"{section}.{adapter_key}") for adapter_key in ("target_modules", "dropout"))
-    return bridge_adapters(reader, section, rank, targets, dropout)
+        reader.unknown[f"{section_name}.type"] = f"{shown(adapter_type)[:40]} is not modelled; lora is"
+    target_modules, dropout_value = (
+        config.get(f"{section_name}.{adapter_key}") for adapter_key in ("target_modules", "dropout")
+    )
+    return bridge_adapters(reader, section_name, rank, target_modules, dropout_value)

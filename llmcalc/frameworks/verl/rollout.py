@@ -11,7 +11,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..engines.registry import engine
 from ..launch.record import LaunchReader, LaunchSettings, Table, share_of, size_of
-from ..launch.rollout import Model, Place, Rollout, States
+from ..launch.rollout import AdditionalModel, Place, Rollout, States
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 REFERENCE, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -44,8 +44,8 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
     engine_name, flags = _engine_and_flags(reader, config)
     sequences, tokens = _log_probability_batch(reader, config, actor_run.settings["batch"], rank_tokens)
     is_compiled = reader.flag(config, f"{ACTOR}.use_torch_compile", True)
-    is_fused = reader.flag(config, f"{MODEL}.use_fused_kernels")
-    bucket = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+    has_fused_kernels = reader.flag(config, f"{MODEL}.use_fused_kernels")
+    bucket_key = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
     return Rollout(
         source=SOURCE,
         engine=engine_name,
@@ -63,11 +63,11 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         tokens=tokens,
         logit_tokens=tokens,
         logit_bytes=0
-        if is_fused
+        if has_fused_kernels
         else 2
         if is_compiled and not is_megatron
         else 6,  # a compiled entropy keeps no copy; else two more of bf16
-        transfer_bytes=reader.size(config, bucket, 2048) << 20,
+        transfer_bytes=reader.size(config, bucket_key, 2048) << 20,
     )
 
 
@@ -99,13 +99,13 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
 
 def _engine_arguments(reader: LaunchReader, config: Table, engine_name: str) -> dict[str, Any]:
     """Returns the flags in `engine_kwargs` that change the engine's memory."""
-    section = f"{ROLLOUT}.engine_kwargs.{engine_name}."
+    key_prefix = f"{ROLLOUT}.engine_kwargs.{engine_name}."
     flag_by_field = {flag.field: flag for flag in engine(engine_name).known_flags()}
     flags: dict[str, Any] = {}
     for argument_key, argument_value in config.items():
-        argument = argument_key.removeprefix(section)
+        argument = argument_key.removeprefix(key_prefix)
         if (
-            argument_key.startswith(section)
+            argument_key.startswith(key_prefix)
             and argument_value is not None
             and not (argument in flag_by_field and flag_by_field[argument].is_idle)
         ):
@@ -128,26 +128,28 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, 
     return sequences, tokens
 
 
-def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_megatron: bool) -> Model:
+def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_megatron: bool) -> AdditionalModel:
     """Returns the reference model; none without a KL term, or if the frozen weights serve as the reference."""
     has_kl_term = reader.flag(config, f"{ACTOR}.use_kl_loss") or reader.flag(config, "algorithm.use_kl_in_reward")
     has_adapters = any(config.get(f"{MODEL}.{lora_key}") not in (None, 0) for lora_key in ("lora_rank", "lora.rank"))
     if not has_kl_term or has_adapters:
-        return Model()
-    section = f"{REFERENCE}.{'megatron' if is_megatron else 'fsdp_config'}"
-    weights = str(reader.value(config, f"{section}.model_dtype", "fp32")) if not is_megatron else "bf16"
-    reference_place: Place = "host" if reader.flag(config, f"{section}.param_offload") else "device"
+        return AdditionalModel()
+    section_name = f"{REFERENCE}.{'megatron' if is_megatron else 'fsdp_config'}"
+    weight_format = str(reader.value(config, f"{section_name}.model_dtype", "fp32")) if not is_megatron else "bf16"
+    reference_place: Place = "host" if reader.flag(config, f"{section_name}.param_offload") else "device"
     ranks = layout.tp * layout.pp if is_megatron else layout.dp // layout.hsdp_replicas
-    return Model(reference_place, 4 if weights in ("fp32", "float32") else 2, ranks)
+    return AdditionalModel(reference_place, 4 if weight_format in ("fp32", "float32") else 2, ranks)
 
 
 def _critic_place(reader: LaunchReader, config: Table, is_megatron: bool) -> Place:
-    """Returns where the critic is: on the actor's devices with generalized advantage estimation."""
+    """Returns where the critic's weights are: on the devices or the host; `none` without advantage estimation by
+    GAE."""
     if str(reader.value(config, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"
-    section = "critic.megatron" if is_megatron else "critic.model.fsdp_config"
+    section_name = "critic.megatron" if is_megatron else "critic.model.fsdp_config"
     offloads_to_host = all(
-        reader.flag(config, f"{section}.{argument_name}") for argument_name in ("param_offload", "optimizer_offload")
+        reader.flag(config, f"{section_name}.{argument_name}")
+        for argument_name in ("param_offload", "optimizer_offload")
     )
     reader.notes.append("the critic is counted as large as the actor")
     return "host" if offloads_to_host else "device"

@@ -54,9 +54,9 @@ def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
     By default its micro-batches have a number of tokens (`use_dynamic_bsz`), which are counted as one sequence.
     """
-    engine = str(config.get("engine", "fsdp"))
-    if engine not in ("fsdp", "fsdp2"):
-        raise reader.wrong("engine", f"{shown(engine)} is not read; expected fsdp")
+    engine_name = str(config.get("engine", "fsdp"))
+    if engine_name not in ("fsdp", "fsdp2"):
+        raise reader.wrong("engine", f"{shown(engine_name)} is not read; expected fsdp")
     if str(config.get("engine.fsdp_size", -1)) != "-1":
         reader.unknown["engine.fsdp_size"] = "groups of fewer devices than all are not modelled"
     replaced_keys = ("engine", "optim", "engine.fsdp_size", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
@@ -93,10 +93,10 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         batch = max(1, size_of(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
     else:
         batch = reader.size(config, "data.micro_batch_size_per_gpu", 4)
-    weights = str(reader.value(config, "model.fsdp_config.model_dtype", "fp32"))
-    if weights not in ("fp32", "bf16", "bfloat16", "float32"):
-        raise reader.wrong("model.fsdp_config.model_dtype", f"{shown(weights)}; expected fp32 or bf16")
-    is_fp32 = weights in ("fp32", "float32")
+    weight_format = str(reader.value(config, "model.fsdp_config.model_dtype", "fp32"))
+    if weight_format not in ("fp32", "bf16", "bfloat16", "float32"):
+        raise reader.wrong("model.fsdp_config.model_dtype", f"{shown(weight_format)}; expected fp32 or bf16")
+    is_fp32 = weight_format in ("fp32", "float32")
     settings: dict[str, Any] = {
         "phase": "training",
         "optimizer": "adamw",
@@ -113,8 +113,8 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         settings["norm"] = "fused"
     rank = config.get("model.lora_rank")
     if rank not in (None, 0):
-        targets = ("model.target_modules", reader.value(config, "model.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=("model.lora_rank", rank), targets=targets)
+        target_argument = ("model.target_modules", reader.value(config, "model.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=("model.lora_rank", rank), target_pair=target_argument)
         if is_fp32:
             reader.frozen = FP32_SHARDS
             reader.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")
@@ -125,6 +125,8 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         reader.flag(config, f"model.fsdp_config.{argument_name}") for argument_name in ("cpu_offload", "offload_params")
     )
     layout = Layout(dp=world_size, zero=3 if world_size > 1 else 0)
-    is_flat = fsdp_strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
-    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=is_flat, offloads=offloads_to_host)
+    has_flat_params = (
+        fsdp_strategy == "fsdp" and "lora_rank" not in settings
+    )  # its policy wraps each adapter on its own
+    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=has_flat_params, offloads=offloads_to_host)
     return LaunchSettings(layout, settings, own_settings)

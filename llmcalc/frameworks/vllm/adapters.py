@@ -35,7 +35,7 @@ def adapter_slots(flags: Mapping[str, Any]) -> tuple[int, int]:
     return slot_count, lora_rank
 
 
-def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, numbers: tuple[int, ...]) -> int:
+def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, slot_sizes: tuple[int, ...]) -> int:
     """Returns the bytes of all LoRA adapter slots on a rank; 0 without adapters.
 
     element_bytes: bytes of an element of the model, which `--lora-dtype auto` takes.
@@ -47,7 +47,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
     adapter_element_bytes = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
-    return slot_count * lora_rank * adapter_element_bytes * _adapter_widths(rank, numbers)
+    return slot_count * lora_rank * adapter_element_bytes * _adapter_widths(rank, slot_sizes)
 
 
 def _adapter_widths(rank: EngineRank, version_numbers: tuple[int, ...]) -> int:

@@ -16,7 +16,7 @@ from ...device_memory.cuda_runtime import runtime_of
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
 from ..engines.context_length import has_unknown_length
-from ..engines.engine import EngineMemory, Term, TermStatus
+from ..engines.engine import EngineMemory, MemoryTerm, TermStatus
 from ..engines.flags import AUTO_WORDS
 from ..engines.rank import EngineRank, MissingKernels, architectures, compressed_layers, key_heads
 from ..engines.server import DTYPE_WORDS, EngineServer
@@ -141,7 +141,7 @@ class Server(EngineServer):
         self.check_kernels(self.rank_of_stage(0))
         self.check_context_ranks()
         if self.flags.get("disable_sliding_window") and any(
-            cache.window for cache in self.rank_of_stage(0).token_caches
+            token_cache.window for token_cache in self.rank_of_stage(0).token_caches
         ):
             raise InputError("--disable-sliding-window: another length of windows is not modelled; remove the flag")
 
@@ -150,10 +150,10 @@ class Server(EngineServer):
 
         Quantized weights need activations of 16 bits (`get_supported_act_dtypes`).
         """
-        dtype_word = str(self.flags.get("dtype", "auto"))
-        dtype, model_class = DTYPE_WORDS.get(dtype_word, dtype_word), (*architectures(self.preset), "")[0]
+        dtype_name = str(self.flags.get("dtype", "auto"))
+        dtype, model_class = DTYPE_WORDS.get(dtype_name, dtype_name), (*architectures(self.preset), "")[0]
         if dtype == "float16" and self.refuses_float16:
-            raise InputError(f"--dtype {dtype_word}: vLLM refuses it for {model_class}; expected bfloat16 or float32")
+            raise InputError(f"--dtype {dtype_name}: vLLM refuses it for {model_class}; expected bfloat16 or float32")
         if dtype == "bfloat16" and not self.hardware.multiplies_bfloat16:
             raise InputError(
                 f"--dtype bfloat16: vLLM refuses it on {self.hardware.title}, which has compute capability "
@@ -278,7 +278,7 @@ class Server(EngineServer):
 
     @property
     def model_length(self) -> int | None:
-        """The model's context length in tokens, for LongRoPE that of its short factors."""
+        """The model's context length in tokens; for LongRoPE the length with the short factors."""
         scaled_limit = scaled_length(self.preset)
         uses_short_factors = self.version_of_rules >= LONGROPE_STARTS_SHORT_FROM
         short_length = short_rope_length(self.preset) if uses_short_factors else None
@@ -320,7 +320,8 @@ class Server(EngineServer):
 
     @cached_property
     def assumes_torch_sampler(self) -> bool:
-        """Whether torch's sampler is assumed, although an installed FlashInfer would need fewer copies of logits."""
+        """Whether torch's sampler is an assumption: an installed FlashInfer, with fewer copies, would be the
+        default."""
         has_second_runner = self.second_runner is not None
         return assumes_torch_sampler(self.engine_record, self.version_of_rules, self.flags, has_second_runner)
 
@@ -329,10 +330,10 @@ class Server(EngineServer):
         """The version's rules for recurrent states."""
         return self.engine_record.state_rules(self.version_of_rules)
 
-    def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
+    def needs_blocks_of_sequences(self, kv_pool: BlockPool) -> bool:
         """Whether each sequence occupies a cache block, as with recurrent states decoded in full CUDA graphs."""
         decodes_in_graphs = self.graphs.number > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
-        return pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
+        return kv_pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
     @property
     def dp(self) -> int:
@@ -396,9 +397,10 @@ class Server(EngineServer):
             default_tokens = max(self.longest_request, default_tokens)
         if self.rules.generation == "v0":
             return default_tokens
-        sequences = int(self.flags.get("max_num_seqs", batch_defaults.max_num_seqs * self.default_limit_factor))
+        sequence_count = int(self.flags.get("max_num_seqs", batch_defaults.max_num_seqs * self.default_limit_factor))
         return max(
-            min(default_tokens, sequences * self.longest_request), sequences if "max_num_seqs" in self.flags else 1
+            min(default_tokens, sequence_count * self.longest_request),
+            sequence_count if "max_num_seqs" in self.flags else 1,
         )
 
     @property
@@ -630,49 +632,49 @@ class Server(EngineServer):
     def stage_memory(self, stage_number: int) -> StageMemory:
         """Returns the memory of one rank of a pipeline stage."""
         rank, profile_run, rules = self.rank_of_stage(stage_number), self.profile_run(stage_number), self.rules
-        pool = self.kv_block_pool(rank)
+        kv_pool = self.kv_block_pool(rank)
         memory_outside_torch = self.engine_record.outside_torch(self.version_numbers, self.hardware, self.tp, self.pp)
         graph_bytes = self.logged_or_computed_bytes("cuda_graphs", self.cuda_graph_bytes(rank))
         outside_bytes = self.logged_or_computed_bytes(
             "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
         )
         budget = math.ceil(self.utilization * self.total_memory)
-        weights = self.stored_weights(rank)
+        weight_bytes = self.stored_weights(rank)
         if self.draft is not None:
-            weights += self.draft.weights + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
-        weights += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
-        weights = self.logged_or_computed_bytes("weights", weights)
+            weight_bytes += self.draft.weights + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
+        weight_bytes += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
+        weight_bytes = self.logged_or_computed_bytes("weights", weight_bytes)
         profile_run_bytes = self.logged_or_computed_bytes("profile_run", profile_run.peak_bytes(rank, rules))
-        taken_bytes = weights + profile_run_bytes + outside_bytes + (graph_bytes if self.subtracts_graphs else 0)
+        taken_bytes = weight_bytes + profile_run_bytes + outside_bytes + (graph_bytes if self.subtracts_graphs else 0)
         cache_bytes = int(
             self.flags.get("kv_cache_memory_bytes", self.logged_or_computed_bytes("kv_cache", budget - taken_bytes))
         )
-        block_count = int(self.flags.get("num_gpu_blocks_override", pool.blocks(cache_bytes)))
+        block_count = int(self.flags.get("num_gpu_blocks_override", kv_pool.blocks(cache_bytes)))
         term_status: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         memory_terms = (
-            Term(
+            MemoryTerm(
                 "budget", budget, "source", rules.source_place, f"{self.utilization} × total (--gpu-memory-utilization)"
             ),
-            Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
-            Term(
+            MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", self._weights_origin(rank)),
+            MemoryTerm(
                 "profile_run",
                 profile_run_bytes,
                 term_status if profile_run.workspace or profile_run.compilation_bytes else "source",
                 rules.source_place,
                 profile_run.origin(rank, rules),
             ),
-            Term("non_torch", outside_bytes, term_status, memory_outside_torch.source, self._non_torch_origin),
-            Term("cuda_graphs", graph_bytes, term_status, self.engine_record.cuda_graphs.source, graph_origin),
-            Term(
+            MemoryTerm("non_torch", outside_bytes, term_status, memory_outside_torch.source, self._non_torch_origin),
+            MemoryTerm("cuda_graphs", graph_bytes, term_status, self.engine_record.cuda_graphs.source, graph_origin),
+            MemoryTerm(
                 "kv_cache",
                 max(cache_bytes, 0),
                 term_status,
                 rules.source_place,
-                f"{block_count:,} blocks of {pool.block_size} tokens",
+                f"{block_count:,} blocks of {kv_pool.block_size} tokens",
             ),
         )
-        return StageMemory(self.with_receipt(memory_terms), pool, cache_bytes, block_count, graph_bytes)
+        return StageMemory(self.with_receipt(memory_terms), kv_pool, cache_bytes, block_count, graph_bytes)
 
     @cached_property
     def fullest_stage(self) -> StageMemory:
@@ -710,7 +712,7 @@ class Server(EngineServer):
 class StageMemory(NamedTuple):
     """The memory of a rank of one pipeline stage: named parts, KV cache blocks and CUDA graphs."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[MemoryTerm, ...]
     pool: BlockPool
     available: int
     blocks: int
@@ -722,20 +724,20 @@ def memory(server: Server) -> EngineMemory:
     if server.flags.get("max_model_len") in AUTO_WORDS:
         return memory(server.with_flags(max_model_len=longest_request(server) or server.longest_request))
     fullest_stage = server.fullest_stage
-    pool, block_count, version_rules = fullest_stage.pool, fullest_stage.blocks, server.rules
+    kv_pool, block_count, version_rules = fullest_stage.pool, fullest_stage.blocks, server.rules
     longest_tokens, tokens_in_flight = server.longest_request, server.tokens_in_flight
-    concurrency = pool.max_concurrency(block_count, longest_tokens, tokens_in_flight)
-    startup_error = _startup_error(server, fullest_stage, concurrency)
+    max_concurrency = kv_pool.max_concurrency(block_count, longest_tokens, tokens_in_flight)
+    startup_error = _startup_error(server, fullest_stage, max_concurrency)
     return EngineMemory(
         terms=fullest_stage.terms,
-        kv_tokens=pool.printed_tokens(block_count, longest_tokens, tokens_in_flight, version_rules),
+        kv_tokens=kv_pool.printed_tokens(block_count, longest_tokens, tokens_in_flight, version_rules),
         blocks=block_count,
-        max_concurrency=concurrency,
+        max_concurrency=max_concurrency,
         starts=not startup_error,
         message=startup_error,
         max_model_len=longest_tokens,
         devices=server.device_count,
-        block_size=pool.block_size,
+        block_size=kv_pool.block_size,
         assumed=server.assumed,
         settings=server.settings,
         layout=server.whole_layout,

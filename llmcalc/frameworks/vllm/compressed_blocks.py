@@ -32,7 +32,7 @@ ALIGNMENT = 576
 FLOAT32_BYTES = 4
 
 
-class Pages(NamedTuple):
+class CachePages(NamedTuple):
     """The pages of a cache in all layers of one type.
 
     layers: number of layers. bytes: bytes of a page. block: tokens of a page. window: tokens that the cache keeps; None
@@ -53,7 +53,7 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     """
     if rank.layout.pp > 1:
         raise ImpossibleLayout("--pipeline-parallel-size: of compressed attention is not modelled; expected 1")
-    pages_by_group: dict[tuple[int, int | None], list[Pages]] = {}
+    pages_by_group: dict[tuple[int, int | None], list[CachePages]] = {}
     for pages in _pages_of_model(rank, has_fp4_indexer and layout == "groups"):
         pages_by_group.setdefault((pages.block, pages.window), []).append(pages)
     entry_pages = pages_by_group.pop((ENTRY_BLOCK, None), [])
@@ -77,7 +77,7 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     return BlockPool(_block_bytes(pages_per_block, page_sizes, layout), ENTRY_BLOCK, tuple(layer_groups))
 
 
-def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
+def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[CachePages]:
     """Yields the pages of every cache. Layers that draft tokens keep the keys of a window only.
 
     has_fp4_entries: whether an indexer's entry takes 4 bits an element with a byte of scale for 32; else 8 bits with a
@@ -85,7 +85,9 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
     """
     for mixer, layers in compressed_layers(rank):
         key_bytes = compressed_key_bytes(mixer)
-        yield Pages(layers, _align_page(WINDOW_BLOCK_TOKENS * key_bytes), WINDOW_BLOCK_TOKENS, mixer.sliding_window)
+        yield CachePages(
+            layers, _align_page(WINDOW_BLOCK_TOKENS * key_bytes), WINDOW_BLOCK_TOKENS, mixer.sliding_window
+        )
         tokens_per_entry = mixer.compress_rate
         if tokens_per_entry is None:
             continue
@@ -102,8 +104,8 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
         windows_per_state = 1 + mixer.overlap
         for index_head_dim, bytes_of_entry in entry_bytes.items():
             state_bytes = 2 * windows_per_state * index_head_dim * FLOAT32_BYTES  # values and scores of each token
-            yield Pages(layers, _align_page(ENTRY_BLOCK // tokens_per_entry * bytes_of_entry), ENTRY_BLOCK, None)
-            yield Pages(
+            yield CachePages(layers, _align_page(ENTRY_BLOCK // tokens_per_entry * bytes_of_entry), ENTRY_BLOCK, None)
+            yield CachePages(
                 layers,
                 _align_page(STATE_BLOCKS[tokens_per_entry] * state_bytes),
                 STATE_BLOCKS[tokens_per_entry],
@@ -111,7 +113,7 @@ def _pages_of_model(rank: EngineRank, has_fp4_entries: bool) -> Iterator[Pages]:
             )
     if rank.drafting_layers:
         first_mixer = next(mixer for mixer, _ in compressed_layers(rank))
-        yield Pages(
+        yield CachePages(
             rank.drafting_layers,
             _align_page(WINDOW_BLOCK_TOKENS * compressed_key_bytes(first_mixer)),
             WINDOW_BLOCK_TOKENS,
@@ -123,7 +125,7 @@ def _align_page(page_bytes: int) -> int:
     return -(-page_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def _layers_by_size(group_pages: Iterable[Pages]) -> dict[int, int]:
+def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
     """Returns page bytes → number of a group's layers with pages of this size."""
     layers: dict[int, int] = {}
     for pages in group_pages:
@@ -131,7 +133,7 @@ def _layers_by_size(group_pages: Iterable[Pages]) -> dict[int, int]:
     return layers
 
 
-def _number_of_tuples(group_pages: Iterable[Pages]) -> int:
+def _number_of_tuples(group_pages: Iterable[CachePages]) -> int:
     """Returns the number of page tuples (one page of each size) in a group."""
     return max(_layers_by_size(group_pages).values())
 
@@ -143,7 +145,7 @@ def _tuples_per_group(tuple_counts: list[int], least_tuples: int) -> int:
     """
     return min(
         range(least_tuples, max(tuple_counts) + 1),
-        key=lambda padded_count: (sum(-tuple_count % padded_count for tuple_count in tuple_counts), -padded_count),
+        key=lambda group_tuples: (sum(-tuple_count % group_tuples for tuple_count in tuple_counts), -group_tuples),
     )
 
 

@@ -31,16 +31,16 @@ def scaled_length(preset: Preset) -> int | None:
         scaling_factor = rope_scaling.get("factor", scaling_factor)
         if rope_type == "yarn":
             stated_tokens = rope_scaling.get("original_max_position_embeddings", stated_tokens)
-    is_number = isinstance(stated_tokens, int) and isinstance(scaling_factor, int | float)
-    return int(stated_tokens * scaling_factor) if is_number else stated_length(preset)
+    has_numbers = isinstance(stated_tokens, int) and isinstance(scaling_factor, int | float)
+    return int(stated_tokens * scaling_factor) if has_numbers else stated_length(preset)
 
 
 def short_rope_length(preset: Preset) -> int | None:
     """Returns the longest length with LongRoPE's short factors; None without LongRoPE, or if it is not stated."""
-    for scaling in _scaling_tables(preset.rope_parameters or {}):
-        original_length = scaling.get("original_max_position_embeddings")
+    for rope_table in _scaling_tables(preset.rope_parameters or {}):
+        original_length = rope_table.get("original_max_position_embeddings")
         is_stated = preset.config is None or "original_max_position_embeddings" in preset.config
-        if scaling.get("rope_type", scaling.get("type")) in ("su", "longrope") and is_stated and original_length:
+        if rope_table.get("rope_type", rope_table.get("type")) in ("su", "longrope") and is_stated and original_length:
             return int(original_length)
     return None
 

@@ -106,7 +106,7 @@ def image_size(inputs_per_prompt: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def image_tower(spec: ModelSpec) -> VisionTower | None:
     """Returns the image encoder; None without an encoder with a known image processor."""
-    vision_towers = [tower for tower in spec.towers.values() if isinstance(tower, VisionTower)]
+    vision_towers = [vision_tower for vision_tower in spec.towers.values() if isinstance(vision_tower, VisionTower)]
     return vision_towers[0] if len(vision_towers) == 1 and vision_towers[0].image is not None else None
 
 
@@ -120,8 +120,8 @@ def patch_of_long_videos(spec: ModelSpec) -> int:
 
 def reads_chunks_of_images(spec: ModelSpec) -> bool:
     """Whether the encoder scales images to a token budget, as Gemma 4's; vLLM encodes a few images at a time."""
-    tower = image_tower(spec)
-    return tower is not None and isinstance(tower.image, Budget)
+    vision_tower = image_tower(spec)
+    return vision_tower is not None and isinstance(vision_tower.image, Budget)
 
 
 def encoder_run(spec: ModelSpec, request: EncoderRequest, processor_settings: Mapping[str, Any]) -> EncoderRun | None:
@@ -192,45 +192,47 @@ def _processed_images(
     return processed_images
 
 
-def _layer_elements(tower: VisionTower, ranks: int) -> int:
+def _layer_elements(vision_tower: VisionTower, ranks: int) -> int:
     """Returns the largest number of live elements per patch in an encoder layer, which is not compiled.
 
     They are the positions, the layer's input, the normalized one, and the vectors of attention or of the network.
     """
-    hidden_size, encoder_layer = tower.hidden_size, tower.stack.block
+    hidden_size, encoder_layer = vision_tower.hidden_size, vision_tower.stack.block
     attention, feed_forward = encoder_layer.attention, encoder_layer.feed_forward
     query_width = attention.num_attention_heads * (attention.head_dim or hidden_size // attention.num_attention_heads)
     attention_vectors = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
     reduced_output = hidden_size if ranks > 1 else 0
     attention_elements = 2 * hidden_size + attention_vectors * query_width // ranks + hidden_size + reduced_output
     network_elements = 3 * hidden_size + (3 if feed_forward.gated else 2) * feed_forward.intermediate_size // ranks
-    return int((hidden_size if tower.positions is not None else 0) + max(attention_elements, network_elements))
+    return int((hidden_size if vision_tower.positions is not None else 0) + max(attention_elements, network_elements))
 
 
 def _apply_processor_limits(image_rule: ImageRule, processor_settings: Mapping[str, Any]) -> ImageRule:
     """Returns the image processor with the limits of `--mm-processor-kwargs`."""
-    settings = dict(processor_settings)
-    size_settings = settings.pop("size", {})
+    processor_limits = dict(processor_settings)
+    size_settings = processor_limits.pop("size", {})
     if not isinstance(size_settings, Mapping):
         raise InputError(f"--mm-processor-kwargs: size: {shown(size_settings)}; expected a table with longest_edge")
-    most_pixels = settings.pop("max_pixels", size_settings.get("longest_edge"))
-    min_pixels = settings.pop("min_pixels", None)
-    for setting in [setting for setting in settings if setting in IDLE_PROCESSOR_KEYS]:
-        settings.pop(setting)
-    if settings or (most_pixels is not None and not isinstance(image_rule, SmartResize)):
+    most_pixels = processor_limits.pop("max_pixels", size_settings.get("longest_edge"))
+    min_pixels = processor_limits.pop("min_pixels", None)
+    for limit_name in [limit_name for limit_name in processor_limits if limit_name in IDLE_PROCESSOR_KEYS]:
+        processor_limits.pop(limit_name)
+    if processor_limits or (most_pixels is not None and not isinstance(image_rule, SmartResize)):
         raise InputError(
-            f"--mm-processor-kwargs: {shown(next(iter(settings), 'max_pixels'))} is not modelled for this model; "
-            "remove the key"
+            f"--mm-processor-kwargs: {shown(next(iter(processor_limits), 'max_pixels'))} is not modelled for this "
+            "model; remove the key"
         )
     if not isinstance(image_rule, SmartResize):
         return image_rule
     pixel_limits = {"max_pixels": most_pixels, "min_pixels": min_pixels}
-    for setting, pixel_limit in pixel_limits.items():
+    for limit_name, pixel_limit in pixel_limits.items():
         if pixel_limit is not None and (
             isinstance(pixel_limit, bool) or not isinstance(pixel_limit, int) or not 0 < pixel_limit < 10**10
         ):
-            raise InputError(f"--mm-processor-kwargs: {setting}: {shown(pixel_limit)}; expected a number of pixels")
-    changed_limits = {setting: pixel_limit for setting, pixel_limit in pixel_limits.items() if pixel_limit is not None}
+            raise InputError(f"--mm-processor-kwargs: {limit_name}: {shown(pixel_limit)}; expected a number of pixels")
+    changed_limits = {
+        limit_name: pixel_limit for limit_name, pixel_limit in pixel_limits.items() if pixel_limit is not None
+    }
     if most_pixels is not None and min_pixels is None:
         changed_limits["min_pixels"] = min(image_rule.min_pixels, most_pixels)
     return image_rule.model_copy(update=changed_limits)

@@ -17,14 +17,14 @@ SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
 def rules_with_sampler(
-    record: VLLMRecord, version_numbers: Numbers, rules: Rules, flags: Mapping[str, Any], has_second_runner: bool
+    record: VLLMRecord, version_numbers: Numbers, base_rules: Rules, flags: Mapping[str, Any], has_second_runner: bool
 ) -> Rules:
-    """Returns the memory rules with FlashInfer's sampler if the variable selects it; otherwise `rules` unchanged.
+    """Returns the memory rules with FlashInfer's sampler if the variable selects it; otherwise `base_rules` unchanged.
 
     Raises `InputError` where FlashInfer's sampler is not modelled.
     """
     if not flags.get(SAMPLER_VARIABLE):
-        return rules
+        return base_rules
     version_rows = ranges_at(record.flashinfer_sampler, version_numbers)
     if not version_rows or has_second_runner:
         first_version, first_unsupported_version = record.flashinfer_sampler[0].start, record.flashinfer_sampler[-1].to
@@ -35,7 +35,7 @@ def rules_with_sampler(
         )
         raise InputError(f"{SAMPLER_VARIABLE}=1: FlashInfer's sampler {supported_versions}; remove the variable")
     changed_rules = {"logits_copies": version_rows[-1].logits_copies, "sampler_rows_per_unit": 0}
-    return rules.model_copy(
+    return base_rules.model_copy(
         update=changed_rules | {"source": "vllm/v1/sample/ops/topk_topp_sampler.py", "function": "flashinfer_sample"}
     )
 
@@ -43,7 +43,7 @@ def rules_with_sampler(
 def assumes_torch_sampler(
     vllm_record: VLLMRecord, version_numbers: Numbers, flags: Mapping[str, Any], has_second_runner: bool
 ) -> bool:
-    """Whether an installed FlashInfer would be the default sampler, because no variable selects a sampler."""
+    """Whether torch's sampler is an assumption: an installed FlashInfer would be the default instead."""
     version_rows = ranges_at(vllm_record.flashinfer_sampler, version_numbers)
     return (
         bool(version_rows) and version_rows[-1].is_automatic and SAMPLER_VARIABLE not in flags and not has_second_runner

@@ -94,7 +94,7 @@ class BlockPool:
         return block_count // sum(group.groups for group in self.groups) * smallest_block
 
     def longest_request(self, block_count: int, tokens_in_flight: int, max_tokens: int) -> int:
-        """Returns the longest request that fits the blocks: `max_tokens`, or whole blocks."""
+        """Returns the tokens of the longest request that fits the blocks: `max_tokens`, or a multiple of a block."""
         smallest_block = min(layer_group.block or self.block_size for layer_group in self.groups)
         if self.blocks_of_request(max_tokens, tokens_in_flight) <= block_count:
             return max_tokens
@@ -152,16 +152,16 @@ def _pool_of_layer_groups(
     state_blocks: StateBlocks,
 ) -> BlockPool:
     """Returns the block pool of a model whose layers have several cache types."""
-    most_elements_per_token = max(cache.width for cache in layer_caches)
+    most_elements_per_token = max(layer_cache.width for layer_cache in layer_caches)
     layers_by_kind: dict[tuple[int | None, int], int] = {}
-    for cache in layer_caches:
-        if most_elements_per_token % cache.width:
+    for layer_cache in layer_caches:
+        if most_elements_per_token % layer_cache.width:
             raise InputError(
-                f"--engine vllm: keys and values of {cache.width} elements beside {most_elements_per_token} are not "
-                "modelled; expected a divisor"
+                f"--engine vllm: keys and values of {layer_cache.width} elements beside {most_elements_per_token} are "
+                "not modelled; expected a divisor"
             )
-        cache_kind = cache.window, most_elements_per_token // cache.width
-        layers_by_kind[cache_kind] = layers_by_kind.get(cache_kind, 0) + cache.layers
+        cache_kind = layer_cache.window, most_elements_per_token // layer_cache.width
+        layers_by_kind[cache_kind] = layers_by_kind.get(cache_kind, 0) + layer_cache.layers
     token_bytes = math.ceil(most_elements_per_token * element_bytes)
     state_layers = max((state_cache.layers for state_cache in recurrent_states), default=0)
     if recurrent_states:

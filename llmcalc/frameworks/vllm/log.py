@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.reading import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
-from ..logs.text import LogText
+from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
+from ..logs.log_text import LogText
 from .compilation import CACHE_VARIABLE
 
 GIB = 2**30
@@ -125,13 +125,13 @@ def read_log(log_text: LogText) -> LogReading | None:
     ):
         return None
     model = str(logged_flags.pop("model", "")) or log_values.last_text("model")
-    utilization = log_values.last_text("gpu_memory_utilization")
+    memory_utilization = log_values.last_text("gpu_memory_utilization")
     total_bytes = log_values.last_size("total")
     if total_bytes is None and "total_gib" in log_values:
         total_bytes = round(float(log_values.last_text("total_gib").rstrip(".") or 0) * GIB)
-    if total_bytes is None and "budget" in log_values and utilization and float(utilization or 0) > 0:
-        total_bytes = round(log_values.byte_sizes("budget")[-1] / float(utilization))
-    stated_values: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
+    if total_bytes is None and "budget" in log_values and memory_utilization and float(memory_utilization or 0) > 0:
+        total_bytes = round(log_values.byte_sizes("budget")[-1] / float(memory_utilization))
+    stated_values: dict[str, Any] = {"gpu_memory_utilization": memory_utilization} if memory_utilization else {}
     stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
     is_compiled = bool(log_text.lines_with(*COMPILATION_LINES))
     stated_values |= {CACHE_VARIABLE: 1} if is_compiled else {}

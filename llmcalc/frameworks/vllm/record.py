@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from ..engines.engine import Engine
-from ..framework import FromFile
+from ..framework import LazyFunction
 
 ENGINE = Engine(
     name="vllm",
     title="vLLM",
-    flags=FromFile(__package__, "flags:flags"),
-    rules=FromFile(__package__, "versions:vllm_record"),
-    server=FromFile(__package__, "budget:Server"),
-    memory=FromFile(__package__, "budget:memory"),
-    flag_changes=FromFile(__package__, "changes:flag_changes"),
-    layouts=FromFile(__package__, "changes:layouts"),
+    flags=LazyFunction(__package__, "flags:flags"),
+    rules=LazyFunction(__package__, "versions:vllm_record"),
+    server=LazyFunction(__package__, "budget:Server"),
+    memory=LazyFunction(__package__, "budget:memory"),
+    flag_changes=LazyFunction(__package__, "changes:flag_changes"),
+    layouts=LazyFunction(__package__, "changes:layouts"),
     flags_by_option={
         "--seq": "--max-model-len",
         "-s": "--max-model-len",
@@ -38,8 +38,8 @@ ENGINE = Engine(
     least_capability=7.0,  # docs/getting_started/installation/gpu.cuda.inc.md
     shown_defaults=("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
     stacks=(((0,), "vllm-2024"), ((0, 8), "vllm-2025"), ((0, 14), "vllm")),
-    layout_flags=FromFile(__package__, "changes:layout_flags"),
-    draft_flags=FromFile(__package__, "speculation:draft_flags"),
+    layout_flags=LazyFunction(__package__, "changes:layout_flags"),
+    draft_flags=LazyFunction(__package__, "speculation:draft_flags"),
     step_tokens="max_num_batched_tokens",
     step_sequences="max_num_seqs",
     start=("vllm", "serve"),

@@ -71,7 +71,7 @@ def state_blocks(
     block_size: int,
     element_bytes: int,
 ) -> StateBlocks:
-    """Returns how vLLM stores the recurrent states of the model on a rank.
+    """Returns the number, number format and location of a rank's recurrent states in vLLM's cache.
 
     hardware: the accelerator. flags: values of vLLM's flags by their fields. draft_tokens: drafted tokens of a step.
     block_size: tokens of a block as `--block-size` or the default has them. element_bytes: bytes of an
@@ -92,19 +92,19 @@ def _factors_of_formats(
     """
     mixer_modules = [mixer for mixer, _ in mixers(rank.preset.model)]
     conv_bytes = _bytes_of_format(flags, "mamba_cache_dtype") or element_bytes
-    ratios = {"conv_state": Fraction(conv_bytes, 2)}
+    byte_ratios = {"conv_state": Fraction(conv_bytes, 2)}
     chosen_element_bytes = _bytes_of_format(flags, "mamba_ssm_cache_dtype")
     if any(isinstance(mixer, KimiDeltaAttention) for mixer in mixer_modules):
         if chosen_element_bytes not in (None, 4) and not version_rules.chooses_delta_attention:
             raise InputError("--mamba-ssm-cache-dtype: Kimi Delta Attention has states of float32 in this version")
-        return ratios | {"recurrent_state": Fraction(chosen_element_bytes or 4, 4)}
+        return byte_ratios | {"recurrent_state": Fraction(chosen_element_bytes or 4, 4)}
     if any(isinstance(mixer, Mamba | Mamba2 | SelectiveMamba2 | GatedDeltaNet) for mixer in mixer_modules):
-        return ratios | {
+        return byte_ratios | {
             "recurrent_state": Fraction(
                 chosen_element_bytes or _state_element_bytes(rank, version_rules) or conv_bytes, 4
             )
         }
-    return ratios | {"recurrent_state": Fraction(conv_bytes, 2)} if "mamba_cache_dtype" in flags else ratios
+    return byte_ratios | {"recurrent_state": Fraction(conv_bytes, 2)} if "mamba_cache_dtype" in flags else byte_ratios
 
 
 def _bytes_of_format(flags: Mapping[str, Any], flag_field: str) -> int | None:
@@ -130,7 +130,7 @@ def _state_blocks(
     draft_tokens: int,
     block_size: int,
 ) -> StateBlocks:
-    """Returns the number and location of the states, without number formats."""
+    """Returns the number and location of the recurrent states, to which `state_blocks` adds the number format."""
     mixer_modules = [mixer for mixer, _ in mixers(rank.preset.model)]
     mamba_modules = [mixer for mixer in mixer_modules if isinstance(mixer, Mamba | Mamba2)]
     storage_mode = "current"

@@ -75,20 +75,22 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     unmodelled_key = next((key for key in UNMODELLED_KEYS if speculative_config.get(key) is not None), None)
     if unmodelled_key is not None:
         raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
-    draft = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")
+    draft_model = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")
     same_vocabulary = drafting == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
-    _check_draft(preset, draft, str(drafting), same_vocabulary)
-    return Speculation(draft_tokens, draft=draft)
+    _check_draft(preset, draft_model, str(drafting), same_vocabulary)
+    return Speculation(draft_tokens, draft=draft_model)
 
 
-def draft_flags(drafting: str, draft: Preset | None, draft_tokens: int) -> dict[str, Any]:
-    """Returns the flags of speculative decoding. drafting: `mtp`, `ngram` or `model`. draft: the draft model's name."""
-    if draft is not None:
-        drafting = "draft_model" if states_reader_of(draft.model) is None else STATE_METHODS[1]
-    return {"speculative_config": {"method": drafting, "model": draft, "num_speculative_tokens": draft_tokens}}
+def draft_flags(drafting_method: str, draft_model: Preset | None, draft_tokens: int) -> dict[str, Any]:
+    """Returns the flags of speculative decoding. drafting_method: `mtp`, `ngram` or `model`."""
+    if draft_model is not None:
+        drafting_method = "draft_model" if states_reader_of(draft_model.model) is None else STATE_METHODS[1]
+    return {
+        "speculative_config": {"method": drafting_method, "model": draft_model, "num_speculative_tokens": draft_tokens}
+    }
 
 
-def _check_draft(target_model: Preset, draft_model: Preset, method: str, same_vocabulary: bool) -> None:
+def _check_draft(target_model: Preset, draft_model: Preset, drafting_method: str, same_vocabulary: bool) -> None:
     """Raises `InputError` if a draft model does not fit the target model or the drafting method.
 
     same_vocabulary: whether the draft's vocabulary has to have the target's size, as vLLM's own check requires of a
@@ -100,15 +102,15 @@ def _check_draft(target_model: Preset, draft_model: Preset, method: str, same_vo
     draft_heads = output_head.draft_heads if isinstance(output_head, LMHead) else None
     if isinstance(draft_heads, SpeculatorHeads):
         raise InputError(f"{FLAG}: {draft_model.name}: MLP speculators are not modelled in vLLM; remove the flag")
-    if isinstance(draft_heads, MedusaHeads) is not (method == MEDUSA):
+    if isinstance(draft_heads, MedusaHeads) is not (drafting_method == MEDUSA):
         raise InputError(
-            f"{FLAG}: method {method}: {draft_model.name} is {'a' if draft_heads else 'no'} draft of Medusa; expected "
-            f"the method {MEDUSA} for such drafts alone"
+            f"{FLAG}: method {drafting_method}: {draft_model.name} is {'a' if draft_heads else 'no'} draft of Medusa; "
+            f"expected the method {MEDUSA} for such drafts alone"
         )
-    if method in STATE_METHODS and states_reader_of(draft_model.model) is None:
+    if drafting_method in STATE_METHODS and states_reader_of(draft_model.model) is None:
         raise InputError(
-            f"{FLAG}: method {method}: the model {draft_model.name} reads no hidden states of its target; expected "
-            "draft_model for a model of its own"
+            f"{FLAG}: method {drafting_method}: the model {draft_model.name} reads no hidden states of its target; "
+            "expected draft_model for a model of its own"
         )
     check_draft(
         target_model.model, draft_model.model, target_model.name, f"{FLAG}: {draft_model.name}", same_vocabulary

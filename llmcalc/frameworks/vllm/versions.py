@@ -94,7 +94,7 @@ class VideoFrames(VersionRange):
 
 
 class VideosOfImages(VersionRange):
-    """Videos that an encoder reads as images of fewer tokens, by vLLM version; the TOML file explains the fields."""
+    """Encoders that read a video as images of fewer tokens, by vLLM version; the TOML file explains the fields."""
 
     frames: int
     frame_tokens: int
@@ -133,11 +133,11 @@ class PaddedExperts(VersionRange):
         return up_bytes + down_bytes + (bias_element_bytes - 2) * (2 * intermediate_size + hidden_size)
 
 
-def _round_up(unpadded_size: int, multiple: int) -> int:
-    return -(-unpadded_size // multiple) * multiple
+def _round_up(unpadded_size: int, divisor: int) -> int:
+    return -(-unpadded_size // divisor) * divisor
 
 
-class NonTorch(VersionRange, MeasuredOverhead):
+class MemoryOutsideTorch(VersionRange, MeasuredOverhead):
     """Measured device memory outside torch's allocator.
 
     devices: tensor-parallel ranks, at least. stages: stages of a pipeline, at least. link: beginning of the link's
@@ -191,7 +191,7 @@ class VLLMRecord(EngineRecord[Rules]):
     videos_of_images: tuple[VideosOfImages, ...] = ()
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
-    non_torch: tuple[NonTorch, ...] = Field(min_length=1)
+    non_torch: tuple[MemoryOutsideTorch, ...] = Field(min_length=1)
     context: tuple[MeasuredContext, ...] = Field(min_length=1)
     cuda_graphs: GraphEstimate
 
@@ -220,9 +220,9 @@ class VLLMRecord(EngineRecord[Rules]):
             None,
         )
 
-    def classes_without_float16(self, version: Numbers) -> tuple[str, ...]:
+    def classes_without_float16(self, version_numbers: Numbers) -> tuple[str, ...]:
         """Returns the classes of models that a version refuses to run in float16."""
-        version_rows = ranges_at(self.without_float16, version)
+        version_rows = ranges_at(self.without_float16, version_numbers)
         return version_rows[-1].classes if version_rows else ()
 
     def frames_of_videos(self, version_numbers: Numbers, patch_size: int) -> int:
@@ -231,7 +231,7 @@ class VLLMRecord(EngineRecord[Rules]):
         return max((video_row.frames for video_row in version_rows if video_row.patch_size == patch_size), default=0)
 
     def videos_as_images(self, version_numbers: Numbers) -> VideosOfImages | None:
-        """Returns how a version reads videos as images of fewer tokens; None if it does not know such encoders."""
+        """Returns the rules by which a version reads videos as images; None for a version without such encoders."""
         version_rows = ranges_at(self.videos_of_images, version_numbers)
         return version_rows[-1] if version_rows else None
 
@@ -254,9 +254,11 @@ class VLLMRecord(EngineRecord[Rules]):
         """Returns the padding of MXFP4 experts in a version on a device."""
         compute_capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
         version_rows = ranges_at(self.mxfp4, version_numbers)
-        return next(experts for experts in version_rows if experts.at_least <= compute_capability < experts.below)
+        return next(padding for padding in version_rows if padding.at_least <= compute_capability < padding.below)
 
-    def outside_torch(self, version_numbers: Numbers, hardware: Hardware, devices: int, stage_count: int) -> NonTorch:
+    def outside_torch(
+        self, version_numbers: Numbers, hardware: Hardware, devices: int, stage_count: int
+    ) -> MemoryOutsideTorch:
         """Returns the newest measured memory outside torch with at most this many devices and stages.
 
         A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.

@@ -9,7 +9,7 @@ from typing import Any
 from ...device_memory.training import Training
 from ...errors import InputError
 from ...frameworks.fsdp2.pipeline import ShardedRank, ShardedSetup
-from ...frameworks.fsdp2.training import Fsdp, FsdpRun, sharding
+from ...frameworks.fsdp2.training import FsdpRun, FsdpSettings, sharding
 from ...frameworks.torch.pipeline import RankRun, RankSetup, check_torch
 from ...model import ModelSpec
 from ...parallel.layout import Layout
@@ -22,7 +22,7 @@ STEPS = 2
 DTYPE = "float32"
 """Number format of the run; in it the loss of many processes equals that of one except for rounding."""
 
-FSDP = Fsdp(DTYPE, DTYPE)
+FSDP = FsdpSettings(DTYPE, DTYPE)
 """FSDP2 settings as in torchtitan, in that format."""
 
 

@@ -141,7 +141,7 @@ def test_the_buffers_of_one_connection() -> None:
 def test_a_communicator_has_a_ring_and_in_older_versions_a_tree() -> None:
     assert communicator_bytes(1) == 0
     assert communicator_bytes(4) == 24 * CONNECTION
-    assert communicator_bytes(4, torch="2.0") == 24 * CONNECTION * 10 // 4  # a chain of 4 has 3 edges, up and down
+    assert communicator_bytes(4, torch_version="2.0") == 24 * CONNECTION * 10 // 4  # 4 ranks: 3 edges, up and down
 
 
 def test_buffers_are_counted_where_their_size_is_known() -> None:

@@ -27,8 +27,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmcalc.components.runtime import ForwardPass
 from llmcalc.device_memory.training import Training, TrainingRun
-from llmcalc.frameworks.fsdp2.param_groups import Group, Moment
-from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp, FsdpRun, sharding
+from llmcalc.frameworks.fsdp2.param_groups import Moment, ParamGroup
+from llmcalc.frameworks.fsdp2.training import TITAN, FsdpRun, FsdpSettings, sharding
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_program import rank_program
@@ -224,7 +224,7 @@ def is_layer(name: str) -> bool:
     return own.isdigit() and above.rpartition(".")[2] == "layers"
 
 
-def shard_layers(model: Any, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> list[str]:
+def shard_layers(model: Any, training: Training, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> list[str]:
     """Wraps each layer and then the whole model by `fully_shard`; returns the paths of the layers."""
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
 
@@ -241,7 +241,7 @@ def shard_layers(model: Any, training: Training, layout: Layout, fsdp: Fsdp, mes
     return layers
 
 
-def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> Any:
+def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> Any:
     """The reference, each layer and then the whole of it wrapped by `fully_shard`."""
     with default_dtype(getattr(torch, fsdp.frozen or fsdp.dtype)):
         model: Any = spec.reference()
@@ -274,7 +274,7 @@ def by_torch(
     training: Training,
     layout: Layout,
     rank: int,
-    fsdp: Fsdp = TITAN,
+    fsdp: FsdpSettings = TITAN,
     watch: type[Tracker | Followed] = Tracker,
     beside: Any = None,
     fake: bool | None = None,
@@ -307,7 +307,14 @@ def by_torch(
 
 
 def _steps(
-    spec: ModelSpec, training: Training, fsdp: Fsdp, model: Any, optimizer: Any, tracker: Any, seen: Steps, fake: bool
+    spec: ModelSpec,
+    training: Training,
+    fsdp: FsdpSettings,
+    model: Any,
+    optimizer: Any,
+    tracker: Any,
+    seen: Steps,
+    fake: bool,
 ) -> None:
     for step in range(1, 1 + steps(training)):
         for batch in range(training.microbatches):
@@ -344,7 +351,7 @@ def steps(training: Training) -> int:
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def replayed(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Steps:
+def replayed(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: FsdpSettings = TITAN) -> Steps:
     """The same steps, replayed."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     run = FsdpRun(
@@ -359,7 +366,7 @@ def replayed(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsd
     return steps_of(run, training, fsdp)
 
 
-def steps_of(run: TrainingRun, training: Training, fsdp: Fsdp = TITAN) -> Steps:
+def steps_of(run: TrainingRun, training: Training, fsdp: FsdpSettings = TITAN) -> Steps:
     """The steps of a run."""
     seen = Steps()
     meter: Any = run.meter
@@ -368,7 +375,7 @@ def steps_of(run: TrainingRun, training: Training, fsdp: Fsdp = TITAN) -> Steps:
     seen.bytes[Seen(0, 0, "set-up")] = meter.now
     for step in range(1, 1 + steps(training)):
 
-        def watch(group: Group, moment: Moment, after: bool, step: int = step) -> None:
+        def watch(group: ParamGroup, moment: Moment, after: bool, step: int = step) -> None:
             seen.snapshots.setdefault((group.name, MOMENTS[moment, after], step), []).append(meter.now)
 
         if isinstance(run, FsdpRun):

@@ -39,8 +39,8 @@ from llmcalc.frameworks.fsdp2.settings import TitanSettings
 from llmcalc.frameworks.fsdp2.training import (
     SEPARATE_HEAD_SINCE,
     TITAN,
-    Fsdp,
     FsdpRun,
+    FsdpSettings,
     check_optimizer,
     record,
     sharding,
@@ -140,7 +140,7 @@ class Case:
         return " ".join(f"{name}={value}" for name, value in self.values).replace(" ", "-")
 
     @property
-    def setting(self) -> tuple[ModelSpec, Training, Layout, Fsdp]:
+    def setting(self) -> tuple[ModelSpec, Training, Layout, FsdpSettings]:
         of = dict(self.values)
         (batch, seq), (count, every), (dtype, reduced) = of["sizes"], of["micro-batches"], of["formats"]
         optimizer, _, implementation = of["optimizer"].partition(" ")
@@ -159,7 +159,7 @@ class Case:
         model = family(of["family"])
         if attention == "sdpa-math":  # off a GPU torch's math of sdpa has no mask of bytes for dropout
             model = model.with_dropout(0.0)
-        return model, training, layout, Fsdp(dtype, reduced, of["keeps last"], every)
+        return model, training, layout, FsdpSettings(dtype, reduced, of["keeps last"], every)
 
 
 def _drawn(seed: int = 0) -> list[Case]:
@@ -234,19 +234,21 @@ LOW = frozenset({"q_proj", "v_proj", "down_proj"})
     ("name", "fields", "layout", "fsdp"),
     [
         ("llama3-8b", {}, Layout(dp=3, zero=3), TITAN),
-        ("llama3-8b", {"microbatches": 3}, Layout(dp=2, zero=3), Fsdp("bfloat16", reduces_each=False)),
-        pytest.param("llama3-8b", {}, Layout(dp=3, zero=3), Fsdp(frozen="bfloat16"), marks=pytest.mark.exhaustive),
-        ("llama3-8b", {}, Layout(zero=3), Fsdp(frozen="bfloat16")),
+        ("llama3-8b", {"microbatches": 3}, Layout(dp=2, zero=3), FsdpSettings("bfloat16", reduces_each=False)),
+        pytest.param(
+            "llama3-8b", {}, Layout(dp=3, zero=3), FsdpSettings(frozen="bfloat16"), marks=pytest.mark.exhaustive
+        ),
+        ("llama3-8b", {}, Layout(zero=3), FsdpSettings(frozen="bfloat16")),
         (
             "qwen3-8b",
             {"recompute": recompute_of("full-reentrant")},
             Layout(dp=8, hsdp_replicas=2, zero=3, reshard=False),
-            Fsdp("bfloat16", "bfloat16", keeps_last=False),
+            FsdpSettings("bfloat16", "bfloat16", keeps_last=False),
         ),
     ],
 )
 def test_adapters_are_sharded_with_the_frozen_weights(
-    name: str, fields: dict[str, Any], layout: Layout, fsdp: Fsdp
+    name: str, fields: dict[str, Any], layout: Layout, fsdp: FsdpSettings
 ) -> None:
     """Only adapters have gradients and states. All is gathered in bf16."""
     training = Training(batch=2, seq=7, adapters=Adapters(4, LOW, dropout=True, dtype=BFLOAT16), **fields)
@@ -257,7 +259,7 @@ def test_adapters_are_sharded_with_the_frozen_weights(
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_frozen_layers_are_gathered_and_have_no_gradients(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, layout, fsdp = family("llama3-8b"), Layout(dp=2, zero=3), Fsdp("bfloat16")
+    spec, layout, fsdp = family("llama3-8b"), Layout(dp=2, zero=3), FsdpSettings("bfloat16")
     assert spec.decoder is not None
     last_layer = spec.decoder.num_hidden_layers - 1
     use_kernels = variants.use_kernels
@@ -374,7 +376,7 @@ def test_a_whole_model_on_many_ranks() -> None:
 def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last: bool) -> None:
     """The tracker would run the hooks of a group at each of its modules."""
     spec, training = family("llama3-8b"), Training(batch=2, seq=7, microbatches=microbatches)
-    fsdp, layout = Fsdp(splits=True, keeps_last=keeps_last), Layout(dp=5, zero=3)
+    fsdp, layout = FsdpSettings(splits=True, keeps_last=keeps_last), Layout(dp=5, zero=3)
     ours, theirs = (run(spec, training, layout, 1, fsdp) for run in (replayed, partial(by_torch, watch=Followed)))
     assert differences(ours, theirs) == {}
     one_group = replayed(spec, training, layout, 1)
@@ -392,7 +394,7 @@ def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last
 def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute: str) -> None:
     """A layer that gathers others ahead of them holds them too, in both passes."""
     spec, training = with_layers(family("llama3-8b"), 6), Training(batch=2, seq=7, recompute=recompute_of(recompute))
-    layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), Fsdp(prefetch=prefetch)
+    layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), FsdpSettings(prefetch=prefetch)
     ours = replayed(spec, training, layout, 1, fsdp)
     assert differences(ours, by_torch(spec, training, layout, 1, fsdp)) == {}
     assert ours.snapshots != replayed(spec, training, layout, 1).snapshots
@@ -402,7 +404,7 @@ def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute:
 def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
     """What a run of all layers finds; with more than one layer ahead, a run of few would not stand for it."""
     spec, training = with_layers(family("llama3-8b"), 12), Training(batch=2, seq=7)
-    layout, fsdp = Layout(dp=4, zero=3), Fsdp(prefetch=prefetch)
+    layout, fsdp = Layout(dp=4, zero=3), FsdpSettings(prefetch=prefetch)
     meter = Meter()
     run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, memory_meter=meter)
     run.set_up()
@@ -436,7 +438,7 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     """
     spec, layout = family("llama3-8b"), Layout(dp=4, zero=3)
     training = Training(batch=1, seq=7, optimizer="adamw", implementation="fused", choices=FLASH)
-    fsdp = Fsdp(dtype=dtype, offloads=True)
+    fsdp = FsdpSettings(dtype=dtype, offloads=True)
     run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp)
     run.set_up()
     assert run.meter.by_kind["weights"] == 0
@@ -467,12 +469,12 @@ def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
     ("name", "recompute", "microbatches", "fsdp"),
     [
         ("llama3-8b", "none", 1, TITAN),
-        ("gemma2-9b", "full", 1, Fsdp(keeps_last=False)),
-        ("qwen3-30b-a3b", "attention+matmuls", 3, Fsdp(reduces_each=False)),
-        ("llama3-8b", "full", 2, Fsdp(reduced="bfloat16", splits=True)),
+        ("gemma2-9b", "full", 1, FsdpSettings(keeps_last=False)),
+        ("qwen3-30b-a3b", "attention+matmuls", 3, FsdpSettings(reduces_each=False)),
+        ("llama3-8b", "full", 2, FsdpSettings(reduced="bfloat16", splits=True)),
     ],
 )
-def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatches: int, fsdp: Fsdp) -> None:
+def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatches: int, fsdp: FsdpSettings) -> None:
     """Bytes of every place and kind of a run of twelve layers, from one of four repeats."""
     spec = with_layers(family(name), 12)
     training = Training(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
@@ -533,12 +535,12 @@ class Sent(TorchDispatchMode):
     ("microbatches", "layout", "fsdp"),
     [
         (1, Layout(dp=3, zero=3), TITAN),
-        (2, Layout(dp=6, hsdp_replicas=2, zero=3), Fsdp(reduced="bfloat16", keeps_last=False)),
-        (3, Layout(dp=4, zero=3, reshard=False), Fsdp(reduces_each=False)),
-        (2, Layout(dp=3, zero=3), Fsdp(splits=True)),
+        (2, Layout(dp=6, hsdp_replicas=2, zero=3), FsdpSettings(reduced="bfloat16", keeps_last=False)),
+        (3, Layout(dp=4, zero=3, reshard=False), FsdpSettings(reduces_each=False)),
+        (2, Layout(dp=3, zero=3), FsdpSettings(splits=True)),
     ],
 )
-def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: Fsdp) -> None:
+def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings) -> None:
     """CommDebugMode counts the operations; their tensors have the bytes."""
     spec, training = family("llama3-8b"), Training(batch=1, seq=9, microbatches=microbatches)
     sent, counted = Sent(), Counts()
@@ -674,11 +676,13 @@ def test_master_weights_are_the_shards() -> None:
         torchtitan_training(spec, training, day) for day in (SEPARATE_HEAD_SINCE - timedelta(1), SEPARATE_HEAD_SINCE)
     )
     sharded = replace(training, master=False, choices=replace(training.choices, joined_rope=True))
-    assert before == (sharded, Fsdp(copies_gathered=True))
+    assert before == (sharded, FsdpSettings(copies_gathered=True))
     assert since == (sharded, replace(SINCE, copies_gathered=True))
     assert torchtitan_training(spec, training) == (sharded, SINCE)
     assert torchtitan_training(spec, replace(training, master=False))[1] == replace(SINCE, dtype="bfloat16")
-    assert torchtitan_training(family("gpt2"), training)[1] == Fsdp(keeps_last=False)  # its head is the embedding
+    assert torchtitan_training(family("gpt2"), training)[1] == FsdpSettings(
+        keeps_last=False
+    )  # its head is the embedding
 
 
 def test_no_layer_stays_gathered_after_its_forward_pass_in_torchtitan_since() -> None:
@@ -715,7 +719,7 @@ def test_ranks_of_a_cluster() -> None:
     ]
 
 
-SINCE = Fsdp(splits=True, keeps_last=False)
+SINCE = FsdpSettings(splits=True, keeps_last=False)
 """As torchtitan calls it since 2025-07-28."""
 
 LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
@@ -725,8 +729,8 @@ LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
 # --- with tensor parallelism ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fsdp", [TITAN, Fsdp(splits=True)])
-def test_a_rank_of_divided_products(fsdp: Fsdp) -> None:
+@pytest.mark.parametrize("fsdp", [TITAN, FsdpSettings(splits=True)])
+def test_a_rank_of_divided_products(fsdp: FsdpSettings) -> None:
     """Layers that run again leave nothing behind, and few of them stand for all (processes: tests/witnesses)."""
     spec = with_layers(family("llama3-8b"), 12)
     training = Training(batch=2, seq=7, recompute=recompute_of("full"))

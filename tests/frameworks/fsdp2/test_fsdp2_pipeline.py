@@ -27,7 +27,7 @@ from llmcalc.frameworks.fsdp2.pipeline import (
     schedule_settings_at,
     stage_memory,
 )
-from llmcalc.frameworks.fsdp2.training import Fsdp
+from llmcalc.frameworks.fsdp2.training import FsdpSettings
 from llmcalc.frameworks.registry import layout_of
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -40,7 +40,7 @@ from tests.frameworks.torch.piped import by_torch, replayed
 from tests.rank_replays import replay_sharded_rank
 from tests.simulator.allocator_witness import WitnessAllocator
 
-WIDE, NARROW = Fsdp("float32", "float32"), Fsdp("bfloat16", "bfloat16", splits=True)
+WIDE, NARROW = FsdpSettings("float32", "float32"), FsdpSettings("bfloat16", "bfloat16", splits=True)
 
 
 @cache
@@ -57,7 +57,7 @@ class Case(NamedTuple):
     layout: Layout
     microbatches: int
     stage: int
-    fsdp: Fsdp = WIDE
+    fsdp: FsdpSettings = WIDE
     schedule_settings: ScheduleSettings = NEWEST
     recompute: str = "none"
 

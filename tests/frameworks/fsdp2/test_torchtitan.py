@@ -22,7 +22,7 @@ from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import Float8
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
-from llmcalc.frameworks.fsdp2.training import Fsdp, torchtitan_training
+from llmcalc.frameworks.fsdp2.training import FsdpSettings, torchtitan_training
 from llmcalc.frameworks.launch.read import read_launch
 from llmcalc.frameworks.launch.record import LaunchSource
 from llmcalc.frameworks.ranks import Cluster
@@ -87,7 +87,9 @@ def test_reserved_bytes(name: str) -> None:
         ),
         run.version,
     )
-    fsdp = Fsdp(fsdp.dtype, fsdp.reduced, splits=fsdp.splits, float8=Float8(gathers=True) if run.float8 else None)
+    fsdp = FsdpSettings(
+        fsdp.dtype, fsdp.reduced, splits=fsdp.splits, float8=Float8(gathers=True) if run.float8 else None
+    )
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     errors = [
         100

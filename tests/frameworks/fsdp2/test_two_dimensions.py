@@ -20,7 +20,7 @@ from llmcalc.device_memory.training import Training, TrainingRun
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.rank_memory import communication, fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import Float8
-from llmcalc.frameworks.fsdp2.training import IN_PLACE, TITAN, Fsdp, FsdpRun, sharding, torchtitan_training
+from llmcalc.frameworks.fsdp2.training import IN_PLACE, TITAN, FsdpRun, FsdpSettings, sharding, torchtitan_training
 from llmcalc.frameworks.fsdp2.with_tensor_parallel import FsdpTensorParallelProfile
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
@@ -58,7 +58,7 @@ class Case:
     rank: int = 0
     recompute: str = "none"
     layout: dict[str, Any] = field(default_factory=dict)
-    fsdp: Fsdp = TITAN
+    fsdp: FsdpSettings = TITAN
     more: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -74,15 +74,18 @@ class Case:
         return Layout(**{"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True} | self.layout)
 
 
-EAGER_LAST = Fsdp(reduces_each=False)
+EAGER_LAST = FsdpSettings(reduces_each=False)
 
 CASES = [
     Case("four ranks of tensors, three shards", rank=7, layout={"tp": 4, "dp": 3}),
     Case("one sequence, every layer again", recompute="full", rank=1, layout={"tp": 4}, more={"batch": 1}),
-    Case("products kept by turns", recompute="selective-op", fsdp=Fsdp("bfloat16", "bfloat16")),
+    Case("products kept by turns", recompute="selective-op", fsdp=FsdpSettings("bfloat16", "bfloat16")),
     Case("biases, shards in replicas", "qwen2.5-7b", 5, layout={"dp": 4, "hsdp_replicas": 2}, recompute="every:2"),
     Case(
-        "whole logits of parts that differ", rank=3, layout={"tp": 4, "reshard": False}, fsdp=Fsdp(divides_loss=False)
+        "whole logits of parts that differ",
+        rank=3,
+        layout={"tp": 4, "reshard": False},
+        fsdp=FsdpSettings(divides_loss=False),
     ),
     Case("norms of heads", "qwen3-8b", 2, "full", {"tp": 4}, more={"implementation": "fused"}),
     Case("a bias beside a sum over ranks", "llama3-8b with o_bias", recompute="full", layout={"tp": 4}),
@@ -112,10 +115,10 @@ def test_a_rank_holds_what_the_tracker_sees(case: Case) -> None:
 
 
 SENDS = [
-    Case("embedding and head apart", rank=1, fsdp=Fsdp(splits=True), layout={"dp": 4, "hsdp_replicas": 2}),
+    Case("embedding and head apart", rank=1, fsdp=FsdpSettings(splits=True), layout={"dp": 4, "hsdp_replicas": 2}),
     Case("norms of heads, every layer again", "qwen3-8b", 0, "full", {"tp": 4}, more={"microbatches": 2}),
     Case("one sum of three micro-batches", fsdp=EAGER_LAST, more={"microbatches": 3}),
-    Case("whole logits", recompute="selective-op", fsdp=Fsdp(divides_loss=False)),
+    Case("whole logits", recompute="selective-op", fsdp=FsdpSettings(divides_loss=False)),
     Case("a bias beside a sum", "llama3-8b with o_bias", 1),
 ]
 
@@ -213,7 +216,7 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
     spec, layout = MODELS["llama3-8b"], Layout(tp=2, dp=2, zero=3, sequence_parallel=True)
     training = Training(batch=batch, seq=16, choices=Choices(attention="flash", compiled=True))
     size, made = 2 * batch * 16 * 32, []
-    for fsdp in (TITAN, Fsdp(overlaps=overlaps), Fsdp(overlaps=overlaps, copies_gathered=True)):
+    for fsdp in (TITAN, FsdpSettings(overlaps=overlaps), FsdpSettings(overlaps=overlaps, copies_gathered=True)):
         program = rank_program(spec, layout, 0)
         run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, memory_meter=Sizes(), program=program)
         run.set_up()
@@ -255,12 +258,15 @@ def test_what_float8_gathers() -> None:
     rows = 4096 * 4096
     for float8, narrow, wide in ((None, 0, 4 * 2 + 2), (Float8(), 4 * 2, 2), (Float8(recipe="rowwise"), 0, 10)):
         gathers: Counter[int] = Counter()
-        for one in communication(spec, training, layout, 0, Fsdp(float8=float8)):
+        for one in communication(spec, training, layout, 0, FsdpSettings(float8=float8)):
             if one.group == "tp" and one.kind == "all_gather":
                 gathers[one.bytes] += one.times
         assert gathers == Counter({size: n for size, n in ((rows, narrow), (2 * rows, wide)) if n})
     run = FsdpRun(
-        spec, training, sharding(training, layout, 0, Fsdp(float8=Float8(True))), program=rank_program(spec, layout, 0)
+        spec,
+        training,
+        sharding(training, layout, 0, FsdpSettings(float8=Float8(True))),
+        program=rank_program(spec, layout, 0),
     )
     run.set_up()
     assert isinstance(run.lowering, FsdpTensorParallelProfile)

@@ -34,7 +34,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcalc.device_memory.training import Training
-from llmcalc.frameworks.fsdp2.training import TITAN, Fsdp
+from llmcalc.frameworks.fsdp2.training import TITAN, FsdpSettings
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.witnesses import variants
@@ -124,7 +124,7 @@ def divide(model: Any, mesh: Any, divides_loss: bool) -> None:
         model.lm_head.weight = model.embed_tokens.weight
 
 
-def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any) -> Any:
+def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> Any:
     """The reference, divided, and then sharded as torchtitan does it."""
     with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
@@ -158,7 +158,7 @@ def by_torch(
     training: Training,
     layout: Layout,
     rank: int,
-    fsdp: Fsdp = TITAN,
+    fsdp: FsdpSettings = TITAN,
     watch: Any = Tracker,
     beside: Any = None,
 ) -> Steps:

@@ -8,7 +8,7 @@ import pytest
 
 import llmcalc
 from llmcalc.frameworks.launch.adapter_targets import LONGEST, with_known_targets
-from llmcalc.frameworks.launch.record import Launch, Override
+from llmcalc.frameworks.launch.record import Launch, OptionOverride
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -62,5 +62,5 @@ def test_modules_that_are_trained_in_full_have_the_names_of_a_class() -> None:
 
 def test_a_typed_option_stays() -> None:
     launch = Launch("f.yaml", "axolotl", "torch", settings={"lora_rank": 4, "lora_targets": ("wrong",)})
-    typed = replace(launch, overridden={"lora_targets": Override(("wrong",), None)})
+    typed = replace(launch, overridden={"lora_targets": OptionOverride(("wrong",), None)})
     assert with_known_targets(typed, llmcalc.load("llama3.2-1b").model) is typed

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch import text as text_module
+from llmcalc.frameworks.launch import yaml_text as text_module
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Launch
-from llmcalc.frameworks.launch.text import MOST_VALUES, parse_yaml
+from llmcalc.frameworks.launch.yaml_text import MOST_VALUES, parse_yaml
 from tests.samples import in_one_test
 
 LAUNCHES = Path(__file__).parents[2] / "data" / "launches"

@@ -28,7 +28,7 @@ LARGE = 7_615_616_512
 
 def changed(devices: int | None = None, **changes: Any) -> Launch:
     data = yaml.safe_load((FILES / "trl_gkd.yaml").read_text()) | changes
-    return launch_of(yaml.safe_dump(data), "trl_gkd.yaml", devices, folder=FILES)
+    return launch_of(yaml.safe_dump(data), "trl_gkd.yaml", devices, launch_folder=FILES)
 
 
 def teacher(launch: Launch) -> Teacher:
@@ -180,7 +180,7 @@ SWIFT = "NPROC_PER_NODE=4 swift rlhf --rlhf_type gkd --model Qwen/Qwen2.5-0.5B -
 
 
 def distilled(more: str) -> Launch:
-    return launch_of(f"{SWIFT} {more}", "gkd.sh", None, folder=FILES)
+    return launch_of(f"{SWIFT} {more}", "gkd.sh", None, launch_folder=FILES)
 
 
 def test_ms_swift_divides_the_teacher_by_its_own_deepspeed_config() -> None:

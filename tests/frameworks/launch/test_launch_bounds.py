@@ -12,7 +12,7 @@ import pytest
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import launch_of
 from llmcalc.frameworks.launch.shell import read_script
-from llmcalc.frameworks.launch.text import parse_yaml
+from llmcalc.frameworks.launch.yaml_text import parse_yaml
 from llmcalc.frameworks.megatron.launch_file import smallest_world_size
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from tests.bounds import bounded

@@ -254,7 +254,8 @@ AUTO = json.loads((LAUNCHES / "deepspeed_zero3_auto.json").read_text())
 
 
 def test_auto_values_are_those_of_the_trainer() -> None:
-    launch = read_deepspeed(AUTO, LaunchSource("ds.json", 4), trainer={"batch": 2, "num_microbatches": 3, "bf16": True})
+    values = {"batch": 2, "num_microbatches": 3, "bf16": True}
+    launch = read_deepspeed(AUTO, LaunchSource("ds.json", 4), trainer_arguments=values)
     assert launch.framework == "deepspeed"
     assert launch.layout == Layout(dp=4, zero=3)
     assert launch.settings == {
@@ -437,7 +438,7 @@ def test_a_script_that_runs_the_trainer() -> None:
 def test_a_file_that_is_named_but_missing() -> None:
     text = (LAUNCHES / "trainer.yaml").read_text().replace("deepspeed_zero3_auto", "nowhere")
     with pytest.raises(InputError, match=r"nowhere\.json"):
-        launch_of(text, str(LAUNCHES / "trainer.yaml"), folder=LAUNCHES)
+        launch_of(text, str(LAUNCHES / "trainer.yaml"), launch_folder=LAUNCHES)
 
 
 # ---- accelerate

@@ -11,8 +11,8 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.kinds import PROGRAMS, kinds, program_files
-from llmcalc.frameworks.launch.python_source import Configurations, Unknown, parse_python
+from llmcalc.frameworks.launch.file_kinds import PROGRAMS, kinds, program_files
+from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.server_files.read import starts_any_server
 from tests.samples import in_one_test
@@ -122,10 +122,10 @@ def test_the_allocator_is_that_of_the_commands_environment() -> None:
 def test_deepspeeds_own_arguments_name_its_config() -> None:
     """deepspeed.add_config_arguments: `--deepspeed` turns it on, `--deepspeed_config` is the file."""
     text = FILES["deepspeed_trainer.sh"]
-    launch = launch_of(text, "f.sh", folder=FOLDER)
+    launch = launch_of(text, "f.sh", launch_folder=FOLDER)
     own_arguments = text.replace("--deepspeed zero2.json", "--deepspeed --deepspeed_config zero2.json")
     assert own_arguments != text
-    assert launch_of(own_arguments, "f.sh", folder=FOLDER) == launch
+    assert launch_of(own_arguments, "f.sh", launch_folder=FOLDER) == launch
 
 
 @in_one_test
@@ -642,14 +642,14 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_values_typed_behind_a_config_replace_the_file_s(command: str, kind: str, values: dict[str, Any]) -> None:
-    launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", folder=FOLDER)
+    launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=FOLDER)
     assert launch.kind == kind
     assert {name: launch.settings.get(name) for name in values} == values
 
 
 def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
     text = "tune run --nproc_per_node 2 lora_finetune_distributed --config torchtune_lora.yaml\n"
-    assert launch_of(text, "x.sh", folder=FOLDER).layout.world == 2
+    assert launch_of(text, "x.sh", launch_folder=FOLDER).layout.world == 2
 
 
 @pytest.mark.parametrize(
@@ -663,7 +663,7 @@ def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
 )
 def test_values_of_another_form_are_refused(words: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        launch_of(f"tune run recipe --config torchtune_lora.yaml {words}\n", "x.sh", folder=FOLDER)
+        launch_of(f"tune run recipe --config torchtune_lora.yaml {words}\n", "x.sh", launch_folder=FOLDER)
     assert message in str(error.value)
 
 
@@ -740,7 +740,7 @@ def test_nothing_in_python_is_run(tmp_path: Path) -> None:
 def test_values_of_a_condition_are_unknown() -> None:
     text = "def f():\n    c = Config(a=1)\n    if x():\n        c.a = 2\n    c.b.d = 2 * 3\n    return c\n"
     config = Configurations(parse_python(text, "x.py")).configuration_of("f")
-    assert isinstance(config["a"], Unknown)
+    assert isinstance(config["a"], UnknownValue)
     assert config["b.d"] == 6
 
 

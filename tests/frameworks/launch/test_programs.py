@@ -12,9 +12,9 @@ import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
-from llmcalc.frameworks.launch.kinds import program_files
+from llmcalc.frameworks.launch.file_kinds import program_files
 from llmcalc.frameworks.launch.read import launch_of, read_launch
-from llmcalc.frameworks.launch.record import Launch, Override
+from llmcalc.frameworks.launch.record import Launch, OptionOverride
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.preset import Preset
 from tests.builders import with_other_causes
@@ -28,7 +28,7 @@ def changed(name: str, world_size: int | None = None, **changes: Any) -> Launch:
     """The run of one of the files with other values; None removes a key."""
     data = yaml.safe_load((FILES / name).read_text()) | changes
     text = yaml.safe_dump({key: value for key, value in data.items() if value is not None})
-    return launch_of(text, name, world_size, folder=FILES)
+    return launch_of(text, name, world_size, launch_folder=FILES)
 
 
 WITH_A_SCRIPT = ("accelerate_fsdp.yaml",)
@@ -165,7 +165,7 @@ def test_axolotl_fills_in_its_defaults() -> None:
 def test_keys_of_axolotl_without_a_value_ask_for_nothing() -> None:
     more = "gptq_groupsize:\nmodel_config:\n  output_router_logits: true\n"
     text = (FILES / "axolotl_qlora.yaml").read_text() + more
-    launch = launch_of(text, "axolotl.yaml", None, folder=FILES)
+    launch = launch_of(text, "axolotl.yaml", None, launch_folder=FILES)
     assert launch.settings == read_launch(FILES / "axolotl_qlora.yaml").settings
     assert any("the loss of the routers is not counted" in note for note in launch.notes)
 
@@ -643,7 +643,7 @@ def test_llama_factory_trains_with_megatron_core() -> None:
     )
     assert (bridge.settings["lora_library"], bridge.settings["lora_rank"]) == ("megatron-bridge", 4)
     command = "USE_MEGATRON_BRIDGE=1 llamafactory-cli train llama_factory_megatron.yaml\n"
-    typed = launch_of(command, "run.sh", 8, folder=FILES)
+    typed = launch_of(command, "run.sh", 8, launch_folder=FILES)
     assert any("MCoreAdapter is assumed" in note for note in launch.notes)
     assert not any("MCoreAdapter" in note for note in typed.notes)
     for changes, message in (
@@ -683,7 +683,11 @@ def test_the_model_of_llm_foundry() -> None:
 def test_an_option_beside_a_file_replaces_its_value() -> None:
     launch = read_launch(FILES / "axolotl_qlora.yaml", options={"seq": 256, "lora_rank": 8, "fsdp": 1})
     assert (launch.settings["seq"], launch.settings["lora_rank"]) == (256, 8)
-    assert launch.overridden == {"seq": Override(256, 1024), "lora_rank": Override(8, 16), "fsdp": Override(1, None)}
+    assert launch.overridden == {
+        "seq": OptionOverride(256, 1024),
+        "lora_rank": OptionOverride(8, 16),
+        "fsdp": OptionOverride(1, None),
+    }
 
 
 def test_precision_beside_a_file_replaces_all_formats() -> None:

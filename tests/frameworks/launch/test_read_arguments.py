@@ -71,7 +71,7 @@ def test_each_name_that_is_read_is_looked_up(folder: Path) -> None:
 
 def _changed(name: str, world_size: int | None = None, **changes: Any) -> Launch:
     text = yaml.safe_dump(yaml.safe_load((FILES / name).read_text()) | changes)
-    return launch_of(text, name, world_size, folder=FILES)
+    return launch_of(text, name, world_size, launch_folder=FILES)
 
 
 def _refusal(name: str, world_size: int | None = None, **changes: Any) -> str:
@@ -225,10 +225,10 @@ def test_groups_of_ranks_in_the_config_of_accelerate_launch(tmp_path: Path) -> N
     config = {"distributed_type": "FSDP", "num_processes": 4, "parallelism_config": {"parallelism_config_cp_size": 2}}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(config))
     script = "accelerate launch --config_file a.yaml train.py --model_name_or_path gpt2 --per_device_train_batch_size 2"
-    layout = launch_of(f"#!/bin/bash\n{script}\n", "x.sh", None, folder=tmp_path).layout
+    layout = launch_of(f"#!/bin/bash\n{script}\n", "x.sh", None, launch_folder=tmp_path).layout
     assert (layout.cp, layout.dp) == (2, 2)
     script = script.replace("launch", "launch --parallelism_config_cp_size 4")
-    assert launch_of(f"#!/bin/bash\n{script}\n", "x.sh", None, folder=tmp_path).layout.cp == 4
+    assert launch_of(f"#!/bin/bash\n{script}\n", "x.sh", None, launch_folder=tmp_path).layout.cp == 4
 
 
 def test_each_field_of_megatrons_arguments_is_looked_up() -> None:

@@ -8,12 +8,12 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import launch_of
 from llmcalc.frameworks.launch.shell import MOST_WORDS, read_script
 from llmcalc.frameworks.launch.shell_arithmetic import evaluated, value_of
-from llmcalc.frameworks.launch.shell_words import Command
+from llmcalc.frameworks.launch.shell_words import ShellCommand
 from llmcalc.frameworks.launch.unresolved import UNRESOLVED, is_unresolved, printable
 from tests.samples import in_one_test
 
 
-def commands(text: str) -> list[Command]:
+def commands(text: str) -> list[ShellCommand]:
     return read_script(text, "x.sh").commands
 
 

@@ -16,7 +16,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.ggml.compute_graph import Graph, Tensor, buffer_sizes
 from llmcalc.frameworks.ggml.model import DeltaNet, GgufModel, LayerShape
-from llmcalc.frameworks.ggml.patterns import Pattern
+from llmcalc.frameworks.ggml.patterns import NamePattern
 from llmcalc.frameworks.ggml.placement import LayerDevices
 from llmcalc.frameworks.ggml.transformer_graph import GraphRules, GraphSettings, ModelGraph
 from llmcalc.frameworks.llama_cpp.server import create_server
@@ -166,7 +166,7 @@ NAMES = [
     ],
 )  # fmt: skip
 def test_patterns_match_as_python_does(text: str) -> None:
-    pattern = Pattern(text, "-ot")
+    pattern = NamePattern(text, "-ot")
     assert [pattern.matches(name) for name in NAMES] == [bool(re.search(text, name)) for name in NAMES]
 
 
@@ -174,7 +174,7 @@ def test_patterns_match_as_python_does(text: str) -> None:
 def test_no_pattern_is_slow(text: str) -> None:
     started = time.process_time()
     with suppress(InputError):  # refused for its number of states
-        pattern = Pattern(text, "-ot")
+        pattern = NamePattern(text, "-ot")
         for name in NAMES:
             pattern.matches(name + "x" * 200)
     assert time.process_time() - started < 20
@@ -183,7 +183,7 @@ def test_no_pattern_is_slow(text: str) -> None:
 @pytest.mark.parametrize("text", ["(a", "a)", "*a", "[a", "a{3,1}", "(?=a)", "\\", "a{1000000}", "[z-a]", "x" * 3000])
 def test_a_wrong_pattern_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="-ot"):
-        Pattern(text, "-ot")
+        NamePattern(text, "-ot")
 
 
 def test_buffers_of_a_graph() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.frameworks.logs.reading import argument_pairs, bytes_of
-from llmcalc.frameworks.logs.text import LARGEST_LOG, LONGEST_LINE, MOST_LINES, LogText
+from llmcalc.frameworks.logs.log_contents import argument_pairs, bytes_of
+from llmcalc.frameworks.logs.log_text import LARGEST_LOG, LONGEST_LINE, MOST_LINES, LogText
 from llmcalc.sources.presets import known_model
 from tests.samples import in_one_test
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.frameworks.logs.text import LogText
+from llmcalc.frameworks.logs.log_text import LogText
 from llmcalc.frameworks.vllm.log import read_log
 
 functions: Any = llmcalc

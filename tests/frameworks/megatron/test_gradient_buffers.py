@@ -8,7 +8,7 @@ import pytest
 
 from llmcalc.frameworks.megatron.kernels.lowering import Parameter
 from llmcalc.frameworks.megatron.param_and_grad_buffer import (
-    Buffer,
+    GradientBuffer,
     bucket_size,
     make_buffer,
     optimizer_updates,
@@ -27,7 +27,7 @@ def settings(**flags: Any) -> MegatronSettings:
     return MegatronSettings(kind="gpt", **flags)
 
 
-def buffer(layout: Layout) -> Buffer:
+def buffer(layout: Layout) -> GradientBuffer:
     meter = Meter()
     parameters = [Parameter((), empty(meter, (size,), BFLOAT16), False, "") for size in SIZES]
     return make_buffer(parameters, False, settings(), layout, None, False, True)

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmcalc.device_memory.training import Training
 from llmcalc.frameworks.fsdp2.pipeline import ScheduleSettings, ShardedRank, ShardedSetup
-from llmcalc.frameworks.fsdp2.training import Fsdp
+from llmcalc.frameworks.fsdp2.training import FsdpSettings
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.schedules import effective_schedule
@@ -78,7 +78,7 @@ def sending() -> Iterator[None]:
         schedules._batch_p2p = before
 
 
-def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any, stage: Any) -> Any:
+def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: FsdpSettings, mesh: Any, stage: Any) -> Any:
     """The layers of one stage of the reference, wrapped."""
     with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
@@ -102,7 +102,12 @@ def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mes
 
 
 def by_torch(
-    spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, schedule_settings: ScheduleSettings
+    spec: ModelSpec,
+    training: Training,
+    layout: Layout,
+    rank: int,
+    fsdp: FsdpSettings,
+    schedule_settings: ScheduleSettings,
 ) -> list[int]:
     """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
     with without_shared_fields(), mesh_of(layout, rank) as mesh:
@@ -202,7 +207,12 @@ def _schedule(spec: ModelSpec, training: Training, layout: Layout, mesh: Any, ow
 
 
 def replayed(
-    spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, schedule_settings: ScheduleSettings
+    spec: ModelSpec,
+    training: Training,
+    layout: Layout,
+    rank: int,
+    fsdp: FsdpSettings,
+    schedule_settings: ScheduleSettings,
 ) -> list[int]:
     """The same, replayed."""
     meter = Meter()

@@ -23,7 +23,7 @@ class RankLowering(AdapterKernels):
     """Runs the model's program on one rank, with all kernels of this folder."""
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
-        """Returns the kernel of a whole module; the modules without one are looked through once."""
+        """Returns the kernel that runs a whole module; None for a module whose operations run one by one."""
         if id(module_scope) in self.modules_without_kernel:
             return None
         module_kernel = super().module_kernel(module_scope)

@@ -34,7 +34,7 @@ class AdapterKernels(DiscardedKernels):
         if adapters is None:
             return super().column_linear(operation, x, output_width)
         self.norm_outputs = []
-        output = super().column_linear(operation, x, output_width)
+        layer_output = super().column_linear(operation, x, output_width)
         x = self.norm_outputs.pop() if self.norm_outputs else x
         self.norm_outputs = None
         lora_a, lora_b = self._adapter_weights(operation, adapters, "column", x.shape[1], output_width)
@@ -47,15 +47,15 @@ class AdapterKernels(DiscardedKernels):
             del x
             lora_output = self._core_product(low_rank, lora_b)
         del low_rank
-        return self._add_scaled(output, lora_output)
+        return self._add_scaled(layer_output, lora_output)
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a row-parallel layer with its adapter."""
         adapters = self.adapter_of(operation)
         if adapters is None:
             return super().row_linear(operation, x)
-        output, bias = super().row_linear(operation, x), self.row_bias
-        lora_a, lora_b = self._adapter_weights(operation, adapters, "row", x.shape[1], output.shape[1])
+        layer_output, bias = super().row_linear(operation, x), self.row_bias
+        lora_a, lora_b = self._adapter_weights(operation, adapters, "row", x.shape[1], layer_output.shape[1])
         x = self._with_dropout(x, adapters)
         if adapters.library == "mcore-bridge":
             lora_output = self.unsharded_linear(self.engine_row_linear(x, lora_a), lora_b)
@@ -66,14 +66,14 @@ class AdapterKernels(DiscardedKernels):
                 lora_output = self.t.split(lora_output, received_rows, 0)[0]
         del x
         self.row_bias = bias
-        return self._add_scaled(output, lora_output)
+        return self._add_scaled(layer_output, lora_output)
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a layer that every rank computes in full, with its adapter."""
-        adapters, output = self.adapter_of(operation), super().undivided_linear(operation, x)
+        adapters, layer_output = self.adapter_of(operation), super().undivided_linear(operation, x)
         if adapters is None:
-            return output
-        lora_a, lora_b = self._adapter_weights(operation, adapters, "matrix", x.shape[1], output.shape[1])
+            return layer_output
+        lora_a, lora_b = self._adapter_weights(operation, adapters, "matrix", x.shape[1], layer_output.shape[1])
         x = self._with_dropout(x, adapters)
         if adapters.library == "mcore-bridge":
             low_rank = self.unsharded_linear(x, lora_a)
@@ -82,29 +82,29 @@ class AdapterKernels(DiscardedKernels):
             low_rank = self._gather_columns(self._core_product(x, lora_a))
             lora_output = self._gather_columns(self._core_product(low_rank, lora_b))
         del x, low_rank
-        return self._add_scaled(output, lora_output)
+        return self._add_scaled(layer_output, lora_output)
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs the experts' linear layer: mcore-bridge has an adapter per expert, Megatron-Bridge one per rank."""
-        adapters, output = self.adapter_of(operation), super().grouped_linear(operation, x, output_width)
+        adapters, layer_output = self.adapter_of(operation), super().grouped_linear(operation, x, output_width)
         if adapters is None:
-            return output
+            return layer_output
         x = self._with_dropout(x, adapters)
         previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         if adapters.library == "mcore-bridge":
-            weights = [
+            adapter_weights = [
                 self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width, str(i))
                 for i in range(self.local_experts)
             ]
-            low_rank = self.grouped_product(x, [lora_a for lora_a, _ in weights])
-            lora_output = self.grouped_product(low_rank, [lora_b for _, lora_b in weights])
+            low_rank = self.grouped_product(x, [lora_a for lora_a, _ in adapter_weights])
+            lora_output = self.grouped_product(low_rank, [lora_b for _, lora_b in adapter_weights])
         else:
             lora_a, lora_b = self._adapter_weights(operation, adapters, "expert", x.shape[1], output_width)
             low_rank = self._core_product(x, lora_a)
             lora_output = self._core_product(low_rank, lora_b)
         self.in_expert = previous_in_expert
         del x, low_rank
-        return self._add_scaled(output, lora_output)
+        return self._add_scaled(layer_output, lora_output)
 
     # --- what they consist of -----------------------------------------------------------------------------------------
 
@@ -122,13 +122,15 @@ class AdapterKernels(DiscardedKernels):
         The mcore-bridge divides the weight whose side is divided in the layer, Megatron-Bridge also the other one.
         """
         tp = self.rank_choices.tp if adapters.library == "megatron-bridge" and tensor_role != "expert" else 1
-        rank = adapters.rank // tp if tensor_role in ("column", "matrix") else adapters.rank
+        lora_rank = adapters.rank // tp if tensor_role in ("column", "matrix") else adapters.rank
         local_width = output_width // tp if tensor_role in ("row", "matrix") else output_width
-        shapes_by_name: dict[str, Shape] = {"lora_A": (rank, input_width), "lora_B": (local_width, adapters.rank)}
+        shapes_by_name: dict[str, Shape] = {"lora_A": (lora_rank, input_width), "lora_B": (local_width, adapters.rank)}
         self.in_adapter = True
         lora_a, lora_b = (
-            self.with_role(tensor_role, partial(self.weight, f"{operation.name}.{weight_name}.weight{expert}", shape))
-            for weight_name, shape in shapes_by_name.items()
+            self.with_role(
+                tensor_role, partial(self.weight, f"{operation.name}.{weight_name}.weight{expert}", weight_shape)
+            )
+            for weight_name, weight_shape in shapes_by_name.items()
         )
         self.in_adapter = False
         return lora_a, lora_b
@@ -140,25 +142,25 @@ class AdapterKernels(DiscardedKernels):
     def _core_product(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs a Megatron-Core linear layer on rows that no rank divides, with all-reduces in place."""
         self.persistent.use_torch_workspace("forward")
-        output, shape = self.new_tensor(x.shape[0], weight.shape[0]), x.shape
+        product_output, input_shape = self.new_tensor(x.shape[0], weight.shape[0]), x.shape
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new_tensor(*shape) if needs_input_grad[0] else None, self.weight_gradient(weight)]
+            return [self.new_tensor(*input_shape) if needs_input_grad[0] else None, self.weight_gradient(weight)]
 
-        self.node("linear", (x, weight), [output], backward, x)
-        return output
+        self.node("linear", (x, weight), [product_output], backward, x)
+        return product_output
 
     def _gather_columns(self, x: Tensor) -> Tensor:
         """Returns the columns of all tensor-parallel ranks (mappings.py, `_gather_along_last_dim`)."""
-        tp, shape = self.rank_choices.tp, x.shape
+        tp, input_shape = self.rank_choices.tp, x.shape
         if tp == 1:
             return x
-        gathered_columns = self.new_tensor(shape[0] * tp, shape[1])
-        output = self.new_tensor(shape[0], shape[1] * tp)
+        gathered_columns = self.new_tensor(input_shape[0] * tp, input_shape[1])
+        gathered_output = self.new_tensor(input_shape[0], input_shape[1] * tp)
         del gathered_columns
-        return self.node_with_new_gradients("gather", (x,), output)
+        return self.node_with_new_gradients("gather", (x,), gathered_output)
 
-    def _add_scaled(self, output: Tensor, lora_output: Tensor) -> Tensor:
+    def _add_scaled(self, layer_output: Tensor, lora_output: Tensor) -> Tensor:
         """Adds the scaled output of an adapter to the layer's output."""
-        return self.add(output, self.t.scale(lora_output))
+        return self.add(layer_output, self.t.scale(lora_output))

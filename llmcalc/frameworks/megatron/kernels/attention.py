@@ -35,10 +35,12 @@ NOT_MODELLED = {
 
 def not_modelled(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
-    features = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if operation.options.get(option))
-    if not features:
+    feature_names = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if operation.options.get(option))
+    if not feature_names:
         return ""
-    return f"{' and '.join(features)} are not modelled with --framework megatron; expected --framework fsdp2 or torch"
+    return (
+        f"{' and '.join(feature_names)} are not modelled with --framework megatron; expected --framework fsdp2 or torch"
+    )
 
 
 class AttentionKernels(LinearKernels):
@@ -65,7 +67,7 @@ class AttentionKernels(LinearKernels):
         self.bind(flow_value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
-        """Copies nothing, because attention backends read a key head for all its query heads."""
+        """Copies nothing, because attention backends read a key head once for all query heads that share it."""
         self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
@@ -91,7 +93,7 @@ class AttentionKernels(LinearKernels):
         part_views = [
             Tensor((row_count, part_width), x.dtype, x.storage, (x.shape[1], 1)) for part_width in part_widths
         ]
-        shape, dtype = x.shape, x.dtype
+        input_shape, dtype = x.shape, x.dtype
 
         def join_gradients(
             saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs
@@ -102,8 +104,8 @@ class AttentionKernels(LinearKernels):
             if len(present_gradients) == len(gradients) and all(
                 gradient.storage is first_gradient.storage for gradient in present_gradients
             ):
-                return [Tensor(shape, dtype, first_gradient.storage)]
-            return [self.graph.new_tensor(shape, dtype)]
+                return [Tensor(input_shape, dtype, first_gradient.storage)]
+            return [self.graph.new_tensor(input_shape, dtype)]
 
         self.node("split", (x,), part_views, join_gradients)
         return part_views
@@ -121,8 +123,8 @@ class AttentionKernels(LinearKernels):
         if self.rank_choices.rope_fusion:
             return self.copy_reordered("rope", x, x.shape)
         aten = self.t
-        rotated = aten.add(aten.scale(x), aten.scale(aten.scale(x)))
-        return self.dense_copy(rotated)
+        rotated_input = aten.add(aten.scale(x), aten.scale(aten.scale(x)))
+        return self.dense_copy(rotated_input)
 
     # --- attention ---------------------------------------------------------------------------------------------------
 
@@ -151,11 +153,11 @@ class AttentionKernels(LinearKernels):
         del q, k, v
         self.frames[-1].local_tensors |= dict(zip(("query", "key", "value"), inputs, strict=True))
         if self.rank_choices.recompute_core:
-            output = self.checkpoint(run_attention, inputs)
+            attention_output = self.checkpoint(run_attention, inputs)
         else:
-            output = run_attention(inputs)
+            attention_output = run_attention(inputs)
         del inputs
-        self.bind(operation.outs[0], output)
+        self.bind(operation.outs[0], attention_output)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, output_width: Number, masked: bool
@@ -180,9 +182,9 @@ class AttentionKernels(LinearKernels):
         query_sums_shape = None if self.rank_choices.deterministic else (q.shape[0], q.shape[1])
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
-        inputs = (q, k, v)
+        qkv = (q, k, v)
         shares_storage = q.storage is k.storage
-        input_shapes = [x.shape for x in inputs]
+        input_shapes = [x.shape for x in qkv]
         product_shape = (row_count, q.strides[0]) if shares_storage else None
         output = self.new_tensor(row_count, output_width)
         logsumexp = self.new_tensor(row_count, heads, FLOAT32)
@@ -190,17 +192,19 @@ class AttentionKernels(LinearKernels):
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if product_shape is None:
-                input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in input_shapes]
+                input_gradients = [
+                    autograd_graph.new_tensor(input_shape, output_gradient.dtype) for input_shape in input_shapes
+                ]
                 self.cudnn_workspace(query_sums_shape, heads)
                 return input_gradients
             product_gradient = autograd_graph.new_tensor(product_shape, output_gradient.dtype)
             self.cudnn_workspace(query_sums_shape, heads)
             return [
-                Tensor(shape, output_gradient.dtype, product_gradient.storage, product_gradient.strides)
-                for shape in input_shapes
+                Tensor(input_shape, output_gradient.dtype, product_gradient.storage, product_gradient.strides)
+                for input_shape in input_shapes
             ]
 
-        self.node("attention", inputs, [output], backward, *inputs, output, logsumexp, random_state)
+        self.node("attention", qkv, [output], backward, *qkv, output, logsumexp, random_state)
         return self.all_to_all_output(output)
 
     def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
@@ -225,9 +229,9 @@ class AttentionKernels(LinearKernels):
             q, k, v = (self.dense_copy(x) for x in (q, k, v))
         else:
             q, k, v = (self.contiguous(x) for x in (q, k, v))
-        inputs = (q, k, v)
-        input_shapes = [x.shape for x in inputs]
-        output = self.new_tensor(row_count, output_width)
+        qkv = (q, k, v)
+        input_shapes = [x.shape for x in qkv]
+        attn_output = self.new_tensor(row_count, output_width)
         logsumexp = self.new_tensor(row_count, heads, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
         q_shape, split_count = q.shape, 1
@@ -241,25 +245,30 @@ class AttentionKernels(LinearKernels):
             del query_gradient_sums, logsumexp
             return input_gradients
 
-        self.node("flash_attention", inputs, [output], backward, *inputs, output, logsumexp, random_state)
-        output = self.all_to_all_output(output)
-        return self.dense_copy(output) if has_several_sequences else output
+        self.node("flash_attention", qkv, [attn_output], backward, *qkv, attn_output, logsumexp, random_state)
+        attn_output = self.all_to_all_output(attn_output)
+        return self.dense_copy(attn_output) if has_several_sequences else attn_output
 
     def unfused_attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, width: Number, is_masked: bool
     ) -> Tensor:
-        """Computes all scores: UnfusedDotProductAttention (Transformer Engine), DotProductAttention (Megatron-Core)."""
+        """Computes attention with all scores in memory, as UnfusedDotProductAttention and DotProductAttention do."""
         autograd_graph, kernel_choices, batch = self.graph, self.rank_choices, self.run_config.batch
-        row_count, keys = q.shape[0], k.shape[0]
+        row_count, key_rows = q.shape[0], k.shape[0]
         if kv_heads != heads:  # keys and values repeated for each query head
-            repeated_shape = (keys, q.shape[1])
+            repeated_shape = (key_rows, q.shape[1])
             q = self.contiguous(q)
-            k, v = self.copy_reordered("repeat", k, repeated_shape), self.copy_reordered("repeat", v, (keys, width))
+            k, v = (
+                self.copy_reordered("repeat", k, repeated_shape),
+                self.copy_reordered("repeat", v, (key_rows, width)),
+            )
         self.persistent.use_torch_workspace("forward")
-        scores_shape = (batch * heads * (row_count // batch), keys // batch)
-        engine = kernel_choices.transformer_engine
-        mask = autograd_graph.new_tensor((row_count, keys // batch), BOOL) if is_masked and engine else None
-        if engine:
+        scores_shape = (batch * heads * (row_count // batch), key_rows // batch)
+        uses_engine = kernel_choices.transformer_engine
+        attention_mask = (
+            autograd_graph.new_tensor((row_count, key_rows // batch), BOOL) if is_masked and uses_engine else None
+        )
+        if uses_engine:
             added_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
         else:
             self.persistent.grow_gather_buffer(2 * scores_shape[0] * scores_shape[1])
@@ -279,11 +288,11 @@ class AttentionKernels(LinearKernels):
         raw_scores = autograd_graph.new_tensor(scores_shape, q.dtype)
         self.node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del added_input, q, k
-        is_fused = engine or self.has_fused_softmax(batch * heads, row_count // batch, keys // batch)
+        is_fused = uses_engine or self.has_fused_softmax(batch * heads, row_count // batch, key_rows // batch)
         attention_probs = self.fused_softmax(raw_scores) if is_fused else self.unfused_softmax(raw_scores)
-        if mask is not None:
-            attention_probs = self.masked_copy(attention_probs, mask)
-        del mask
+        if attention_mask is not None:
+            attention_probs = self.masked_copy(attention_probs, attention_mask)
+        del attention_mask
         if kernel_choices.attention_dropout > 0:
             attention_probs = self.dropout(attention_probs)
         value_shape = v.shape
@@ -298,12 +307,12 @@ class AttentionKernels(LinearKernels):
                 autograd_graph.new_tensor(value_shape, output_gradient.dtype),
             ]
 
-        context = self.new_tensor(row_count, width)
-        self.node("context", (attention_probs, v), [context], context_backward, attention_probs, v)
+        context_rows = self.new_tensor(row_count, width)
+        self.node("context", (attention_probs, v), [context_rows], context_backward, attention_probs, v)
         del attention_probs, v
-        output = self.dense_copy(context)  # its gradient is viewed in the other order
-        del context, raw_scores
-        return output
+        attention_output = self.dense_copy(context_rows)  # its gradient is viewed in the other order
+        del context_rows, raw_scores
+        return attention_output
 
     def fused_softmax(self, scores: Tensor) -> Tensor:
         """Runs ScaledMaskedSoftmax, which saves its result.
@@ -311,14 +320,14 @@ class AttentionKernels(LinearKernels):
         Its gradient overwrites the incoming one in the kernels of Megatron-LM, and in those of Transformer Engine up to
         2.17.1 (csrc/extensions/softmax.cpp).
         """
-        output = self.graph.new_tensor(scores.shape, scores.dtype)
-        self.node("softmax", (scores,), [output], lambda saved_tensors, g, needs_input_grad: [g], output)
-        return output
+        probs = self.graph.new_tensor(scores.shape, scores.dtype)
+        self.node("softmax", (scores,), [probs], lambda saved_tensors, gradient, needs_input_grad: [gradient], probs)
+        return probs
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Runs torch's softmax, which saves its result."""
-        output = self.like(scores)
-        return self.node_with_new_gradients("softmax", (scores,), output, output)
+        probs = self.like(scores)
+        return self.node_with_new_gradients("softmax", (scores,), probs, probs)
 
     def has_fused_softmax(self, heads: Number, query_count: Number, key_count: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
@@ -332,14 +341,14 @@ class AttentionKernels(LinearKernels):
             x = aten.to(x, FLOAT32)
         if kernel_choices.scales_scores:
             x = aten.scale(x)
-        shape = x.shape
+        scores_shape = x.shape
         if (
             not kernel_choices.has_padding_mask and not kernel_choices.has_batch_mask
         ):  # made once, and remembered (`get_default_causal_mask`)
-            self.persistent.keep_causal_mask(shape[-1])
-        masked_scores = Tensor(shape, x.dtype, x.storage)
-        output = self.softmax(self.node_with_new_gradients("masked_fill", (x,), masked_scores))
-        return aten.to(output, scores.dtype) if kernel_choices.softmax_fp32 else output
+            self.persistent.keep_causal_mask(scores_shape[-1])
+        masked_scores = Tensor(scores_shape, x.dtype, x.storage)
+        probs = self.softmax(self.node_with_new_gradients("masked_fill", (x,), masked_scores))
+        return aten.to(probs, scores.dtype) if kernel_choices.softmax_fp32 else probs
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:
         """Returns a copy with zeros where the mask is set."""
@@ -347,5 +356,5 @@ class AttentionKernels(LinearKernels):
 
     def dropout(self, x: Tensor) -> Tensor:
         """Runs `native_dropout`, which saves one byte per element."""
-        mask = self.dropout_mask(x)
-        return self.node_with_new_gradients("dropout", (x,), self.like(x), mask)
+        dropout_mask = self.dropout_mask(x)
+        return self.node_with_new_gradients("dropout", (x,), self.like(x), dropout_mask)

@@ -46,21 +46,21 @@ class ElementwiseKernels(AttentionKernels):
 
     def _is_gate(self, program_value: Value) -> bool:
         """Whether a value is a gate that a later operation multiplies."""
-        return any(reader.verb == "mul" for reader, _ in self.readers.get(id(program_value.storage), ()))
+        return any(reading_step.verb == "mul" for reading_step, _ in self.readers.get(id(program_value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Runs an activation that saves its input. Without fusion the bias is added first."""
         is_fused = self.rank_choices.bias_activation and bias is not None
         if bias is not None and not is_fused:
             x = self.with_bias(x, bias)
-        inputs = [x, bias] if is_fused and bias is not None else [x]
-        return self.node_with_new_gradients("activation", inputs, self.like(x), x)
+        activation_inputs = [x, bias] if is_fused and bias is not None else [x]
+        return self.node_with_new_gradients("activation", activation_inputs, self.like(x), x)
 
     def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:
         """Adds a bias."""
         shape = bias.shape
         return record(
-            self.graph, "add", (x, bias), self.like(x), lambda g, _: (g, self.graph.new_tensor(shape, g.dtype))
+            self.graph, "add", (x, bias), self.like(x), lambda grad, _: (grad, self.graph.new_tensor(shape, grad.dtype))
         )
 
     def do_mul(self, operation: Step) -> None:
@@ -89,9 +89,9 @@ class ElementwiseKernels(AttentionKernels):
     def gated_activation(self, x: Tensor, bias: Tensor | None, output_width: int) -> Tensor:
         """Computes act(gate) · up from one tensor that contains gate and up."""
         if self.rank_choices.bias_activation:
-            inputs = [x] if bias is None else [x, bias]
+            activation_inputs = [x] if bias is None else [x, bias]
             return self.node_with_new_gradients(
-                "glu", inputs, self.graph.new_tensor((x.shape[0], output_width), x.dtype), x
+                "glu", activation_inputs, self.graph.new_tensor((x.shape[0], output_width), x.dtype), x
             )
         if bias is not None:
             x = self.with_bias(x, bias)
@@ -119,33 +119,33 @@ class ElementwiseKernels(AttentionKernels):
                 self.add(*(self.tensor_read_by(operation, input_value) for input_value in operation.ins)),
             )
             return
-        residual = next(input_value for input_value in operation.ins if input_value is not dropout_output)
+        residual_value = next(input_value for input_value in operation.ins if input_value is not dropout_output)
         bias, self.row_bias = self.row_bias, None
-        output = self.bias_dropout_add(
-            self.tensor_read_by(operation, dropout_output), self.tensor_read_by(operation, residual), bias
+        sum_output = self.bias_dropout_add(
+            self.tensor_read_by(operation, dropout_output), self.tensor_read_by(operation, residual_value), bias
         )
-        self.bind(operation.outs[0], output)
+        self.bind(operation.outs[0], sum_output)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds two tensors of the same shape."""
-        return record(self.graph, "add", (a, b), self.like(a), lambda g, _: (g, g))
+        return record(self.graph, "add", (a, b), self.like(a), lambda sum_gradient, _: (sum_gradient, sum_gradient))
 
     def bias_dropout_add(self, x: Tensor, residual: Tensor, bias: Tensor | None) -> Tensor:
         """Computes residual + dropout(x + bias), which saves one byte per element."""
-        autograd_graph, shape = self.graph, x.shape
+        autograd_graph, x_shape = self.graph, x.shape
         has_dropout = self.rank_choices.hidden_dropout > 0
-        mask = [self.dropout_mask(x)] if has_dropout else []
-        output = self.like(x)
-        inputs = [x, residual, *([] if bias is None else [bias])]
+        dropout_masks = [self.dropout_mask(x)] if has_dropout else []
+        sum_output = self.like(x)
+        sum_inputs = [x, residual, *([] if bias is None else [bias])]
         bias_shape = None if bias is None else bias.shape
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            x_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype) if has_dropout else output_gradient
+            x_gradient = autograd_graph.new_tensor(x_shape, output_gradient.dtype) if has_dropout else output_gradient
             return [
                 x_gradient,
                 output_gradient,
                 *([] if bias_shape is None else [autograd_graph.new_tensor(bias_shape, output_gradient.dtype)]),
             ]
 
-        self.node("bias_dropout_add", inputs, [output], backward, *mask)
-        return output
+        self.node("bias_dropout_add", sum_inputs, [sum_output], backward, *dropout_masks)
+        return sum_output

@@ -22,7 +22,7 @@ from .lowering import Gradients, SavedTensors, UncountedMeter
 class ExpertKernels(HeadKernels):
     """Kernels of mixtures of experts. `local_tensors`: the local variables of `MoELayer.forward`."""
 
-    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch of tokens."""
         shared_experts = _shared_experts(module_scope)
         if shared_experts:
@@ -35,7 +35,7 @@ class ExpertKernels(HeadKernels):
                     if isinstance(module_item, Step) and module_item.verb == "dispatch"
                 )
             module_scope.items = [*other_items[:router_position], *shared_experts, *other_items[router_position:]]
-        super()._collect_readers(module_scope, module)
+        super()._index_operations(module_scope, module)
 
     # --- the router --------------------------------------------------------------------------------------------------
 
@@ -61,22 +61,22 @@ class ExpertKernels(HeadKernels):
         self.later_parameters += self.ordered_parameters[first_parameter:]
         del self.ordered_parameters[first_parameter:]
         self.persistent.use_torch_workspace("forward")
-        output = self.new_tensor(rows, weight.shape[0])
+        gate_logits = self.new_tensor(rows, weight.shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new_tensor(rows, n_in), self.graph.new_tensor(weight.shape, BFLOAT16) if is_trained else None]
+            return [self.new_tensor(rows, n_in), self.graph.new_tensor(weight.shape, BFLOAT16) if needs_grad else None]
 
-        is_trained = weight.needs_grad
-        self.node("linear", (x, weight), [output], backward, *([x] if is_trained else []))
-        return output
+        needs_grad = weight.needs_grad
+        self.node("linear", (x, weight), [gate_logits], backward, *([x] if needs_grad else []))
+        return gate_logits
 
     def router_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs RouterGatingLinearFunction, always as a matrix product of Transformer Engine."""
         weight, bias = self.linear_weights(operation, operation.outs[0].width, "router")
         dtype, (row_count, row_width) = self.router_dtype, x.shape
         self.persistent.use_engine_workspace()
-        output = self.graph.new_tensor((row_count, weight.shape[0]), dtype)
+        router_logits = self.graph.new_tensor((row_count, weight.shape[0]), dtype)
         is_fp32 = dtype is FLOAT32
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
@@ -96,8 +96,8 @@ class ExpertKernels(HeadKernels):
                 *([] if bias is None else [autograd_graph.new_tensor(bias.shape, BFLOAT16)]),
             ]
 
-        self.node("router", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
-        return output
+        self.node("router", (x, weight, *([] if bias is None else [bias])), [router_logits], backward, x)
+        return router_logits
 
     def do_buffer(self, operation: Step) -> None:
         """Creates the score correction of the experts, a few bytes without gradient."""
@@ -110,35 +110,35 @@ class ExpertKernels(HeadKernels):
             operation.options["top_k"],
             self.graph,
         )
-        row_count, experts = logits.shape
+        row_count, expert_count = logits.shape
         dtype = logits.dtype
         expert_indices = autograd_graph.new_tensor((row_count, k), INT64)
-        scores = [autograd_graph.new_tensor((row_count, k), FLOAT32)]
+        saved_scores = [autograd_graph.new_tensor((row_count, k), FLOAT32)]
         if operation.options["scoring"] != "softmax of chosen":
-            scores.append(autograd_graph.new_tensor((row_count, experts), FLOAT32))
-        position_map = autograd_graph.new_tensor((row_count, experts), INT32)
-        mask = autograd_graph.new_tensor((row_count, experts), BOOL)
+            saved_scores.append(autograd_graph.new_tensor((row_count, expert_count), FLOAT32))
+        position_map = autograd_graph.new_tensor((row_count, expert_count), INT32)
+        routing_mask = autograd_graph.new_tensor((row_count, expert_count), BOOL)
         del position_map
-        probs = autograd_graph.new_tensor((row_count, experts), dtype)
-        saved_by_router = [expert_indices, *scores]
+        router_probs = autograd_graph.new_tensor((row_count, expert_count), dtype)
+        saved_by_router = [expert_indices, *saved_scores]
         if self.rank_choices.capacity_factor is not None:
-            saved_by_router.append(autograd_graph.new_tensor((row_count, experts), BOOL))
-            probs = autograd_graph.new_tensor((row_count, experts), dtype)
+            saved_by_router.append(autograd_graph.new_tensor((row_count, expert_count), BOOL))
+            router_probs = autograd_graph.new_tensor((row_count, expert_count), dtype)
         if self.rank_choices.aux_loss:
-            saved_by_router.append(autograd_graph.new_tensor((row_count, experts), FLOAT32))
+            saved_by_router.append(autograd_graph.new_tensor((row_count, expert_count), FLOAT32))
         if self.rank_choices.z_loss:  # logsumexp
             saved_by_router += [logits, autograd_graph.new_tensor((row_count, 1), dtype)]
         has_aux_loss = self.rank_choices.aux_loss
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            aux_gradient = autograd_graph.new_tensor((row_count, experts), FLOAT32) if has_aux_loss else None
-            logits_gradient = autograd_graph.new_tensor((row_count, experts), dtype)
+            aux_gradient = autograd_graph.new_tensor((row_count, expert_count), FLOAT32) if has_aux_loss else None
+            logits_gradient = autograd_graph.new_tensor((row_count, expert_count), dtype)
             del aux_gradient
             return [logits_gradient]
 
-        self.node("routing", (logits,), [probs], backward, mask, *saved_by_router)
+        self.node("routing", (logits,), [router_probs], backward, routing_mask, *saved_by_router)
         local_tensors = self.frames[-1].local_tensors
-        local_tensors["probs"], local_tensors["routing_map"] = probs, mask
+        local_tensors["probs"], local_tensors["routing_map"] = router_probs, routing_mask
 
     # --- dispatchers -------------------------------------------------------------------------------------------------
 
@@ -174,8 +174,8 @@ class ExpertKernels(HeadKernels):
     @property
     def local_experts(self) -> int:
         """The number of experts on the current rank."""
-        experts: int = self.all_experts // self.rank_choices.ep
-        return experts
+        expert_count: int = self.all_experts // self.rank_choices.ep
+        return expert_count
 
     def received_rows(self, row_count: Number) -> Number:
         """Returns the number of token rows for this rank's experts. row_count: tokens of each rank."""
@@ -202,7 +202,7 @@ class ExpertKernels(HeadKernels):
     def _all_gather_tokens(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens and selects those of local experts."""
         kernel_choices, autograd_graph, (row_count, row_width) = self.rank_choices, self.graph, x.shape
-        group_size, probs, mask = (
+        group_size, probs, routing_mask = (
             kernel_choices.ep * kernel_choices.etp,
             local_tensors["probs"],
             local_tensors["routing_map"],
@@ -210,79 +210,81 @@ class ExpertKernels(HeadKernels):
         all_rows, local_experts, dtype = row_count * group_size, self.local_experts, local_tensors["probs"].dtype
         expert_row_count = self.received_rows(row_count)
         if group_size > 1:
-            mask = autograd_graph.new_tensor((all_rows, self.all_experts), BOOL)
+            routing_mask = autograd_graph.new_tensor((all_rows, self.all_experts), BOOL)
             probs = self.move_rows("gather", probs, all_rows)
             self.persistent.grow_gather_buffer(2 * all_rows * row_width)
             x = self.node_with_new_gradients("gather", (x,), Tensor((all_rows, row_width), x.dtype, self.empty_storage))
-        local_map = autograd_graph.new_tensor((all_rows, local_experts), BOOL)
+        local_routing_map = autograd_graph.new_tensor((all_rows, local_experts), BOOL)
         local_probs = self.node_with_new_gradients(
             "slice", (probs,), autograd_graph.new_tensor((all_rows, local_experts), dtype)
         )
-        del probs, mask
+        del probs, routing_mask
         expert_rows, row_map = self.permute(x, expert_row_count, all_rows, local_experts, None)
         transposed_probs = autograd_graph.new_tensor((local_experts, all_rows), dtype)
         row_probs = autograd_graph.new_tensor((expert_row_count, 1), dtype)
         self.node_with_new_gradients("masked_select", (local_probs,), row_probs, transposed_probs)
         del transposed_probs, local_probs
-        self.keep_in_dispatcher(row_map, local_map, row_probs)
-        local_tensors["routing_map"] = local_map
+        self.keep_in_dispatcher(row_map, local_routing_map, row_probs)
+        local_tensors["routing_map"] = local_routing_map
         local_tensors["index"], local_tensors["local_probs"], local_tensors["hidden_states"] = row_map, row_probs, x
         self.row_probs: Tensor = row_probs
         return expert_rows
 
     def permute(
-        self, x: Tensor, row_count: Number, tokens: Number, experts: Number, probs: Tensor | None
+        self, x: Tensor, row_count: Number, tokens: Number, expert_count: Number, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Sorts token rows by expert, and returns the sorted rows and the position map."""
         autograd_graph, row_width = self.graph, x.shape[1]
         if self.rank_choices.permute_fusion:
-            row_map = autograd_graph.new_tensor((tokens, 2 * experts + 1), INT32)
+            row_map = autograd_graph.new_tensor((tokens, 2 * expert_count + 1), INT32)
         else:
-            transposed_map = autograd_graph.new_tensor((experts, tokens), BOOL)
-            row_order = autograd_graph.new_tensor((experts * tokens,), INT64)
+            transposed_map = autograd_graph.new_tensor((expert_count, tokens), BOOL)
+            row_order = autograd_graph.new_tensor((expert_count * tokens,), INT64)
             row_map = autograd_graph.new_tensor((row_count,), INT64)
             del transposed_map, row_order
-        output = autograd_graph.new_tensor((row_count, row_width), x.dtype)
+        sorted_rows = autograd_graph.new_tensor((row_count, row_width), x.dtype)
         if probs is None:
-            return self.node_with_new_gradients("permute", (x,), output, row_map), row_map
-        shape = x.shape
+            return self.node_with_new_gradients("permute", (x,), sorted_rows, row_map), row_map
+        input_shape = x.shape
         row_probs, probs_shape, dtype = autograd_graph.new_tensor((row_count, 1), probs.dtype), probs.shape, probs.dtype
         self.node(
             "permute",
             (x, probs),
-            [output, row_probs],
+            [sorted_rows, row_probs],
             lambda saved_tensors, gradients, needs_input_grad: [
-                autograd_graph.new_tensor(shape, BFLOAT16),
+                autograd_graph.new_tensor(input_shape, BFLOAT16),
                 autograd_graph.new_tensor(probs_shape, dtype),
             ],
             row_map,
         )
         self.row_probs = row_probs
-        return output, row_map
+        return sorted_rows, row_map
 
     def unpermute(self, expert_outputs: list[Tensor], tokens: Number, row_index: Tensor) -> Tensor:
         """Sums the expert outputs of each token."""
         autograd_graph, y = self.graph, expert_outputs.pop()
-        shape, dtype = y.shape, y.dtype
-        output = autograd_graph.new_tensor((tokens, shape[1]), dtype)
+        rows_shape, dtype = y.shape, y.dtype
+        token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
         if not self.rank_choices.permute_fusion and self.rank_choices.deterministic:
-            output = autograd_graph.new_tensor((tokens, shape[1]), dtype)  # made twice (moe_utils.py, `unpermute`)
+            token_sums = autograd_graph.new_tensor(
+                (tokens, rows_shape[1]), dtype
+            )  # made twice (moe_utils.py, `unpermute`)
         saved_for_backward = (
             [row_index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [row_index]
         )
-        return self.node_with_new_gradients("unpermute", (y,), output, *saved_for_backward)
+        return self.node_with_new_gradients("unpermute", (y,), token_sums, *saved_for_backward)
 
     def _reduce_scatter_tokens(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Sums expert outputs per token and reduce-scatters the sums to the tokens' ranks."""
         kernel_choices, row_width = self.rank_choices, expert_outputs[0].shape[1]
         x = local_tensors["hidden_states"]
-        group_size, all_rows = kernel_choices.ep * kernel_choices.etp, x.shape[0]
+        group_size, gathered_rows = kernel_choices.ep * kernel_choices.etp, x.shape[0]
         del x
-        output = self.unpermute(expert_outputs, all_rows, local_tensors["index"])
+        summed_outputs = self.unpermute(expert_outputs, gathered_rows, local_tensors["index"])
         if group_size == 1:
-            return output
-        combined_rows = self.t.to(output, self.router_dtype)
-        row_count = all_rows // group_size
+            return summed_outputs
+        combined_rows = self.t.to(summed_outputs, self.router_dtype)
+        row_count = gathered_rows // group_size
         del row_width
         reduced_rows = self.move_rows("reduce_scatter", combined_rows, row_count)
         return self.t.to(reduced_rows, BFLOAT16)
@@ -290,10 +292,10 @@ class ExpertKernels(HeadKernels):
     def _send_rows(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
         kernel_choices, (tokens, _) = self.rank_choices, x.shape
-        probs, mask = local_tensors["probs"], local_tensors["routing_map"]
+        probs, routing_mask = local_tensors["probs"], local_tensors["routing_map"]
         row_count = self.sent_rows(tokens)
         expert_rows, row_map = self.permute(x, row_count, tokens, self.all_experts, probs)
-        self.keep_in_dispatcher(row_map, mask, probs)
+        self.keep_in_dispatcher(row_map, routing_mask, probs)
         local_tensors["index"] = row_map
         local_tensors["hidden_states"] = expert_rows
         if kernel_choices.ep > 1:
@@ -336,10 +338,10 @@ class ExpertKernels(HeadKernels):
             autograd_graph.new_tensor((row_count, row_width), x.dtype),
             autograd_graph.new_tensor((row_count, 1), FLOAT32),
         )
-        shape = x.shape
+        x_shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
-            return [autograd_graph.new_tensor(shape, BFLOAT16), autograd_graph.new_tensor((tokens, columns), FLOAT32)]
+            return [autograd_graph.new_tensor(x_shape, BFLOAT16), autograd_graph.new_tensor((tokens, columns), FLOAT32)]
 
         self.node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
         self.keep_in_dispatcher(local_tensors["routing_map"], probs, row_probs)
@@ -357,10 +359,10 @@ class ExpertKernels(HeadKernels):
         """Returns expert outputs to their tokens with HybridEP's kernel."""
         autograd_graph, y, dispatch_handle = self.graph, expert_outputs.pop(), self.dispatch_handle
         self.dispatch_handle = []
-        shape, dtype = y.shape, y.dtype
+        output_shape, dtype = y.shape, y.dtype
         local_tensors["output"] = y
-        output = autograd_graph.new_tensor((self.dispatched_tokens, shape[1]), dtype)
-        return self.node_with_new_gradients("combine", (y,), output, *dispatch_handle)
+        combined_output = autograd_graph.new_tensor((self.dispatched_tokens, output_shape[1]), dtype)
+        return self.node_with_new_gradients("combine", (y,), combined_output, *dispatch_handle)
 
     def _return_rows(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:
         """Returns expert outputs to their tokens by all-to-all."""
@@ -384,22 +386,22 @@ class ExpertKernels(HeadKernels):
 
     def do_experts(self, operation: Step) -> None:
         """Runs one grouped linear layer of the experts."""
-        output = operation.outs[0]
+        output_value = operation.outs[0]
         if id(operation) in self.pending_outputs:
-            self.bind(output, self.pending_outputs.pop(id(operation)))
+            self.bind(output_value, self.pending_outputs.pop(id(operation)))
             return
         if self.rank_choices.grouped_gemm:
             fused_operations = self.fused_expert_steps(operation)
             expert_output = self.grouped_linear(
                 operation,
                 self.tensor_read_by(operation, operation.ins[0]),
-                sum(reader.outs[0].width for reader in fused_operations),
+                sum(expert_step.outs[0].width for expert_step in fused_operations),
             )
-            for reader in fused_operations:
-                if reader is operation:
-                    self.bind(output, expert_output)
+            for expert_step in fused_operations:
+                if expert_step is operation:
+                    self.bind(output_value, expert_output)
                 else:
-                    self.pending_outputs[id(reader)] = expert_output
+                    self.pending_outputs[id(expert_step)] = expert_output
             return
         raise self.unsupported("no kernels for an expert's layer outside of experts", operation.name)
 
@@ -415,19 +417,19 @@ class ExpertKernels(HeadKernels):
         autograd_graph = self.graph
         input_layers, output_layer = layer_operations[:-1], layer_operations[-1]
         has_gate = any(isinstance(scope_item, Step) and scope_item.verb == "mul" for scope_item in module_scope.items)
-        experts, inner_width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
+        expert_count, inner_width = self.local_experts, sum(layer.outs[0].width for layer in input_layers)
         hidden_width, output_width = output_layer.ins[0].width, output_layer.outs[0].width
         x, probs = self.tensor_of(input_layers[0].ins[0]), self.row_probs
         row_count = x.shape[0]
-        rows_per_expert = row_count // experts
-        expert_inputs = [x] if experts == 1 else self.t.split(x, [rows_per_expert] * experts, 0)
-        row_probs = [probs] if experts == 1 else self.t.split(probs, [rows_per_expert] * experts, 0)
-        width_in = x.shape[1]
+        rows_per_expert = row_count // expert_count
+        expert_inputs = [x] if expert_count == 1 else self.t.split(x, [rows_per_expert] * expert_count, 0)
+        row_probs = [probs] if expert_count == 1 else self.t.split(probs, [rows_per_expert] * expert_count, 0)
+        input_width = x.shape[1]
         self.forget(input_layers[0].ins[0].storage)
         del x, probs
         expert_outputs: list[Tensor] = []
         for i, (expert_input, part_probs) in enumerate(zip(expert_inputs, row_probs, strict=True)):
-            expert_output = self.expert_linear(input_layers[0], expert_input, i, width_in, inner_width, "column")
+            expert_output = self.expert_linear(input_layers[0], expert_input, i, input_width, inner_width, "column")
             if has_gate:
                 if self.rank_choices.bias_activation:
                     activation = self.weighted_glu(expert_output, part_probs, hidden_width)
@@ -440,10 +442,10 @@ class ExpertKernels(HeadKernels):
             del expert_output
             expert_outputs.append(self.expert_linear(output_layer, activation, i, hidden_width, output_width, "row"))
             del activation
-        output = expert_outputs[0]
-        if experts > 1:
+        combined_output = expert_outputs[0]
+        if expert_count > 1:
             output_shapes = [tensor.shape for tensor in expert_outputs]
-            output = record(
+            combined_output = record(
                 autograd_graph,
                 "cat",
                 expert_outputs,
@@ -451,7 +453,7 @@ class ExpertKernels(HeadKernels):
                 lambda g, _: [Tensor(tensor_shape, g.dtype, g.storage, g.strides) for tensor_shape in output_shapes],
             )
         del expert_outputs
-        self.bind(output_layer.outs[0], output)
+        self.bind(output_layer.outs[0], combined_output)
 
     def expert_linear(
         self, operation: Step, x: Tensor, expert_index: int, input_width: Number, output_width: Number, weight_role: str
@@ -468,28 +470,28 @@ class ExpertKernels(HeadKernels):
             else None
         )
         self.in_expert = previous_in_expert
-        engine, row_count = self.rank_choices.transformer_engine, x.shape[0]
-        self.use_workspace(engine, "forward")
-        output = self.new_tensor(row_count, output_width)
+        uses_engine, row_count = self.rank_choices.transformer_engine, x.shape[0]
+        self.use_workspace(uses_engine, "forward")
+        expert_output = self.new_tensor(row_count, output_width)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            self.use_workspace(engine, "backward")
+            self.use_workspace(uses_engine, "backward")
             input_gradient = self.new_tensor(row_count, input_width)
             weight_gradient = self.weight_gradient(weight)
-            if engine:
+            if uses_engine:
                 saved_tensors[0] = None
             return [input_gradient, weight_gradient]
 
-        self.node("linear", (x, weight), [output], backward, x)
-        return output if bias is None else self.with_bias(output, bias)
+        self.node("linear", (x, weight), [expert_output], backward, x)
+        return expert_output if bias is None else self.with_bias(expert_output, bias)
 
     def fused_expert_steps(self, operation: Step) -> list[Step]:
         """Returns the expert layers with the same input, which run as one grouped matrix product."""
         output_readers = self.readers[id(operation.ins[0].storage)]
         return [
-            reader
-            for reader, module in output_readers
-            if module is self.module_of_step[id(operation)] and reader.verb == "experts"
+            reading_step
+            for reading_step, module in output_readers
+            if module is self.module_of_step[id(operation)] and reading_step.verb == "experts"
         ]
 
     def expert_weights(
@@ -498,14 +500,14 @@ class ExpertKernels(HeadKernels):
         """Returns the weights and biases of this rank's experts for one layer."""
         previous_in_expert, self.in_expert = self.in_expert, self.rank_choices.ep > 1
         previous_role, self.role = self.role, weight_role
-        weights = [
+        expert_weights = [
             self.weight(f"{operation.name}.weight{i}", (output_width, input_width)) for i in range(self.local_experts)
         ]
         biases: list[Tensor] = []
         if operation.options["bias"]:
             biases = [self.weight(f"{operation.name}.bias{i}", (output_width,)) for i in range(self.local_experts)]
         self.in_expert, self.role = previous_in_expert, previous_role
-        return weights, biases
+        return expert_weights, biases
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs TEGroupedLinear: each expert's rows times that expert's weight."""
@@ -513,21 +515,23 @@ class ExpertKernels(HeadKernels):
 
     def grouped_product(self, x: Tensor, weights: list[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
         """Runs a grouped product, which saves its input for the gradients of trained weights."""
-        (row_count, n_in), is_trained = x.shape, weights[0].needs_grad
+        (row_count, n_in), trains_weights = x.shape, weights[0].needs_grad
         self.persistent.use_grouped_workspaces()
-        output = self.new_tensor(row_count, weights[0].shape[0])
+        product_output = self.new_tensor(row_count, weights[0].shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_grouped_workspaces()
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
             input_gradient = self.new_tensor(row_count, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
-            if is_trained:
+            if trains_weights:
                 saved_tensors[0] = None  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
 
-        self.node("grouped_linear", (x, *weights, *biases), [output], backward, *([x] if is_trained else []))
-        return output
+        self.node(
+            "grouped_linear", (x, *weights, *biases), [product_output], backward, *([x] if trains_weights else [])
+        )
+        return product_output
 
     def do_act(self, operation: Step) -> None:
         """Runs an activation, which on expert rows also multiplies by the router probabilities."""
@@ -538,9 +542,9 @@ class ExpertKernels(HeadKernels):
         if self.rank_choices.weighted_activation:
             self.bind(operation.outs[0], self.weighted_glu(x, self.row_probs, operation.outs[0].width))
             return
-        output = self.node_with_new_gradients("activation", (x,), self.like(x), x)
+        activation_output = self.node_with_new_gradients("activation", (x,), self.like(x), x)
         del x
-        self.bind(operation.outs[0], self.multiply_by_probabilities(output, self.row_probs))
+        self.bind(operation.outs[0], self.multiply_by_probabilities(activation_output, self.row_probs))
 
     def do_mul(self, operation: Step) -> None:
         """Multiplies by a gate, and on expert rows also by the router probabilities."""
@@ -554,22 +558,22 @@ class ExpertKernels(HeadKernels):
         gate = self.gate_and_up(operation)
         output_width = operation.outs[0].width
         if not self.rank_choices.bias_activation:
-            activation = self.gated_activation(gate, None, output_width)
+            activation_output = self.gated_activation(gate, None, output_width)
             del gate
-            self.bind(operation.outs[0], self.multiply_by_probabilities(activation, self.row_probs))
+            self.bind(operation.outs[0], self.multiply_by_probabilities(activation_output, self.row_probs))
             return
         self.bind(operation.outs[0], self.weighted_glu(gate, self.row_probs, output_width))
 
     def weighted_glu(self, x: Tensor, probs: Tensor, output_width: Number) -> Tensor:
         """Computes act(gate) · up · probability in one kernel, or act(x) · probability without a gate."""
         autograd_graph, shape = self.graph, x.shape
-        output, probs_format = autograd_graph.new_tensor((shape[0], output_width), x.dtype), (probs.shape, probs.dtype)
+        product, probs_format = autograd_graph.new_tensor((shape[0], output_width), x.dtype), (probs.shape, probs.dtype)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new_tensor(shape, output_gradient.dtype), autograd_graph.new_tensor(*probs_format)]
 
-        self.node("weighted_glu", (x, probs), [output], backward, x, probs)
-        return output
+        self.node("weighted_glu", (x, probs), [product], backward, x, probs)
+        return product
 
     def is_of_expert_rows(self, operation: Step) -> bool:
         """Whether an operation computes on token rows that were sent to experts."""
@@ -577,36 +581,38 @@ class ExpertKernels(HeadKernels):
 
     def multiply_by_probabilities(self, x: Tensor, probs: Tensor) -> Tensor:
         """Multiplies expert rows by routing probabilities, in the probabilities' number format."""
-        autograd_graph, shape = self.graph, x.shape
+        autograd_graph, input_shape = self.graph, x.shape
         dtype, probs_shape = probs.dtype, probs.shape
-        output = autograd_graph.new_tensor(shape, dtype)
+        product = autograd_graph.new_tensor(input_shape, dtype)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            x_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype)
-            probs_product = autograd_graph.new_tensor(shape, output_gradient.dtype)
+            x_gradient = autograd_graph.new_tensor(input_shape, output_gradient.dtype)
+            probs_product = autograd_graph.new_tensor(input_shape, output_gradient.dtype)
             probs_gradient = autograd_graph.new_tensor(probs_shape, dtype)
             del probs_product
             return [x_gradient, probs_gradient]
 
-        self.node("mul", (x, probs), [output], backward, x, probs)
-        return self.t.to(output, BFLOAT16)
+        self.node("mul", (x, probs), [product], backward, x, probs)
+        return self.t.to(product, BFLOAT16)
 
 
 def _shared_experts(module_scope: Scope) -> list[Item]:
     """Returns the operations of a module's shared experts, including the output gate."""
-    items = module_scope.items
+    scope_items = module_scope.items
     scope_positions = [
-        i for i, item in enumerate(items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"
+        i for i, item in enumerate(scope_items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"
     ]
     if not scope_positions:
         return []
     end_position = scope_positions[-1] + 1
     gate_positions = [
-        i for i, item in enumerate(items) if isinstance(item, Step) and item.about.get("kind") == "shared_expert"
+        i for i, item in enumerate(scope_items) if isinstance(item, Step) and item.about.get("kind") == "shared_expert"
     ]
     if gate_positions:
-        end_position = 1 + next(i for i in range(gate_positions[0], len(items)) if _operation_name(items[i]) == "mul")
-    return items[scope_positions[0] : end_position]
+        end_position = 1 + next(
+            i for i in range(gate_positions[0], len(scope_items)) if _operation_name(scope_items[i]) == "mul"
+        )
+    return scope_items[scope_positions[0] : end_position]
 
 
 def _operation_name(module_item: Item) -> str:

@@ -27,7 +27,7 @@ from .lowering import Gradients, SavedTensors, direct_steps
 Specs = list[tuple[Shape, Dtype]]
 
 
-class Quantized(NamedTuple):
+class QuantizedTensor(NamedTuple):
     """An 8-bit tensor with scales, quantized rowwise and columnwise, possibly with shared tensors."""
 
     rows: list[Tensor]
@@ -56,11 +56,11 @@ def quantized_specs(recipe: str, row_count: Number, row_width: Number, is_weight
 def weight_sizes(kernel_choices: RankChoices, row_count: Number, row_width: Number) -> list[int]:
     """Returns the bytes of each part of an 8-bit weight: elements and scales, rowwise, then columnwise."""
     rowwise_specs, columnwise_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width, is_weight=True)
-    tensors = [
+    tensor_specs = [
         *rowwise_specs,
         *(columnwise_specs if kernel_choices.fp8_recipe not in ONE_SCALE or kernel_choices.saves_transposed else []),
     ]
-    return [int(count(shape)) * dtype.bytes for shape, dtype in tensors]
+    return [int(count(tensor_shape)) * dtype.bytes for tensor_shape, dtype in tensor_specs]
 
 
 def state_sizes(kernel_choices: RankChoices) -> list[int]:
@@ -104,12 +104,12 @@ class Fp8Kernels(DeltaKernels):
 
     def quantize(
         self, row_count: Number, row_width: Number, by_rows: bool = True, by_columns: bool = True
-    ) -> Quantized:
+    ) -> QuantizedTensor:
         """Returns an 8-bit tensor, quantized rowwise or columnwise as the products need."""
         kernel_choices = self.rank_choices
         row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width)
         if kernel_choices.fp8_recipe not in ONE_SCALE:
-            return Quantized(
+            return QuantizedTensor(
                 [self.graph.new_tensor(*spec) for spec in row_specs] if by_rows else [],
                 [self.graph.new_tensor(*spec) for spec in column_specs] if by_columns else [],
             )
@@ -117,14 +117,16 @@ class Fp8Kernels(DeltaKernels):
         transposed_tensors = (
             [self.graph.new_tensor(*column_specs[0])] if by_columns and kernel_choices.saves_transposed else []
         )
-        scale = self.graph.new_tensor(*row_specs[1])
+        row_scale = self.graph.new_tensor(*row_specs[1])
         if not kernel_choices.saves_transposed:
-            return Quantized([*row_tensors, scale], [*row_tensors, scale])
-        return Quantized([*row_tensors, scale], [*transposed_tensors, scale] if transposed_tensors else [])
+            return QuantizedTensor([*row_tensors, row_scale], [*row_tensors, row_scale])
+        return QuantizedTensor(
+            [*row_tensors, row_scale], [*transposed_tensors, row_scale] if transposed_tensors else []
+        )
 
     def quantize_experts(
         self, row_count: Number, width: Number, expert_count: int, by_columns: bool = True
-    ) -> Quantized:
+    ) -> QuantizedTensor:
         """Returns the 8-bit inputs of several experts, all with the same number of rows.
 
         Recipes with blocks allocate one tensor by rows and one by columns for all experts
@@ -132,7 +134,7 @@ class Fp8Kernels(DeltaKernels):
         """
         if self.rank_choices.fp8_recipe in ONE_SCALE:
             quantized_experts = [self.quantize(row_count, width, by_columns=by_columns) for _ in range(expert_count)]
-            return Quantized(
+            return QuantizedTensor(
                 [x for expert_tensors in quantized_experts for x in expert_tensors.rows],
                 [x for expert_tensors in quantized_experts for x in expert_tensors.columns],
             )
@@ -140,12 +142,12 @@ class Fp8Kernels(DeltaKernels):
         for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, row_count, width):
             nbytes = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
             buffer_sizes.append(nbytes)
-        by_rows = [self.graph.new_tensor((buffer_sizes[0],), UINT8)]
-        return Quantized(by_rows, [self.graph.new_tensor((buffer_sizes[1],), UINT8)] if by_columns else [])
+        row_buffers = [self.graph.new_tensor((buffer_sizes[0],), UINT8)]
+        return QuantizedTensor(row_buffers, [self.graph.new_tensor((buffer_sizes[1],), UINT8)] if by_columns else [])
 
     def gather_quantized(
         self, row_count: Number, row_width: Number, by_rows: bool, by_columns: bool
-    ) -> tuple[Quantized, list[Tensor]]:
+    ) -> tuple[QuantizedTensor, list[Tensor]]:
         """All-gathers an 8-bit tensor over sequence-parallel ranks, and returns it with the sorting buffers."""
         row_multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
         if exact_div(row_count, self.rank_choices.tp) % row_multiple or row_width % row_multiple:
@@ -197,9 +199,9 @@ class Fp8Kernels(DeltaKernels):
         in_user_buffers = self.rank_choices.user_buffers
         gathered_input = self.gather_quantized(rows, n_in, True, False) if is_sharded and not in_user_buffers else None
         self.use_overlap_workspaces()
-        output = self.new_tensor(rows, n_out)
+        layer_output = self.new_tensor(rows, n_out)
         del gathered_input
-        inputs = [x, *norm, weight, *([] if bias is None else [bias])]
+        layer_inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, has_norm = x.shape, deferred_norm is not None
 
@@ -221,7 +223,7 @@ class Fp8Kernels(DeltaKernels):
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:
                 input_gradient = new_tensor(local_rows, n_in)
-            for i in input_places:
+            for i in input_positions:
                 saved_tensors[i] = None  # clear_tensor_data(ln_out)
             gathered_input.clear()
             transposed_copy.clear()
@@ -240,10 +242,10 @@ class Fp8Kernels(DeltaKernels):
 
         saved_input = quantized_input.rows if gathers_rowwise_only else quantized_input.columns
         saved_for_backward = [*saved_input, *([x] if has_norm else []), *norm_statistics]
-        input_places = range(len(saved_input))
+        input_positions = range(len(saved_input))
         del quantized_input, saved_input
-        self.node("norm_linear" if has_norm else "linear", inputs, [output], backward, *saved_for_backward)
-        return output
+        self.node("norm_linear" if has_norm else "linear", layer_inputs, [layer_output], backward, *saved_for_backward)
+        return layer_output
 
     @property
     def saves_16_bit_input(self) -> bool:
@@ -263,7 +265,7 @@ class Fp8Kernels(DeltaKernels):
         self.quantize_weight(weight)
         gathered_input = self.gather_quantized(row_count, n_in, True, False) if is_sharded else None
         self.persistent.use_engine_workspace()
-        output = self.new_tensor(row_count, n_out)
+        layer_output = self.new_tensor(row_count, n_out)
         del gathered_input, quantized_input
         bias_shape = None if bias is None else bias.shape
 
@@ -296,31 +298,32 @@ class Fp8Kernels(DeltaKernels):
                 *bias_gradients,
             ]
 
-        self.node("linear", [x, weight, *([] if bias is None else [bias])], [output], backward, x)
-        return output
+        self.node("linear", [x, weight, *([] if bias is None else [bias])], [layer_output], backward, x)
+        return layer_output
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
         """Runs TEGroupedLinear on 8-bit inputs, with a scale per expert."""
         if not self.runs_in_fp8:
             return super().grouped_linear(operation, x, output_width)
-        (row_count, n_in), experts = x.shape, self.local_experts
-        rows_per_expert = row_count // experts
+        (row_count, n_in), expert_count = x.shape, self.local_experts
+        rows_per_expert = row_count // expert_count
         row_multiple = MULTIPLES["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else ALIGNED
-        if rows_per_expert * experts != row_count or rows_per_expert % row_multiple:
+        if rows_per_expert * expert_count != row_count or rows_per_expert % row_multiple:
             raise self.unsupported(
-                f"{row_count} rows of {experts} experts in 8 bits; expected a multiple of {row_multiple} rows of each",
+                f"{row_count} rows of {expert_count} experts in 8 bits; expected a multiple of {row_multiple} rows of "
+                "each",
                 operation.name,
             )
         weights, biases = self.expert_weights(operation, n_in, output_width, "expert")
-        quantized_input = self.quantize_experts(rows_per_expert, n_in, experts, self.graph.enabled)
+        quantized_input = self.quantize_experts(rows_per_expert, n_in, expert_count, self.graph.enabled)
         for parameter in weights:
             self.quantize_weight(parameter)
         self.persistent.use_grouped_workspaces()
-        output = self.new_tensor(row_count, output_width)
+        product_output = self.new_tensor(row_count, output_width)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
-            _quantized_gradient = self.quantize_experts(rows_per_expert, output_width, experts)
+            _quantized_gradient = self.quantize_experts(rows_per_expert, output_width, expert_count)
             self.persistent.use_grouped_workspaces()
             input_gradient = self.new_tensor(row_count, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
@@ -329,8 +332,8 @@ class Fp8Kernels(DeltaKernels):
 
         saved_for_backward = quantized_input.columns
         del quantized_input
-        self.node("grouped_linear", (x, *weights, *biases), [output], backward, *saved_for_backward)
-        return output
+        self.node("grouped_linear", (x, *weights, *biases), [product_output], backward, *saved_for_backward)
+        return product_output
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs an 8-bit Linear. Attention's output is saved in 16 bits, except with delayed scaling."""
@@ -369,9 +372,9 @@ class Fp8Kernels(DeltaKernels):
             self.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()
-        output = self.new_tensor(self.local_rows(rows) if uses_user_buffers else rows, n_out)
+        layer_output = self.new_tensor(self.local_rows(rows) if uses_user_buffers else rows, n_out)
         if is_divided and not uses_user_buffers:
-            output = self.new_tensor(self.local_rows(rows), n_out)
+            layer_output = self.new_tensor(self.local_rows(rows), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if uses_user_buffers:
@@ -397,5 +400,5 @@ class Fp8Kernels(DeltaKernels):
 
         saved_for_backward = [x] if saves_16_bits else quantized_input.columns
         del quantized_input
-        self.node(workspace_name, (x, weight), [output], backward, *saved_for_backward)
-        return output
+        self.node(workspace_name, (x, weight), [layer_output], backward, *saved_for_backward)
+        return layer_output

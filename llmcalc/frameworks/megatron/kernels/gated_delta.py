@@ -52,8 +52,8 @@ class DeltaKernels(MambaKernels):
 
     def _run_delta_mixer(self, module_scope: Scope, core_scope: Step) -> None:
         """Runs Megatron-Core's GatedDeltaNet.forward."""
-        aten, op, batch = self.t, core_scope.op, self.run_config.batch
-        assert isinstance(op, DeltaRule)
+        aten, delta_op, batch = self.t, core_scope.op, self.run_config.batch
+        assert isinstance(delta_op, DeltaRule)
         named_steps = steps_by_name(module_scope)
         projection_widths = [named_steps[projection_name].outs[0].width for projection_name in PROJECTIONS]
         query_projection = named_steps[PROJECTIONS[0]]
@@ -67,25 +67,25 @@ class DeltaKernels(MambaKernels):
         del projected_input
         conv_channels = sum(projection_widths[1:3], projection_widths[0])
         qkv, gate, beta, alpha = aten.split(qkvzba, [conv_channels, *projection_widths[3:]])
-        gate = aten.unflatten(gate, -1, (op.heads, op.value_dim))
-        kernel = named_steps["conv1d"].options["kernel"]
-        conv_filters = self.weight("conv1d.weight", (conv_channels, 1, kernel))
+        gate = aten.unflatten(gate, -1, (delta_op.heads, delta_op.value_dim))
+        kernel_size = named_steps["conv1d"].options["kernel"]
+        conv_filters = self.weight("conv1d.weight", (conv_channels, 1, kernel_size))
         if self.rank_choices.deterministic:
             qkv = aten.contiguous(aten.transpose(qkv, 1, 2))
-            _conv_out = aten.convolution(qkv, conv_filters, None, tokens + kernel - 1)
+            _conv_out = aten.convolution(qkv, conv_filters, None, tokens + kernel_size - 1)
             qkv = aten.transpose(aten.function("silu", aten.slice(_conv_out, tokens)), 1, 2)
         else:
-            qkv = fla.causal_conv1d(aten, qkv, aten.reshape(conv_filters, (conv_channels, kernel)))
-        dt_bias, a_log = self.weight("dt_bias", (op.heads,)), self.weight("A_log", (op.heads,))
+            qkv = fla.causal_conv1d(aten, qkv, aten.reshape(conv_filters, (conv_channels, kernel_size)))
+        dt_bias, a_log = self.weight("dt_bias", (delta_op.heads,)), self.weight("A_log", (delta_op.heads,))
         q, k, v, log_decay, gate, beta_sigmoid = self._prepare_delta_inputs(
-            op, projection_widths[0], qkv, gate, a_log, dt_bias, beta, alpha
+            delta_op, projection_widths[0], qkv, gate, a_log, dt_bias, beta, alpha
         )
         delta_rule = chunked_delta_rule if self.rank_choices.deterministic else fla.chunk_gated_delta_rule_alone
-        y = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
+        rule_output = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
         output_projection = named_steps["o_proj"]
         self.bind(
             output_projection.outs[0],
-            self.row_linear(output_projection, self._run_gated_norm(named_steps["norm"], op, y, gate)),
+            self.row_linear(output_projection, self._run_gated_norm(named_steps["norm"], delta_op, rule_output, gate)),
         )
 
     def _prepare_delta_inputs(
@@ -130,30 +130,30 @@ class DeltaKernels(MambaKernels):
             del qk_gradients
             return input_gradients
 
-        outputs = (q, k, v, decay, out_gate, beta_sigmoid)
-        inputs = (qkv, gate, a_log, dt_bias, beta, alpha)
+        rule_inputs = (q, k, v, decay, out_gate, beta_sigmoid)
+        mixer_inputs = (qkv, gate, a_log, dt_bias, beta, alpha)
         self.node(
             "prepare_input_for_gated_delta_rule",
-            inputs,
-            outputs,
+            mixer_inputs,
+            rule_inputs,
             backward,
             normalized_qk,
             qk_norms,
             alpha,
             beta_sigmoid,
         )
-        return outputs
+        return rule_inputs
 
-    def _run_gated_norm(self, norm: Step, delta_rule: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
+    def _run_gated_norm(self, norm_step: Step, delta_rule: DeltaRule, rule_output: Tensor, gate: Tensor) -> Tensor:
         """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
-        aten, (batch, tokens) = self.t, y.shape[:2]
+        aten, (batch, tokens) = self.t, rule_output.shape[:2]
         flat_shape = (batch * tokens * delta_rule.heads, delta_rule.value_dim)
-        normed_output = self.norm(aten.reshape(y, flat_shape), norm, self.module_path(), flat_shape[0])
-        output = self.times_gate(normed_output, aten.reshape(gate, flat_shape))
+        normed_output = self.norm(aten.reshape(rule_output, flat_shape), norm_step, self.module_path(), flat_shape[0])
+        gated_output = self.times_gate(normed_output, aten.reshape(gate, flat_shape))
         del normed_output
-        output = aten.reshape(output, (batch, tokens, delta_rule.heads * delta_rule.value_dim))
-        output = aten.contiguous(aten.transpose(output, 0, 1))
-        return aten.reshape(output, (batch * tokens, delta_rule.heads * delta_rule.value_dim))
+        gated_output = aten.reshape(gated_output, (batch, tokens, delta_rule.heads * delta_rule.value_dim))
+        gated_output = aten.contiguous(aten.transpose(gated_output, 0, 1))
+        return aten.reshape(gated_output, (batch * tokens, delta_rule.heads * delta_rule.value_dim))
 
 
 def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradient: Tensor, beta: Tensor) -> Tensor:
@@ -178,13 +178,13 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
         aten.unflatten(x, 2, (chunk_count, CHUNK)) for x in (query, key, value, k_beta, v_beta)
     ]
     output_gradient = aten.unflatten(output_gradient, 2, (chunk_count, CHUNK))
-    mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
+    triangle_mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
     output_gradient = cumsum(aten, output_gradient)
     decay = tril(
         aten, aten.exp(tril(aten, aten.sub(aten.unsqueeze(output_gradient, -1), aten.unsqueeze(output_gradient, -2))))
     )
     intra_chunk_attention = aten.mul(aten.matmul(k_beta, aten.transpose(key, -1, -2)), decay)
-    intra_chunk_attention = aten.scale(aten.masked_fill(intra_chunk_attention, mask), "neg")
+    intra_chunk_attention = aten.scale(aten.masked_fill(intra_chunk_attention, triangle_mask), "neg")
     for i in range(1, CHUNK):
         attention_row = aten.clone(aten.slice(aten.select(intra_chunk_attention, -2), i))
         previous_rows = aten.clone(aten.slice(aten.slice(intra_chunk_attention, i, -2), i))
@@ -196,17 +196,17 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
     value = aten.matmul(intra_chunk_attention, v_beta)
     k_cumdecay = aten.matmul(intra_chunk_attention, aten.mul(k_beta, aten.unsqueeze(aten.exp(output_gradient), -1)))
     kv_state = aten.new_tensor((*key.shape[:2], key.shape[-1], value.shape[-1]), FLOAT32)
-    output = aten.new_tensor(value.shape, FLOAT32)
-    mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
+    rule_output = aten.new_tensor(value.shape, FLOAT32)
+    triangle_mask = aten.new_tensor((CHUNK, CHUNK), BOOL)
     for _ in range(int(chunk_count)):
         q_i, k_i, v_i = (aten.select(x, 2) for x in (query, key, value))
         intra_chunk_attention = masked_fill_in_place(
-            aten, aten.mul(aten.matmul(q_i, aten.transpose(k_i, -1, -2)), aten.select(decay, 2)), mask
+            aten, aten.mul(aten.matmul(q_i, aten.transpose(k_i, -1, -2)), aten.select(decay, 2)), triangle_mask
         )
         v_prime = aten.matmul(aten.select(k_cumdecay, 2), kv_state)
         v_new = aten.sub(v_i, v_prime)
         attn_inter = aten.matmul(aten.mul(q_i, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1))), kv_state)
-        output = aten.write_into(output, aten.add(attn_inter, aten.matmul(intra_chunk_attention, v_new)))
+        rule_output = aten.write_into(rule_output, aten.add(attn_inter, aten.matmul(intra_chunk_attention, v_new)))
         decayed_state = aten.mul(
             kv_state, aten.exp(aten.unsqueeze(aten.unsqueeze(aten.select(aten.select(output_gradient, 2), -1), -1), -1))
         )
@@ -221,8 +221,8 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, output_gradi
         )
         del decayed_state, remaining_decay
     del kv_state
-    output = aten.slice(aten.flatten(output, 2, 3), tokens, 2)
-    return aten.to(aten.contiguous(aten.transpose(output, 1, 2)), q.dtype)
+    rule_output = aten.slice(aten.flatten(rule_output, 2, 3), tokens, 2)
+    return aten.to(aten.contiguous(aten.transpose(rule_output, 1, 2)), q.dtype)
 
 
 def cumsum(aten: Aten, x: Tensor) -> Tensor:
@@ -231,9 +231,9 @@ def cumsum(aten: Aten, x: Tensor) -> Tensor:
     def backward(output_gradient: Tensor, _: Needs) -> Gradients:
         flipped_gradient = aten.like(output_gradient)
         flipped_sums = aten.like(flipped_gradient)
-        gradient = aten.like(flipped_sums)
+        input_gradient = aten.like(flipped_sums)
         del flipped_gradient, flipped_sums
-        return (gradient,)
+        return (input_gradient,)
 
     return record(aten.graph, "cumsum", (x,), aten.like(x), backward)
 
@@ -245,5 +245,5 @@ def tril(aten: Aten, x: Tensor) -> Tensor:
 
 def masked_fill_in_place(aten: Aten, x: Tensor, mask: Tensor) -> Tensor:
     """Fills masked elements in place, and saves the mask for the gradient."""
-    output = Tensor(x.shape, x.dtype, x.storage, x.strides)
-    return record(aten.graph, "masked_fill_", (x,), output, lambda g, _, mask: (aten.like(g),), mask)
+    filled_tensor = Tensor(x.shape, x.dtype, x.storage, x.strides)
+    return record(aten.graph, "masked_fill_", (x,), filled_tensor, lambda g, _, mask: (aten.like(g),), mask)

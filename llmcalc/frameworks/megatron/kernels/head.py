@@ -24,15 +24,15 @@ class HeadKernels(ElementwiseKernels):
 
     def do_table(self, operation: Step) -> None:
         """Looks up embeddings of tokens, positions or segments."""
-        index_kind, output = operation.options["by"], operation.outs[0]
-        weight = self.shared_table("table", operation) if index_kind == "ids" else self.positions(operation)
-        row_count = self.rows(output)
+        index_kind, table_output = operation.options["by"], operation.outs[0]
+        embedding_table = self.shared_table("table", operation) if index_kind == "ids" else self.positions(operation)
+        row_count = self.rows(table_output)
         token_ids = self.graph.new_tensor((row_count, 1), INT64) if index_kind == "ids" else None
-        embeddings = self.new_tensor(row_count, weight.shape[1])
+        embeddings = self.new_tensor(row_count, embedding_table.shape[1])
         saved_for_backward = [] if token_ids is None else [token_ids]
-        self.node_with_new_gradients("embedding", (weight,), embeddings, *saved_for_backward)
+        self.node_with_new_gradients("embedding", (embedding_table,), embeddings, *saved_for_backward)
         del saved_for_backward
-        self.bind(output, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
+        self.bind(table_output, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
 
     def do_unread_table(self, operation: Step) -> None:
         """Allocates an embedding table that no pass reads."""
@@ -182,7 +182,7 @@ class HeadKernels(ElementwiseKernels):
 
     # --- tokens further ahead ----------------------------------------------------------------------------------------
 
-    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
         """Moves multi-token-prediction modules and losses before the output layer."""
         mtp_modules = [
             item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"
@@ -193,7 +193,7 @@ class HeadKernels(ElementwiseKernels):
             ]
             moved_modules = [*mtp_modules, *output_modules]
             module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
-        super()._collect_readers(module_scope, module)
+        super()._index_operations(module_scope, module)
 
     def do_add_output(self, operation: Step) -> None:
         """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""

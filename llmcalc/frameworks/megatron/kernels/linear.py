@@ -25,22 +25,22 @@ class LinearKernels(RankKernels):
 
     def do_norm(self, operation: Step) -> None:
         """Runs a norm, or defers the norm to a linear layer that fuses it."""
-        norm_input, output = operation.ins[0], operation.outs[0]
+        norm_input, norm_output = operation.ins[0], operation.outs[0]
         if self.is_fused_norm(operation):
-            self.waiting_norms[id(output.storage)] = operation, self.module_path()
-            self.bind(output, self.tensor_read_by(operation, norm_input))
+            self.waiting_norms[id(norm_output.storage)] = operation, self.module_path()
+            self.bind(norm_output, self.tensor_read_by(operation, norm_input))
             return
         x = self.tensor_read_by(operation, norm_input)
         row_count = x.shape[0] * (norm_input.width // self.element_count(operation.options["over"]))
-        self.bind(output, self.norm(x, operation, self.module_path(), row_count))
+        self.bind(norm_output, self.norm(x, operation, self.module_path(), row_count))
 
     def is_fused_norm(self, operation: Step) -> bool:
         """Whether Transformer Engine's linear layers that read a norm compute it too, from a cache."""
         is_fused = self.fused_norms.get(id(operation))
         if is_fused is None:
-            readers = [reader for reader, _ in self.readers.get(id(operation.outs[0].storage), ())]
+            next_steps = [reading_step for reading_step, _ in self.readers.get(id(operation.outs[0].storage), ())]
             is_fused = (
-                self.rank_choices.transformer_engine and bool(readers) and all(map(self.has_norm_before, readers))
+                self.rank_choices.transformer_engine and bool(next_steps) and all(map(self.has_norm_before, next_steps))
             )
             self.fused_norms[id(operation)] = is_fused
         return is_fused
@@ -48,19 +48,19 @@ class LinearKernels(RankKernels):
     def norm_weights(self, operation: Step, module_path: Path) -> list[Tensor]:
         """Returns the weight and bias of a norm."""
         spec: Norm = operation.options["spec"]
-        shape = (self.element_count(operation.options["over"]),)
+        norm_shape = (self.element_count(operation.options["over"]),)
         weight_names = [
             weight_name for weight_name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present
         ]
-        return [self.weight(f"{operation.name}.{weight_name}", shape, module_path) for weight_name in weight_names]
+        return [self.weight(f"{operation.name}.{weight_name}", norm_shape, module_path) for weight_name in weight_names]
 
     def norm(self, x: Tensor, operation: Step, module_path: Path, row_count: Number) -> Tensor:
         """Runs an unfused norm, which saves its input, and one or two statistics per row. row_count: number of rows."""
         weights, spec = self.norm_weights(operation, module_path), operation.options["spec"]
         x = self.contiguous(x)
-        output = self.like(x)
+        norm_output = self.like(x)
         norm_statistics = [self.statistics(row_count) for _ in range(2 if spec.type == "layernorm" else 1)]
-        return self.node_with_new_gradients("norm", (x, *weights), output, x, *norm_statistics)
+        return self.node_with_new_gradients("norm", (x, *weights), norm_output, x, *norm_statistics)
 
     def has_norm_before(self, operation: Step) -> bool:
         """Whether a column-parallel layer and the norm before it are one fused module.
@@ -99,38 +99,40 @@ class LinearKernels(RankKernels):
         if table_key not in self.weights:
             row_width = operation.weight.ins if operation.weight.out[0].name == "vocab" else operation.weight.out
             row_count = operation.weight.out if operation.weight.out[0].name == "vocab" else operation.weight.ins
-            shape = self.element_count(row_count), self.element_count(row_width)
-            self.weights[table_key] = self.with_role(table_role, lambda: self.weight(f"{operation.name}.weight", shape))
+            table_shape = self.element_count(row_count), self.element_count(row_width)
+            self.weights[table_key] = self.with_role(
+                table_role, lambda: self.weight(f"{operation.name}.weight", table_shape)
+            )
         return self.weights[table_key]
 
     def do_linear(self, operation: Step) -> None:
         """Runs a linear layer by its sharding: column-parallel, row-parallel or unsharded."""
-        output = operation.outs[0]
+        layer_output = operation.outs[0]
         if id(operation) in self.pending_outputs:
-            self.bind(output, self.pending_outputs.pop(id(operation)))
+            self.bind(layer_output, self.pending_outputs.pop(id(operation)))
             return
         x = self.tensor_read_by(operation, operation.ins[0])
         assert operation.weight is not None
         if self.is_output_layer(operation):
             logits = self.output(operation, x)
             del x
-            self.bind(output, self.t.scale(logits) if self.rank_choices.scales_logits else logits)
+            self.bind(layer_output, self.t.scale(logits) if self.rank_choices.scales_logits else logits)
         elif self.is_column_parallel(operation):
             self._run_column_layers(operation, x)
         elif self.is_row_parallel(operation):
-            self.bind(output, self.row_linear(operation, x))
+            self.bind(layer_output, self.row_linear(operation, x))
         else:
-            self.bind(output, self.undivided_linear(operation, x))
+            self.bind(layer_output, self.undivided_linear(operation, x))
 
     def fused_column_steps(self, operation: Step) -> list[Step]:
         """Returns a module's column-parallel layers with the same input, which run as one matrix product."""
-        module = self.module_of_step[id(operation)]
+        step_module = self.module_of_step[id(operation)]
         return [
-            reader
-            for reader, reader_module in self.readers[id(operation.ins[0].storage)]
-            if reader_module is module
-            and self.is_column_parallel(reader)
-            and reader.ins[0].rows == operation.ins[0].rows
+            reading_step
+            for reading_step, reader_module in self.readers[id(operation.ins[0].storage)]
+            if reader_module is step_module
+            and self.is_column_parallel(reading_step)
+            and reading_step.ins[0].rows == operation.ins[0].rows
         ]
 
     def _run_column_layers(self, operation: Step, x: Tensor) -> None:
@@ -154,9 +156,9 @@ class LinearKernels(RankKernels):
         self, operation: Step, output_width: Number, weight_role: str, bias: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Returns a linear layer's weight and bias. output_width: total outputs of all fused layers."""
-        shape = output_width, operation.ins[0].width
+        weight_shape = output_width, operation.ins[0].width
         module_path = self.module_path()
-        weight = self.with_role(weight_role, lambda: self.weight(f"{operation.name}.weight", shape, module_path))
+        weight = self.with_role(weight_role, lambda: self.weight(f"{operation.name}.weight", weight_shape, module_path))
         has_bias = operation.options["bias"] if bias is None else bias
         bias_tensor = (
             self.with_role(weight_role, lambda: self.weight(f"{operation.name}.bias", (output_width,), module_path))
@@ -196,20 +198,20 @@ class LinearKernels(RankKernels):
         norm_output, norm_statistics = (x, []) if deferred_norm is None else self._fused_norm(x, deferred_norm)
         gathered_input = self.new_tensor(row_count, n_in) if is_sharded and not kernel_choices.user_buffers else None
         self.use_overlap_workspaces()
-        output = self.new_tensor(row_count, weight.shape[0])
-        has_norm, is_trained = deferred_norm is not None, weight.needs_grad
+        layer_output = self.new_tensor(row_count, weight.shape[0])
+        has_norm, needs_grad = deferred_norm is not None, weight.needs_grad
         returns_norm = has_norm and self.norm_outputs is not None
         returns_gathered = returns_norm and is_sharded and self.adapters_read_gathered_rows
         returned_norm = gathered_input if returns_gathered else norm_output
         del gathered_input
-        inputs = [x, *norm, weight, *([] if bias is None else [bias])]
+        layer_inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: Needs) -> Gradients:
             new_tensor, in_user_buffers = self.new_tensor, kernel_choices.user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
-            gathered_input = new_tensor(row_count, n_in) if is_sharded and not in_user_buffers and is_trained else None
+            gathered_input = new_tensor(row_count, n_in) if is_sharded and not in_user_buffers and needs_grad else None
             self.use_overlap_workspaces()
             input_gradient: Tensor | None = (
                 None if in_user_buffers or not needs_input_grad[0] else new_tensor(row_count, n_in)
@@ -223,7 +225,7 @@ class LinearKernels(RankKernels):
             if in_user_buffers:  # a copy of what the buffer has after the product for the weight
                 input_gradient = new_tensor(local_rows, n_in)
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
-            if is_trained:
+            if needs_grad:
                 saved_tensors[1 if has_norm else 0] = None  # clear_tensor_data(ln_out)
             del gathered_input
             if not has_norm:
@@ -239,21 +241,21 @@ class LinearKernels(RankKernels):
                 *bias,
             ]
 
-        saved_norm_output = [norm_output] if is_trained or returns_norm else []
+        saved_norm_output = [norm_output] if needs_grad or returns_norm else []
         saved_for_backward = [x, *saved_norm_output, *norm_statistics] if has_norm else saved_norm_output
         del norm_output, saved_norm_output
-        outputs = [output]
+        layer_outputs = [layer_output]
         if returns_norm and self.norm_outputs is not None and returned_norm is not None:
-            outputs.append(returned_norm)
+            layer_outputs.append(returned_norm)
             self.norm_outputs.append(returned_norm)
         del returned_norm
-        self.node("norm_linear" if has_norm else "linear", inputs, outputs, backward, *saved_for_backward)
-        return output
+        self.node("norm_linear" if has_norm else "linear", layer_inputs, layer_outputs, backward, *saved_for_backward)
+        return layer_output
 
     def _fused_norm(self, x: Tensor, deferred_norm: Step) -> tuple[Tensor, list[Tensor]]:
         """Returns the output and the statistics of a norm that is fused with a product."""
-        output, has_mean = self.like(x), deferred_norm.options["spec"].type == "layernorm"
-        return output, [self.statistics(x.shape[0]) for _ in range(2 if has_mean else 1)]
+        norm_output, has_mean = self.like(x), deferred_norm.options["spec"].type == "layernorm"
+        return norm_output, [self.statistics(x.shape[0]) for _ in range(2 if has_mean else 1)]
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
         """Runs ColumnParallelLinear, which gathers rows in a buffer for all such layers."""
@@ -277,15 +279,15 @@ class LinearKernels(RankKernels):
         return output
 
     def _core_gradients(
-        self, output_gradient: Tensor, row_count: int, shape: tuple[int, int], weight: Tensor, bias: Tensor | None
+        self, output_gradient: Tensor, row_count: int, input_shape: tuple[int, int], weight: Tensor, bias: Tensor | None
     ) -> Gradients:
         """Runs the end of ColumnParallelLinear's backward pass: gradients of input, weight and bias.
 
-        row_count: rows of the gathered input. shape: the shape of the rank's input.
+        row_count: rows of the gathered input. input_shape: the shape of the rank's input.
         """
         self.persistent.use_torch_workspace("backward")
-        input_gradient = self.new_tensor(row_count, shape[1])
-        scattered_gradient = self.new_tensor(*shape) if self.rank_choices.sequence_parallel else None
+        input_gradient = self.new_tensor(row_count, input_shape[1])
+        scattered_gradient = self.new_tensor(*input_shape) if self.rank_choices.sequence_parallel else None
         weight_gradient = self.weight_gradient(weight)
         bias_gradient = [] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)]
         return [
@@ -304,11 +306,11 @@ class LinearKernels(RankKernels):
     def engine_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs Linear in row-parallel mode, which saves its input for the gradient of a trained weight."""
         is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
-        uses_user_buffers, is_trained = self.rank_choices.user_buffers, weight.needs_grad
+        uses_user_buffers, trains_weight = self.rank_choices.user_buffers, weight.needs_grad
         self.use_overlap_workspaces()
-        output = self.new_tensor(self.local_rows(row_count) if uses_user_buffers else row_count, n_out)
+        layer_output = self.new_tensor(self.local_rows(row_count) if uses_user_buffers else row_count, n_out)
         if is_sharded and not uses_user_buffers:
-            output = self.new_tensor(self.local_rows(row_count), n_out)
+            layer_output = self.new_tensor(self.local_rows(row_count), n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             gathered_gradient = self.new_tensor(row_count, n_out) if is_sharded and not uses_user_buffers else None
@@ -317,29 +319,29 @@ class LinearKernels(RankKernels):
             if uses_user_buffers:
                 self.persistent.use_engine_workspace()
             weight_gradient = self.weight_gradient(weight)
-            if is_trained:
+            if trains_weight:
                 saved_tensors[0] = None  # clear_tensor_data(inputmat_total)
             del gathered_gradient
             return [input_gradient, weight_gradient]
 
-        self.node("row_linear", (x, weight), [output], backward, *([x] if is_trained else []))
-        return output
+        self.node("row_linear", (x, weight), [layer_output], backward, *([x] if trains_weight else []))
+        return layer_output
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs RowParallelLinear, whose reduction over ranks is a separate graph node."""
         is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
-        output = self.new_tensor(row_count, n_out)
+        layer_output = self.new_tensor(row_count, n_out)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new_tensor(row_count, n_in), self.weight_gradient(weight)]
 
-        self.node("row_linear", (x, weight), [output], backward, x)
+        self.node("row_linear", (x, weight), [layer_output], backward, x)
         if not is_sharded:
-            return output
-        unreduced_output, output = output, self.new_tensor(self.local_rows(row_count), n_out)
-        return self.node_with_new_gradients("reduce_scatter", (unreduced_output,), output)
+            return layer_output
+        unreduced_output, layer_output = layer_output, self.new_tensor(self.local_rows(row_count), n_out)
+        return self.node_with_new_gradients("reduce_scatter", (unreduced_output,), layer_output)
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a linear layer that every rank computes in full."""
@@ -347,18 +349,18 @@ class LinearKernels(RankKernels):
 
     def unsharded_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Runs the product of an unsharded weight, which saves its input unless the weight is frozen."""
-        (rows, n_in), engine = x.shape, self.rank_choices.transformer_engine
-        self.use_workspace(engine, "forward")
-        output = self.new_tensor(rows, weight.shape[0])
+        (n_rows, n_in), uses_engine = x.shape, self.rank_choices.transformer_engine
+        self.use_workspace(uses_engine, "forward")
+        layer_output = self.new_tensor(n_rows, weight.shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            self.use_workspace(engine, "backward")
-            gradients = [self.new_tensor(rows, n_in) if needs_input_grad[0] else None, self.weight_gradient(weight)]
+            self.use_workspace(uses_engine, "backward")
+            gradients = [self.new_tensor(n_rows, n_in) if needs_input_grad[0] else None, self.weight_gradient(weight)]
             return [*gradients, *([] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)])]
 
-        inputs = (x, weight, *([] if bias is None else [bias]))
-        self.node("linear", inputs, [output], backward, *([x] if weight.needs_grad else []))
-        return output
+        layer_inputs = (x, weight, *([] if bias is None else [bias]))
+        self.node("linear", layer_inputs, [layer_output], backward, *([x] if weight.needs_grad else []))
+        return layer_output
 
     def use_overlap_workspaces(self) -> None:
         """Allocates workspaces for a product that may overlap with communication.
@@ -371,9 +373,9 @@ class LinearKernels(RankKernels):
         else:
             self.persistent.use_engine_workspace()
 
-    def use_workspace(self, engine: bool, thread_name: str) -> None:
+    def use_workspace(self, uses_engine: bool, thread_name: str) -> None:
         """Allocates the cuBLAS workspace of Transformer Engine, or of torch in a thread."""
-        if engine:
+        if uses_engine:
             self.persistent.use_engine_workspace()
         else:
             self.persistent.use_torch_workspace(thread_name)
@@ -424,16 +426,16 @@ class LinearKernels(RankKernels):
         if self.rank_choices.sequence_parallel:
             x = self.copy_reordered("gather", x, (row_count, n_in))
         self.persistent.use_torch_workspace("forward")
-        output = self.new_tensor(row_count, weight.shape[0])
+        logits = self.new_tensor(row_count, weight.shape[0])
         if bias is not None:
-            output = self.like(output)
+            logits = self.like(logits)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new_tensor(row_count, n_in)]
 
-        self.node("output_layer", (x,), [output], backward)
-        return output
+        self.node("output_layer", (x,), [logits], backward)
+        return logits
 
 
 def is_divided(weight_axis: Axis | JoinedShapes) -> bool:

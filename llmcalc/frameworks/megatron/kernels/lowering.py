@@ -102,19 +102,19 @@ GATHER_BUFFER = "gather buffer"
 
 
 def detached_argument(
-    autograd_graph: Graph, argument_gradients: dict[int, Tensor], i: int, saved_argument: Tensor | None
+    autograd_graph: Graph, argument_gradients: dict[int, Tensor], argument_index: int, saved_argument: Tensor | None
 ) -> Tensor:
     """Returns a detached argument of a recomputed function, whose gradient is stored in `argument_gradients`."""
     assert saved_argument is not None
-    argument = saved_argument.detached()
+    detached_tensor = saved_argument.detached()
 
     def store_gradient(output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-        argument_gradients[i] = output_gradient
+        argument_gradients[argument_index] = output_gradient
         return (None,)
 
     leaf_tensor = empty(UncountedMeter(), (), BFLOAT16, is_leaf=True)
-    argument.node = Node(autograd_graph, "argument", (leaf_tensor,), store_gradient)
-    return argument
+    detached_tensor.node = Node(autograd_graph, "argument", (leaf_tensor,), store_gradient)
+    return detached_tensor
 
 
 class WeightGathering(Protocol):
@@ -178,12 +178,12 @@ class PersistentTensors:
         for stream_number in range(4):
             self._keep_workspace(f"Transformer Engine, stream {stream_number}", self.engine_bytes)
 
-    def _keep_workspace(self, operation_name: str, workspace_bytes: Number) -> None:
-        """Allocates the workspace `operation_name` on first use."""
-        if workspace_bytes and operation_name not in self.workspaces:
+    def _keep_workspace(self, workspace_name: str, workspace_bytes: Number) -> None:
+        """Allocates the workspace `workspace_name` on first use."""
+        if workspace_bytes and workspace_name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
-                self.workspaces[operation_name] = Storage(self.meter, workspace_bytes)
-            self.shared[operation_name] = [self.workspaces[operation_name].block]
+                self.workspaces[workspace_name] = Storage(self.meter, workspace_bytes)
+            self.shared[workspace_name] = [self.workspaces[workspace_name].block]
 
     def grow_gather_buffer(self, buffer_bytes: Number) -> None:
         """Enlarges the all-gather buffer, which never shrinks (`GlobalMemoryBuffer`), to at least these bytes."""
@@ -192,12 +192,12 @@ class PersistentTensors:
                 self.gather_buffer = Storage(self.meter, buffer_bytes)
             self.shared.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
 
-    def defers_gradient(self, most_deferred: int | None) -> bool:
+    def defers_gradient(self, deferral_limit: int | None) -> bool:
         """Whether another weight gradient of the output layer is deferred.
 
-        most_deferred: `RankChoices.wgrad_deferral_limit`.
+        deferral_limit: `RankChoices.wgrad_deferral_limit`.
         """
-        return most_deferred is not None and (most_deferred == 0 or len(self.deferred_gradients) < most_deferred)
+        return deferral_limit is not None and (deferral_limit == 0 or len(self.deferred_gradients) < deferral_limit)
 
     def drain_deferred_gradients(self, ranks: int) -> None:
         """Computes the weight gradients that were deferred (core/utils.py, `drain_embedding_wgrad_compute`).
@@ -284,9 +284,9 @@ class RankKernels(Lowering):
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
-        """Returns all parameters of a program, without counted allocations."""
-        unmetered = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
-        unmetered.graph.enabled, unmetered.include, unmetered.first_layer_index = (
+        """Returns all parameters of a program, from a run that counts no memory."""
+        unmetered_run = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
+        unmetered_run.graph.enabled, unmetered_run.include, unmetered_run.first_layer_index = (
             False,
             self.include,
             self.first_layer_index,
@@ -294,17 +294,17 @@ class RankKernels(Lowering):
         entry_tensor = None
         entry_value = program.entry
         if entry_value is not None:
-            entry_tensor = unmetered.graph.new_tensor(
+            entry_tensor = unmetered_run.graph.new_tensor(
                 (self.local_rows(self.rows(entry_value)), entry_value.width), BFLOAT16
             )
-        unmetered.run_rank(program, entry_tensor)
-        self.weights.update(unmetered.weights)
+        unmetered_run.run_rank(program, entry_tensor)
+        self.weights.update(unmetered_run.weights)
         position_tables = [
-            parameter for parameter in unmetered.ordered_parameters if parameter.role in TABLES
+            parameter for parameter in unmetered_run.ordered_parameters if parameter.role in TABLES
         ]  # the embedding is made before the layers
         self.ordered_parameters = [
             *position_tables,
-            *(parameter for parameter in unmetered.ordered_parameters if parameter.role not in TABLES),
+            *(parameter for parameter in unmetered_run.ordered_parameters if parameter.role not in TABLES),
         ]
         return self.ordered_parameters
 
@@ -312,20 +312,20 @@ class RankKernels(Lowering):
         """Runs a program. entry_tensor: the hidden states received from the previous pipeline stage."""
         self.pending_outputs = {}
         if not self.readers:
-            self._collect_readers(program.root, program.root)
+            self._index_operations(program.root, program.root)
         self.has_entry = program.entry is not None
         if entry_tensor is not None:
             self.inputs[ENTRY] = entry_tensor
         del entry_tensor
         return self.run(program)
 
-    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
         """Collects the operations that read each value, and the module of each operation."""
         for module_item in module_scope.items:
             if isinstance(module_item, Alternatives):
-                self._collect_readers(next(iter(module_item.branches.values())), module)
+                self._index_operations(next(iter(module_item.branches.values())), module)
             elif isinstance(module_item, Scope):
-                self._collect_readers(module_item, module_item)
+                self._index_operations(module_item, module_item)
             else:
                 self.module_of_step[id(module_item)] = module
                 for input_value in module_item.ins:
@@ -348,9 +348,9 @@ class RankKernels(Lowering):
         """Returns a parameter, created on first use."""
         if parameter_key not in self.weights:
             is_trained = self.rank_choices.adapters is None or self.in_adapter
-            self.weights[parameter_key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, is_leaf=is_trained)
+            self.weights[parameter_key] = weight_tensor = empty(UncountedMeter(), shape, BFLOAT16, is_leaf=is_trained)
             is_fp8 = self.rank_choices.fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
-            self.ordered_parameters.append(Parameter(parameter_key, tensor, self.in_expert, self.role, is_fp8))
+            self.ordered_parameters.append(Parameter(parameter_key, weight_tensor, self.in_expert, self.role, is_fp8))
         return self.weights[parameter_key]
 
     @property
@@ -434,21 +434,21 @@ class RankKernels(Lowering):
         return self.graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
     def node(
-        self, operation_name: str, ins: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
+        self, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""
         autograd_graph = self.graph
-        if not recorded(autograd_graph, ins):
+        if not recorded(autograd_graph, inputs):
             return
-        saved_tensors: SavedTensors = [autograd_graph.keep(tensor).unpack() for tensor in saves]
+        saved_tensors: SavedTensors = [autograd_graph.keep(kept_tensor).unpack() for kept_tensor in saves]
 
         def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)
 
         if len(outputs) == 1:
-            record(autograd_graph, operation_name, ins, outputs[0], run_backward)
+            record(autograd_graph, operation_name, inputs, outputs[0], run_backward)
         else:
-            record_all(autograd_graph, operation_name, ins, outputs, run_backward)
+            record_all(autograd_graph, operation_name, inputs, outputs, run_backward)
 
     def node_with_new_gradients(
         self, operation_name: str, ins: Sequence[Tensor], output: Tensor, *saves: Tensor
@@ -461,10 +461,12 @@ class RankKernels(Lowering):
         self.node(operation_name, ins, [output], lambda _, g, needs: [new(shape, g.dtype) for shape in shapes], *saves)
         return output
 
-    def copy_reordered(self, operation_name: str, x: Tensor, shape: Shape) -> Tensor:
+    def copy_reordered(self, operation_name: str, x: Tensor, copy_shape: Shape) -> Tensor:
         """Copies a tensor into another order or to other ranks, and the gradient back in the backward pass."""
         new, input_shape = self.graph.new_tensor, x.shape
-        return record(self.graph, operation_name, (x,), new(shape, x.dtype), lambda g, _: (new(input_shape, g.dtype),))
+        return record(
+            self.graph, operation_name, (x,), new(copy_shape, x.dtype), lambda g, _: (new(input_shape, g.dtype),)
+        )
 
     def checkpoint(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a function that saves only its arguments, and is recomputed in the backward pass.
@@ -481,15 +483,15 @@ class RankKernels(Lowering):
             """Recomputes the function with autograd, then runs the backward pass."""
             argument_gradients: dict[int, Tensor] = {}
             was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
-            outer_place = autograd_graph.meter.place
-            output = compute(
+            outer_position = autograd_graph.meter.place
+            recomputed_output = compute(
                 [
                     detached_argument(autograd_graph, argument_gradients, i, saved_tensor)
                     for i, saved_tensor in enumerate(saved_tensors)
                 ]
             )
-            backward(autograd_graph, output, output_gradient)
-            autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
+            backward(autograd_graph, recomputed_output, output_gradient)
+            autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_position
             return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
         with autograd_graph.no_grad():
@@ -499,8 +501,8 @@ class RankKernels(Lowering):
 
     def dense_copy(self, x: Tensor) -> Tensor:
         """Returns a contiguous copy."""
-        output = self.graph.new_tensor(x.shape, x.dtype)
-        return record(self.graph, "copy", (x,), output, lambda g, _: (g,))
+        contiguous_copy = self.graph.new_tensor(x.shape, x.dtype)
+        return record(self.graph, "copy", (x,), contiguous_copy, lambda g, _: (g,))
 
     def contiguous(self, x: Tensor) -> Tensor:
         """Returns the tensor itself if it is contiguous, otherwise a copy."""

@@ -23,9 +23,11 @@ class MambaKernels(LatentKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs a Mamba-2 mixer."""
-        alternatives = [item for item in module_scope.items if isinstance(item, Alternatives)]
-        scans = [operation for item in alternatives for operation in next(iter(item.branches.values())).steps()]
-        scan_step = next((operation for operation in scans if isinstance(operation.op, ChunkedScan)), None)
+        branch_items = [branch_item for branch_item in module_scope.items if isinstance(branch_item, Alternatives)]
+        branch_steps = [
+            operation for branch_item in branch_items for operation in next(iter(branch_item.branches.values())).steps()
+        ]
+        scan_step = next((operation for operation in branch_steps if isinstance(operation.op, ChunkedScan)), None)
         if scan_step is None:
             return super().module_kernel(module_scope)
         return lambda: self._run_mixer(module_scope, scan_step)
@@ -62,23 +64,23 @@ class MambaKernels(LatentKernels):
         row_count, projected_width = zxbcdt.shape
         zxbcdt = aten.reshape(self.swap_batch_and_tokens(zxbcdt), (batch, row_count // batch, projected_width))
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, convolution_step.options["kernel"]))
-        bias = self.weight("conv1d.bias", (conv_channels,)) if convolution_step.options["bias"] else None
-        dt_bias, a_log, skip = (self.weight(weight_name, (op.heads,)) for weight_name in ("dt_bias", "A_log", "D"))
+        conv_bias = self.weight("conv1d.bias", (conv_channels,)) if convolution_step.options["bias"] else None
+        dt_bias, a_log, d_skip = (self.weight(weight_name, (op.heads,)) for weight_name in ("dt_bias", "A_log", "D"))
         if ranks > 1:
             local_channels = exact_div(inner_width, ranks) + 2 * local_groups * op.state
             conv_filters = self.parameter_shard(conv_filters, (local_channels, 1, convolution_step.options["kernel"]))
-            bias = None if bias is None else self.parameter_shard(bias, (local_channels,))
-            dt_bias, a_log, skip = (self.parameter_shard(x, (op.heads // ranks,)) for x in (dt_bias, a_log, skip))
+            conv_bias = None if conv_bias is None else self.parameter_shard(conv_bias, (local_channels,))
+            dt_bias, a_log, d_skip = (self.parameter_shard(x, (op.heads // ranks,)) for x in (dt_bias, a_log, d_skip))
         dt_bias_fp32 = aten.to(dt_bias, FLOAT32)
-        negative_a = aten.scale(aten.exp(aten.to(a_log, FLOAT32)), "neg")
-        y = mamba_ssm.mamba_split_conv1d_scan_combined(
+        negative_decay = aten.scale(aten.exp(aten.to(a_log, FLOAT32)), "neg")
+        scan_output = mamba_ssm.mamba_split_conv1d_scan_combined(
             aten,
             zxbcdt,
             conv_filters,
-            bias,
+            conv_bias,
             dt_bias_fp32,
-            negative_a,
-            skip,
+            negative_decay,
+            d_skip,
             op.chunk,
             op.head_dim,
             local_groups,
@@ -87,13 +89,15 @@ class MambaKernels(LatentKernels):
             None,
         )
         del zxbcdt
-        y = self.swap_batch_and_tokens(aten.reshape(y, (row_count, exact_div(inner_width, ranks))))
+        scan_output = self.swap_batch_and_tokens(aten.reshape(scan_output, (row_count, exact_div(inner_width, ranks))))
         if ranks > 1:
-            y = self.exchange_to_tokens(y, inner_width)
+            scan_output = self.exchange_to_tokens(scan_output, inner_width)
         if "norm" in named_operations:
-            y = mamba_ssm.rmsnorm_fn(aten, y, self.weight("norm.weight", (inner_width,)), None, group_count)
+            scan_output = mamba_ssm.rmsnorm_fn(
+                aten, scan_output, self.weight("norm.weight", (inner_width,)), None, group_count
+            )
         assert module_scope.output is not None or output_projection.outs
-        self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
+        self.bind(output_projection.outs[0], self.row_linear(output_projection, scan_output))
 
     def exchange_to_heads(self, x: Tensor, part_widths: Sequence[Number], group_copies: int) -> Tensor:
         """Returns a tensor with all tokens and a shard of the heads, from a shard of tokens (`pre_conv_ssm`).
@@ -101,10 +105,10 @@ class MambaKernels(LatentKernels):
         Groups read by several ranks are repeated (mamba_context_parallel.py).
         """
         cp_ranks, row_count = self.rank_choices.cp, x.shape[0]
-        parts_of_tensor = self.t.split(x, part_widths, 1)
+        tensor_parts = self.t.split(x, part_widths, 1)
         del x
         sent_pieces: list[Tensor] = []
-        for i, tensor_part in enumerate(parts_of_tensor):
+        for i, tensor_part in enumerate(tensor_parts):
             part_width = part_widths[i] * (group_copies if i in (2, 3) else 1)
             if part_width != part_widths[i]:
                 tensor_part = self.copy_reordered("repeat", tensor_part, (row_count, part_width))
@@ -113,7 +117,7 @@ class MambaKernels(LatentKernels):
             )
             sent_pieces.append(self.copy_reordered("all_to_all", grouped_by_rank, grouped_by_rank.shape))
             del tensor_part, grouped_by_rank
-        del parts_of_tensor
+        del tensor_parts
         joined_parts = self.t.cat(sent_pieces, 1)
         del sent_pieces
         return self.copy_reordered("balance", joined_parts, joined_parts.shape)
@@ -128,9 +132,9 @@ class MambaKernels(LatentKernels):
             "cat", exchanged_tokens, (exchanged_tokens.shape[0] // self.rank_choices.cp, row_width)
         )
 
-    def parameter_shard(self, x: Tensor, shape: Shape) -> Tensor:
+    def parameter_shard(self, x: Tensor, shard_shape: Shape) -> Tensor:
         """Returns this rank's shard of a parameter, whose gradient covers the full parameter."""
-        return self.copy_reordered("slice", x, shape)
+        return self.copy_reordered("slice", x, shard_shape)
 
     def swap_batch_and_tokens(self, x: Tensor) -> Tensor:
         """Swaps the axes of batch and tokens by a copy; does nothing for a batch of one."""

@@ -17,17 +17,17 @@ class LatentKernels(ExpertKernels):
     """Kernels that split and join the rotary and non-rotary parts of heads."""
 
     def do_split(self, operation: Step) -> None:
-        """Splits a latent vector into views. Heads stay whole, because one kernel reads all their parts."""
+        """Splits a latent vector into views. Heads are not split, because one kernel reads all parts of a head."""
         x = self.tensor_of(operation.ins[0])
         if len(operation.ins[0].axes) == 1:
-            for output, part_view in zip(
-                operation.outs, self.split_along(x, [output.width for output in operation.outs]), strict=True
+            for part_value, part_view in zip(
+                operation.outs, self.split_along(x, [part_value.width for part_value in operation.outs]), strict=True
             ):
-                self.bind(output, part_view)
+                self.bind(part_value, part_view)
             return
         self.split_parts[id(operation.ins[0])] = operation.outs
-        for output in operation.outs:
-            self.bind(output, x)
+        for part_value in operation.outs:
+            self.bind(part_value, x)
 
     def do_rope(self, operation: Step) -> None:
         """Rotates the rotary part of queries, or of the key shared by all heads."""
@@ -76,10 +76,10 @@ class LatentKernels(ExpertKernels):
     ) -> tuple[Tensor, Tensor]:
         """Assembles keys, with the rotary part shared by all heads, and values from one projection."""
         autograd_graph, row_count, input_shapes = self.graph, x.shape[0], (x.shape, shared_key.shape)
-        outputs = self.new_tensor(row_count, key_output.width), self.new_tensor(row_count, value_output.width)
+        key_and_value = self.new_tensor(row_count, key_output.width), self.new_tensor(row_count, value_output.width)
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new_tensor(shape, BFLOAT16) for shape in input_shapes]
 
-        self.node("key_and_value", (x, shared_key), outputs, backward)
-        return outputs
+        self.node("key_and_value", (x, shared_key), key_and_value, backward)
+        return key_and_value

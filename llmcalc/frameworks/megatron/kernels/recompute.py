@@ -37,14 +37,14 @@ class DiscardedOutputs:
         autograd_graph: Graph,
         discardable_part: Part,
         arguments: Sequence[Tensor],
-        outputs: Sequence[Tensor],
+        discarded_tensors: Sequence[Tensor],
         input_storage_id: int,
     ) -> None:
         self.graph: Graph = autograd_graph
         self.run: Part = discardable_part
         self.reads: int = input_storage_id
         self.arguments: list[Tensor] = list(arguments)
-        self.storages: list[Storage] = [output.storage for output in outputs]
+        self.storages: list[Storage] = [discarded_tensor.storage for discarded_tensor in discarded_tensors]
         self.recomputed: list[Tensor] = []
         self.argument_gradients: dict[int, Tensor] = {}
 
@@ -52,13 +52,13 @@ class DiscardedOutputs:
         """Recomputes the outputs with autograd, and restores the storages."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
-        outer_place = autograd_graph.meter.place
+        outer_position = autograd_graph.meter.place
         self.recomputed = self.run(
             [detached_argument(autograd_graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)]
         )
-        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
-        for storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
-            storage.share(recomputed_tensor.storage)
+        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_position
+        for discarded_storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
+            discarded_storage.share(recomputed_tensor.storage)
         self.storages = []
 
     def backward(
@@ -67,7 +67,7 @@ class DiscardedOutputs:
         """Runs the backward pass of the recomputed graph."""
         autograd_graph, argument_gradients = self.graph, self.argument_gradients
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
-        outer_place = autograd_graph.meter.place
+        outer_position = autograd_graph.meter.place
         output_gradients = gradients if isinstance(gradients, list) else [gradients]
         end_tensor = empty(UncountedMeter(), (1,), BFLOAT16)
         end_tensor.node = Node(
@@ -76,7 +76,7 @@ class DiscardedOutputs:
         self.recomputed = []
         backward(autograd_graph, end_tensor, empty(UncountedMeter(), (1,), BFLOAT16))
         del end_tensor
-        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
+        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_position
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
 
@@ -96,33 +96,35 @@ class DiscardedKernels(SparseKernels):
         if not recorded(autograd_graph, arguments):
             return discardable_part(arguments), None
         with autograd_graph.no_grad():
-            outputs = discardable_part(arguments)
-        discarded_outputs = DiscardedOutputs(autograd_graph, discardable_part, arguments, outputs, input_storage_id)
-        self.node("checkpoint", arguments, outputs, discarded_outputs.backward, *arguments)
-        return outputs, discarded_outputs
+            function_outputs = discardable_part(arguments)
+        discarded_outputs = DiscardedOutputs(
+            autograd_graph, discardable_part, arguments, function_outputs, input_storage_id
+        )
+        self.node("checkpoint", arguments, function_outputs, discarded_outputs.backward, *arguments)
+        return function_outputs, discarded_outputs
 
-    def discard_outputs(self, hook: Tensor, discarded_outputs: DiscardedOutputs) -> Tensor:
-        """Frees the outputs of a function, and recomputes them when tensor `hook` receives its gradient."""
-        for storage in discarded_outputs.storages:
-            storage.release()
-        hook_output = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
+    def discard_outputs(self, hook_tensor: Tensor, discarded_outputs: DiscardedOutputs) -> Tensor:
+        """Frees the outputs of a function, and recomputes them when tensor `hook_tensor` receives its gradient."""
+        for discarded_storage in discarded_outputs.storages:
+            discarded_storage.release()
+        hook_output = Tensor(hook_tensor.shape, hook_tensor.dtype, hook_tensor.storage, hook_tensor.strides)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             discarded_outputs.recompute()
             return [output_gradient]
 
-        self.node("recompute", (hook,), [hook_output], backward)
+        self.node("recompute", (hook_tensor,), [hook_output], backward)
         return hook_output
 
     # --- shared experts ----------------------------------------------------------------------------------------------
 
-    def _collect_readers(self, module_scope: Scope, module: Scope) -> None:
+    def _index_operations(self, module_scope: Scope, module: Scope) -> None:
         """Marks the input and output of shared experts for recomputation."""
         for module_item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
             if isinstance(module_item, Scope) and module_item.about.get("kind") == "shared_expert":
                 module_steps = [operation for operation in module_item.items if isinstance(operation, Step)]
                 module_item.argument, module_item.output = module_steps[0].ins[0], module_steps[-1].outs[0]
-        super()._collect_readers(module_scope, module)
+        super()._index_operations(module_scope, module)
 
     # --- norms of a layer --------------------------------------------------------------------------------------------
 
@@ -131,18 +133,18 @@ class DiscardedKernels(SparseKernels):
         if not self.rank_choices.recompute_norms or self.is_fused_norm(operation) or not self._is_sublayer_norm():
             super().do_norm(operation)
             return
-        value, module_path = operation.ins[0], self.module_path()
-        x = self.tensor_read_by(operation, value)
-        row_count = x.shape[0] * (value.width // self.element_count(operation.options["over"]))
-        outputs, discarded_outputs = self.run_discardable(
+        input_value, module_path = operation.ins[0], self.module_path()
+        x = self.tensor_read_by(operation, input_value)
+        row_count = x.shape[0] * (input_value.width // self.element_count(operation.options["over"]))
+        norm_outputs, discarded_outputs = self.run_discardable(
             lambda xs: [self.norm(xs[0], operation, module_path, row_count)],
             [x],
-            input_storage_id=id(value.storage),
+            input_storage_id=id(input_value.storage),
         )
         del x
         if discarded_outputs is not None:
             self.discarded_norms[id(self.frames[-2])] = discarded_outputs
-        self.bind(operation.outs[0], outputs[0])
+        self.bind(operation.outs[0], norm_outputs[0])
 
     def _is_sublayer_norm(self) -> bool:
         """Whether the current norm is the norm before a sublayer (attention or feed-forward network)."""
@@ -152,8 +154,8 @@ class DiscardedKernels(SparseKernels):
         """Runs a residual addition, then frees the outputs of a recomputed norm."""
         discarded = self.discarded_norms.pop(id(self.frames[-1]), None)
         if discarded is not None:
-            out_value = next(input_value for input_value in operation.ins if id(input_value.storage) != discarded.reads)
-            self.bind(out_value, self.discard_outputs(self.tensor_of(out_value), discarded))
+            sum_input = next(input_value for input_value in operation.ins if id(input_value.storage) != discarded.reads)
+            self.bind(sum_input, self.discard_outputs(self.tensor_of(sum_input), discarded))
         super().do_add(operation)
 
     # --- activations of experts --------------------------------------------------------------------------------------
@@ -253,12 +255,12 @@ class DiscardedKernels(SparseKernels):
             new_storages |= {id(output.storage) for output in operation.outs}
         early_values = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
         super().items(down_steps)
-        inputs = [
+        inputs_by_value = [
             (value, early_values.get(value_id) or self.tensor_of(value)) for value_id, value in tensors_read.items()
         ]
         early_values.clear()
-        input_values, tensors = [value for value, _ in inputs], [tensor for _, tensor in inputs]
-        del inputs
+        input_values, tensors = [value for value, _ in inputs_by_value], [tensor for _, tensor in inputs_by_value]
+        del inputs_by_value
         outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
         attention_inputs = attention.ins[:3]
 
@@ -289,5 +291,5 @@ class DiscardedKernels(SparseKernels):
 
     def _splits_latent(self, operation: Step, module_operations: list[Step]) -> bool:
         """Whether an operation splits the output of the latent down-projection."""
-        down_projection = next(candidate for candidate in module_operations if candidate.name == "kv_a_proj")
+        down_projection = next(linear_step for linear_step in module_operations if linear_step.name == "kv_a_proj")
         return operation.ins[0] is down_projection.outs[0]

@@ -48,11 +48,11 @@ class SparseKernels(Fp8Kernels):
         query_down, query_up, kv_down, output_projection = (
             named_operations[norm_name] for norm_name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
         )
-        branches = next(module_item for module_item in module_scope.items if isinstance(module_item, Alternatives))
-        kv_up = next(operation for operation in branches.branches["expanded"].steps() if operation.name == "kv_b_proj")
+        mla_forms = next(module_item for module_item in module_scope.items if isinstance(module_item, Alternatives))
+        kv_up = next(operation for operation in mla_forms.branches["expanded"].steps() if operation.name == "kv_b_proj")
         kv_axes = kv_down.outs[0].axes[0]
         assert isinstance(kv_axes, JoinedShapes)
-        latent, rope = (axis_part[0].size for axis_part in kv_axes.parts)
+        latent_dim, rope = (axis_part[0].size for axis_part in kv_axes.parts)
         heads = query_up.outs[0].axes[0].size
         nope = exact_div(query_up.outs[0].width, heads) - rope
         value_dim = exact_div(kv_up.outs[0].width, heads) - nope
@@ -60,7 +60,7 @@ class SparseKernels(Fp8Kernels):
         self.forget(query_down.ins[0].storage)
         query_latent = self.undivided_linear(query_down, x)
         kv_latent_and_rope = self.undivided_linear(kv_down, x)
-        kv_latent, k_rope = aten.split(kv_latent_and_rope, [latent, rope])
+        kv_latent, k_rope = aten.split(kv_latent_and_rope, [latent_dim, rope])
         del kv_latent_and_rope
         k_rope = self._all_gather_rows(k_rope)
         for norm_name in ("q_a_norm", "kv_a_norm"):
@@ -76,17 +76,19 @@ class SparseKernels(Fp8Kernels):
         kv_latent = self._all_gather_rows(kv_latent)
         q = self.column_linear(query_up, query_latent, query_up.outs[0].width)
         row_count, batch = q.shape[0], self.run_config.batch
-        shape = (exact_div(row_count, batch), batch)
+        token_shape = (exact_div(row_count, batch), batch)
         kv_up_weight = self.with_role(
-            "column", lambda: self.weight("kv_b_proj.weight", (heads * (nope + value_dim), latent))
+            "column", lambda: self.weight("kv_b_proj.weight", (heads * (nope + value_dim), latent_dim))
         )
-        query, key = self._absorb_projections(q, kv_latent, k_rope, kv_up_weight, (heads, nope, rope, value_dim), shape)
+        query, key = self._absorb_projections(
+            q, kv_latent, k_rope, kv_up_weight, (heads, nope, rope, value_dim), token_shape
+        )
         del q, kv_latent, k_rope
         kv_up_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope + value_dim))
         value_up_weight = aten.contiguous(aten.slice(kv_up_by_head, value_dim, 1))
-        y = self._sparse_attention(indexer, x, query_latent, query, key, value_up_weight, shape)
+        attention_output = self._sparse_attention(indexer, x, query_latent, query, key, value_up_weight, token_shape)
         del query, key, value_up_weight, kv_up_by_head, kv_up_weight, x, query_latent
-        self.bind(output_projection.outs[0], self.row_linear(output_projection, y))
+        self.bind(output_projection.outs[0], self.row_linear(output_projection, attention_output))
 
     def _all_gather_rows(self, x: Tensor) -> Tensor:
         """Returns the rows of all tensor-parallel ranks, after an all-gather if sharded."""
@@ -102,20 +104,20 @@ class SparseKernels(Fp8Kernels):
         q: Tensor,
         kv_latent: Tensor,
         k_rope: Tensor,
-        weight: Tensor,
+        kv_up_weight: Tensor,
         head_sizes: tuple[Number, Number, Number, Number],
         token_shape: tuple[Number, Number],
     ) -> tuple[Tensor, Tensor]:
         """Runs qkv_up_proj_and_rope_apply: queries in latent space, and one key for all heads."""
-        aten, (heads, nope_dim, rope, value_dim) = self.t, head_sizes
-        weight_by_head = aten.unflatten(weight, 0, (heads, nope_dim + value_dim))
+        aten, (heads, nope_dim, rope_dim, value_dim) = self.t, head_sizes
+        weight_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope_dim + value_dim))
         key_up_weight = aten.slice(weight_by_head, nope_dim, 1)
-        q_nope, q_rope = aten.split(aten.reshape(q, (*token_shape, heads, nope_dim + rope)), [nope_dim, rope])
+        q_nope, q_rope = aten.split(aten.reshape(q, (*token_shape, heads, nope_dim + rope_dim)), [nope_dim, rope_dim])
         query_rows = aten.permute(aten.reshape(q_nope, (token_shape[0] * token_shape[1], heads, nope_dim)), (1, 0, 2))
         absorbed_query = aten.permute(aten.bmm(query_rows, key_up_weight), (1, 0, 2))
         absorbed_query = aten.reshape(aten.contiguous(absorbed_query), (*token_shape, heads, key_up_weight.shape[-1]))
         q_rope = self.rotate(q_rope)
-        k_rope = self.rotate(aten.reshape(k_rope, (*token_shape, 1, rope)))
+        k_rope = self.rotate(aten.reshape(k_rope, (*token_shape, 1, rope_dim)))
         return aten.cat([absorbed_query, q_rope]), aten.cat(
             [aten.reshape(kv_latent, (*token_shape, 1, kv_latent.shape[1])), k_rope]
         )
@@ -141,12 +143,12 @@ class SparseKernels(Fp8Kernels):
         top_k = select_step.options["top_k"]
         loss: Tensor | None = None
         if self.rank_choices.indexer_loss:
-            q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, token_shape)
-            selected_keys, loss = indexer_loss(aten, q, weights, k, query.detached(), key.detached(), top_k)
+            q, k, head_weights = self._run_indexer(indexer, indexer_input, query_latent, token_shape)
+            selected_keys, loss = indexer_loss(aten, q, head_weights, k, query.detached(), key.detached(), top_k)
         else:
             with autograd_graph.no_grad():
-                q, k, weights = self._run_indexer(indexer, indexer_input, query_latent, token_shape)
-                scores, selected_keys = select_top_keys(aten, q, k, weights, top_k)
+                q, k, head_weights = self._run_indexer(indexer, indexer_input, query_latent, token_shape)
+                scores, selected_keys = select_top_keys(aten, q, k, head_weights, top_k)
                 del scores
         y = absorbed_attention(aten, query, key, selected_keys, value_weight.shape[-1])
         y = aten.permute(aten.bmm(self._rows_by_head(y), aten.transpose(value_weight, 1, 2)), (1, 0, 2))
@@ -154,22 +156,22 @@ class SparseKernels(Fp8Kernels):
             aten.contiguous(y), (token_shape[0] * token_shape[1], value_weight.shape[0] * value_weight.shape[1])
         )
         if loss is not None:
-            output = Tensor(y.shape, y.dtype, y.storage, y.strides)
+            output_with_loss = Tensor(y.shape, y.dtype, y.storage, y.strides)
             y = record(
                 autograd_graph,
                 "indexer_loss_scaler",
                 (y, loss),
-                output,
+                output_with_loss,
                 lambda g, _, saved_loss: (g, autograd_graph.new_tensor((), FLOAT32)),
                 loss,
             )
-        del key_starts, key_ends, q, k, weights
+        del key_starts, key_ends, q, k, head_weights
         return y
 
-    def _rows_by_head(self, y: Tensor) -> Tensor:
+    def _rows_by_head(self, attention_rows: Tensor) -> Tensor:
         """Reshapes [tokens, batch, heads, latent] to [heads, rows, latent]."""
-        tokens, batch, heads, head_width = y.shape
-        return self.t.permute(self.t.reshape(y, (tokens * batch, heads, head_width)), (1, 0, 2))
+        tokens, batch, heads, head_width = attention_rows.shape
+        return self.t.permute(self.t.reshape(attention_rows, (tokens * batch, heads, head_width)), (1, 0, 2))
 
     def _run_indexer(
         self, module_scope: Scope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
@@ -178,10 +180,10 @@ class SparseKernels(Fp8Kernels):
         aten, operations = self.t, steps_by_name(module_scope)
         heads, dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
         normed_key = operations["k_norm"].outs[0]
-        rope = next(
+        rope_step = next(
             operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
         )
-        rotary_dim = rope.options["spec"].rotary_size(dim)
+        rotary_dim = rope_step.options["spec"].rotary_size(dim)
         x, query_latent = self._all_gather_rows(x), self._all_gather_rows(query_latent)
         q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*token_shape, heads, dim))
         q = self._rotate_part(q, rotary_dim)
@@ -190,14 +192,14 @@ class SparseKernels(Fp8Kernels):
         k = self._rotate_part(aten.reshape(k, (*token_shape, 1, normed_key.width)), rotary_dim)
         k = aten.reshape(k, (*token_shape, normed_key.width))
         q, k = self._rotate_activation(q), self._rotate_activation(k)
-        weights = aten.scale(aten.scale(self._undivided_indexer_linear(operations["weights_proj"], x)))
-        return q, k, aten.reshape(weights, (*token_shape, heads))
+        head_weights = aten.scale(aten.scale(self._undivided_indexer_linear(operations["weights_proj"], x)))
+        return q, k, aten.reshape(head_weights, (*token_shape, heads))
 
     def _rotate_part(self, x: Tensor, rotary_dim: Number) -> Tensor:
         """Applies rotary embeddings to the first elements of each head."""
-        rotated_part, unrotated = self.t.split(x, [rotary_dim, x.shape[-1] - rotary_dim])
+        rotated_part, unrotated_part = self.t.split(x, [rotary_dim, x.shape[-1] - rotary_dim])
         rotated_part = self.rotate(rotated_part)
-        return self.t.cat([rotated_part, unrotated])
+        return self.t.cat([rotated_part, unrotated_part])
 
     def _rotate_activation(self, x: Tensor) -> Tensor:
         """Runs rotate_activation, a Hadamard transform that saves nothing."""
@@ -207,27 +209,27 @@ class SparseKernels(Fp8Kernels):
         """Runs a linear layer that every rank computes in full, whose input gets no gradient."""
         weight, _ = self.linear_weights(operation, operation.outs[0].width, "matrix")
         self.persistent.use_engine_workspace()
-        output = self.new_tensor(x.shape[0], weight.shape[0])
+        layer_output = self.new_tensor(x.shape[0], weight.shape[0])
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_engine_workspace()
             return [None, self.weight_gradient(weight)]
 
-        self.node("linear", (x, weight), [output], backward, x)
-        return output
+        self.node("linear", (x, weight), [layer_output], backward, x)
+        return layer_output
 
 
 # --- functions of dsa.py and dsa_masking.py ---------------------------------------------------------------------------
 
 
-def index_scores(aten: Aten, q: Tensor, weights: Tensor, k: Tensor) -> Tensor:
+def index_scores(aten: Aten, q: Tensor, head_weights: Tensor, k: Tensor) -> Tensor:
     """Runs Megatron-Core's _compute_index_scores.
 
     q: [tokens, batch, heads, size]; k: [tokens, batch, size] → [batch, tokens, tokens].
     """
     scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
     scores = aten.like(scores)
-    scores = aten.like(scores, aten.unsqueeze(weights, -1))
+    scores = aten.like(scores, aten.unsqueeze(head_weights, -1))
     scores = aten.sum(scores, 2)
     return aten.transpose(scores, 0, 1)
 
@@ -236,9 +238,9 @@ def einsum_of_heads(aten: Aten, q: Tensor, k: Tensor) -> Tensor:
     """Computes the einsum sbhd,tbd->sbht by one product per sequence."""
     tokens, batch, heads, head_size = q.shape
     left_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, head_size))
-    output = aten.bmm(left_matrix, aten.permute(k, (1, 2, 0)))
+    head_products = aten.bmm(left_matrix, aten.permute(k, (1, 2, 0)))
     del left_matrix
-    return aten.permute(aten.reshape(output, (batch, tokens, heads, k.shape[0])), (1, 0, 2, 3))
+    return aten.permute(aten.reshape(head_products, (batch, tokens, heads, k.shape[0])), (1, 0, 2, 3))
 
 
 def valid_key_mask(aten: Aten, tokens: Number, key_count: Number) -> Tensor:
@@ -250,8 +252,8 @@ def valid_key_mask(aten: Aten, tokens: Number, key_count: Number) -> Tensor:
 
 def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
     """Runs Megatron-Core's apply_starts_ends_mask_to_scores."""
-    valid = valid_key_mask(aten, x.shape[-2], x.shape[-1])
-    _others = aten.like(valid)
+    valid_keys = valid_key_mask(aten, x.shape[-2], x.shape[-1])
+    _masked_keys = aten.like(valid_keys)
     return aten.new_tensor(x.shape, x.dtype)
 
 
@@ -267,7 +269,7 @@ def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Nu
     return scores, top_indices
 
 
-def scatter_selected_keys(aten: Aten, mask: Tensor, selected_keys: Tensor) -> None:
+def scatter_selected_keys(aten: Aten, selection_mask: Tensor, selected_keys: Tensor) -> None:
     """Runs scatter_topk_into_index_mask in blocks of rows."""
     batch, tokens, key_count = selected_keys.shape
     for first_row in range(0, int(tokens), ROWS):
@@ -275,7 +277,7 @@ def scatter_selected_keys(aten: Aten, mask: Tensor, selected_keys: Tensor) -> No
         _valid, _safe, _source = (
             aten.new_tensor(block_shape, BOOL),
             aten.new_tensor(block_shape, INT64),
-            aten.new_tensor(block_shape, mask.dtype),
+            aten.new_tensor(block_shape, selection_mask.dtype),
         )
         del _valid, _safe, _source
 
@@ -292,13 +294,13 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
     masked_logits = mask_invalid_keys(logits)
     _any_valid = aten.new_tensor(row_shape, BOOL)
     row_max, max_indices = aten.new_tensor(row_shape, FLOAT32), aten.new_tensor(row_shape, INT64)
-    shape = logits.shape
+    logits_shape = logits.shape
     row_max = record(
         autograd_graph,
         "max",
         (masked_logits,),
         row_max,
-        lambda g, _, index: (autograd_graph.new_tensor(shape, g.dtype),),
+        lambda g, _, index: (autograd_graph.new_tensor(logits_shape, g.dtype),),
         max_indices,
     )
     del max_indices
@@ -321,15 +323,15 @@ def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Te
     (tokens, batch, heads, _), key_count = query.shape, key.shape[0]
     q, k = aten.permute(query, (1, 2, 0, 3)), aten.permute(key, (1, 2, 3, 0))
     scores = aten.scale(aten.matmul(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
-    mask = aten.new_tensor((batch, tokens, key_count), FLOAT32)
-    scatter_selected_keys(aten, mask, selected_keys)
-    mask = mask_future_keys(aten, mask)
-    scores = aten.add(scores, aten.unsqueeze(mask, 1))
-    valid = aten.compare(mask)
-    scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid, 1), (batch, heads, tokens, key_count)))
+    selection_mask = aten.new_tensor((batch, tokens, key_count), FLOAT32)
+    scatter_selected_keys(aten, selection_mask, selected_keys)
+    selection_mask = mask_future_keys(aten, selection_mask)
+    scores = aten.add(scores, aten.unsqueeze(selection_mask, 1))
+    valid_keys = aten.compare(selection_mask)
+    scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid_keys, 1), (batch, heads, tokens, key_count)))
     value = aten.permute(aten.slice(key, latent), (1, 2, 0, 3))
-    output = aten.matmul(aten.to(scores, BFLOAT16), value)
-    return aten.contiguous(aten.permute(output, (2, 0, 1, 3)))
+    attention_output = aten.matmul(aten.to(scores, BFLOAT16), value)
+    return aten.contiguous(aten.permute(attention_output, (2, 0, 1, 3)))
 
 
 def indexer_loss(
@@ -343,16 +345,16 @@ def indexer_loss(
         scores, selected_keys = select_top_keys(aten, q, k, weights, top_k)
         attention_probs = _attention_scores(aten, query, key)
         scores = mask_future_keys(aten, scores)
-        valid = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
-        mask = aten.new_tensor(scores.shape, FLOAT32)
-        scatter_selected_keys(aten, mask, selected_keys)
-        attention_probs = masked_softmax(aten, attention_probs, aten.expand(valid, attention_probs.shape))
+        valid_keys = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
+        selection_mask = aten.new_tensor(scores.shape, FLOAT32)
+        scatter_selected_keys(aten, selection_mask, selected_keys)
+        attention_probs = masked_softmax(aten, attention_probs, aten.expand(valid_keys, attention_probs.shape))
         log_probs = _masked_log_softmax(aten, scores)
         attention_probs = aten.sum(attention_probs, 1)
         attention_probs = aten.like(attention_probs)
-        memory_terms = aten.like(aten.like(aten.like(aten.like(attention_probs)), log_probs), attention_probs)
+        divergence = aten.like(aten.like(aten.like(aten.like(attention_probs)), log_probs), attention_probs)
         loss = aten.new_tensor((), FLOAT32)
-        del memory_terms, mask
+        del divergence, selection_mask
         return selected_keys, loss
 
     def backward(
@@ -401,48 +403,48 @@ def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
 
 
 def _indexer_gradients(
-    aten: Aten, q: Tensor, weights: Tensor, k: Tensor, query: Tensor, key: Tensor, selected_keys: Tensor
+    aten: Aten, q: Tensor, head_weight: Tensor, k: Tensor, query: Tensor, key: Tensor, selected_keys: Tensor
 ) -> Gradients:
     """Runs Megatron-Core's bwd_fused_indexer_loss_naive."""
-    scores = index_scores(aten, q, weights, k)
+    scores = index_scores(aten, q, head_weight, k)
     attention_scores = _attention_scores(aten, query, key)
     scores = mask_future_keys(aten, scores)
-    valid = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
-    mask = aten.new_tensor(scores.shape, FLOAT32)
-    scatter_selected_keys(aten, mask, selected_keys)
-    attention_probs = masked_softmax(aten, attention_scores, aten.expand(valid, attention_scores.shape))
+    valid_keys = valid_key_mask(aten, scores.shape[-2], scores.shape[-1])
+    selection_mask = aten.new_tensor(scores.shape, FLOAT32)
+    scatter_selected_keys(aten, selection_mask, selected_keys)
+    attention_probs = masked_softmax(aten, attention_scores, aten.expand(valid_keys, attention_scores.shape))
     del attention_scores
-    indexer_probs = masked_softmax(aten, scores, aten.expand(valid, scores.shape))
+    indexer_probs = masked_softmax(aten, scores, aten.expand(valid_keys, scores.shape))
     del scores
     head_sums = aten.sum(attention_probs, 1)
     del attention_probs
     target_probs = aten.like(head_sums)
     del head_sums
     logit_gradient = aten.like(aten.like(indexer_probs, target_probs))
-    del indexer_probs, target_probs, mask
-    logit_gradient = aten.like(logit_gradient, aten.to(valid, FLOAT32))
-    del valid
+    del indexer_probs, target_probs, selection_mask
+    logit_gradient = aten.like(logit_gradient, aten.to(valid_keys, FLOAT32))
+    del valid_keys
     logit_gradient = aten.unsqueeze(aten.transpose(logit_gradient, 0, 1), 2)
     recomputed_scores = einsum_of_heads(aten, aten.to(q, FLOAT32), aten.to(k, FLOAT32))
     activated_scores, is_positive = aten.like(recomputed_scores), aten.like(recomputed_scores, dtype=BOOL)
     del recomputed_scores
     weight_gradient = aten.sum(aten.like(logit_gradient, activated_scores), -1)
-    score_gradient = aten.like(logit_gradient, aten.unsqueeze(weights, -1))
+    score_gradient = aten.like(logit_gradient, aten.unsqueeze(head_weight, -1))
     del logit_gradient, activated_scores
     score_gradient = aten.like(score_gradient, aten.to(is_positive, FLOAT32))
     del is_positive
     query_gradient = _einsum_query_gradient(aten, score_gradient, aten.to(k, FLOAT32))
     key_gradient = _einsum_key_gradient(aten, score_gradient, aten.to(q, FLOAT32))
     del score_gradient
-    return aten.to(query_gradient, q.dtype), aten.to(weight_gradient, weights.dtype), aten.to(key_gradient, k.dtype)
+    return aten.to(query_gradient, q.dtype), aten.to(weight_gradient, head_weight.dtype), aten.to(key_gradient, k.dtype)
 
 
 def _einsum_query_gradient(aten: Aten, output_gradient: Tensor, k: Tensor) -> Tensor:
     """Computes the einsum sbht,tbd->sbhd."""
     tokens, batch, heads, key_count = output_gradient.shape
     left_matrix = aten.reshape(aten.permute(output_gradient, (1, 0, 2, 3)), (batch, tokens * heads, key_count))
-    output = aten.bmm(left_matrix, aten.permute(k, (1, 0, 2)))
-    return aten.permute(aten.reshape(output, (batch, tokens, heads, k.shape[-1])), (1, 0, 2, 3))
+    query_gradient = aten.bmm(left_matrix, aten.permute(k, (1, 0, 2)))
+    return aten.permute(aten.reshape(query_gradient, (batch, tokens, heads, k.shape[-1])), (1, 0, 2, 3))
 
 
 def _einsum_key_gradient(aten: Aten, output_gradient: Tensor, q: Tensor) -> Tensor:

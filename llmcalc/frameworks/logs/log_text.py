@@ -46,8 +46,8 @@ class LogText:
 
     def lines_with(self, *line_hints: str) -> list[str]:
         """Returns the lines that contain any of these texts, in order."""
-        spans = {(line_start, line_end) for hint in line_hints for line_start, _, line_end in self.line_spans(hint)}
-        return [self.text[line_start:line_end] for line_start, line_end in sorted(spans)]
+        offsets = {(line_start, line_end) for hint in line_hints for line_start, _, line_end in self.line_spans(hint)}
+        return [self.text[line_start:line_end] for line_start, line_end in sorted(offsets)]
 
 
 def read_log_text(log_file: str) -> LogText:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...units import exact_number
-from .text import LogText
+from .log_text import LogText
 
 LogKind: TypeAlias = Literal["startup", "oom"]
 TermUnit: TypeAlias = Literal["bytes", "tokens", "blocks", "parameters"]
@@ -83,7 +83,7 @@ class LogReading:
     note: str = ""
 
 
-class Pattern(NamedTuple):
+class LinePattern(NamedTuple):
     """A regular expression that is tried only in lines with a fixed text.
 
     hint: a part of the line. expression: matches in the hint or after it; its groups are named as the values.
@@ -93,9 +93,9 @@ class Pattern(NamedTuple):
     expression: re.Pattern[str]
 
 
-def pattern(line_hint: str, line_regex: str) -> Pattern:
+def pattern(line_hint: str, line_regex: str) -> LinePattern:
     """Returns a regular expression that is tried only after the fixed text `line_hint` in a line."""
-    return Pattern(line_hint, re.compile(line_regex))
+    return LinePattern(line_hint, re.compile(line_regex))
 
 
 def _skip_no_line(log_line: str) -> bool:
@@ -107,15 +107,15 @@ class LogValues:
     """The values of regular expressions in a log, by regex group, in line order."""
 
     def __init__(
-        self, log_text: LogText, line_patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _skip_no_line
+        self, log_text: LogText, line_patterns: Sequence[LinePattern], is_skipped: Callable[[str], bool] = _skip_no_line
     ) -> None:
-        """Matches the patterns in a log. is_left_out: whether a line is skipped; by default no line is."""
+        """Matches the patterns in a log. is_skipped: whether a line is skipped; by default no line is."""
         matches_by_group: dict[str, list[tuple[int, str]]] = {}
         for line_hint, line_regex in line_patterns:
             for line_start, hint_start, line_end in log_text.line_spans(line_hint):
-                match = line_regex.search(log_text.text, hint_start, line_end)
-                if match is not None and not is_left_out(log_text.text[line_start:line_end]):
-                    for group_name, matched_text in match.groupdict().items():
+                value_match = line_regex.search(log_text.text, hint_start, line_end)
+                if value_match is not None and not is_skipped(log_text.text[line_start:line_end]):
+                    for group_name, matched_text in value_match.groupdict().items():
                         matches_by_group.setdefault(group_name, []).append((hint_start, matched_text))
         self.values: dict[str, list[str]] = {
             group_name: [matched_text for _, matched_text in sorted(positions_and_values)]
@@ -162,11 +162,11 @@ class LogValues:
 
 def bytes_of(size_text: str) -> int:
     """Returns the bytes of a size such as `14.99 GiB`; in logs GB means GiB."""
-    match = _PARTS.match(size_text.strip())
-    if match is None or match[2].count(".") > 1:
+    size_match = _PARTS.match(size_text.strip())
+    if size_match is None or size_match[2].count(".") > 1:
         return 0
-    byte_count = exact_number(match[2].rstrip("."), size_text) * _UNITS[match[3]]
-    return -round(byte_count) if match[1] else round(byte_count)
+    byte_count = exact_number(size_match[2].rstrip("."), size_text) * _UNITS[size_match[3]]
+    return -round(byte_count) if size_match[1] else round(byte_count)
 
 
 _PAIR = re.compile(
@@ -179,11 +179,11 @@ _PAIR = re.compile(
 def argument_pairs(arguments_text: str) -> dict[str, Any]:
     """Returns name → value, from arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`."""
     values_by_name: dict[str, Any] = {}
-    for match in _PAIR.finditer(arguments_text):
-        printed_value: Any = match["value"]
+    for pair_match in _PAIR.finditer(arguments_text):
+        printed_value: Any = pair_match["value"]
         if printed_value in ("True", "False"):
             printed_value = printed_value == "True"
         elif printed_value[0] in "'\"":
             printed_value = printed_value[1:-1]
-        values_by_name.setdefault(match["name"], printed_value)
+        values_by_name.setdefault(pair_match["name"], printed_value)
     return values_by_name

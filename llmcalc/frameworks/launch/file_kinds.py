@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ..framework import FromFile
+from ..framework import LazyFunction
 from ..registry import NAMES, framework
 from .record import LaunchFile
 from .refused_programs import REFUSED
@@ -16,8 +16,8 @@ FRAMEWORKS = __package__.rpartition(".")[0]
 ACCELERATE = LaunchFile(
     "accelerate",
     "a config of accelerate",
-    FromFile(__package__, "accelerate:is_accelerate"),
-    FromFile(__package__, "accelerate:read_accelerate"),
+    LazyFunction(__package__, "accelerate:is_accelerate"),
+    LazyFunction(__package__, "accelerate:read_accelerate"),
     program="accelerate",
     version="1.x",
 )
@@ -25,11 +25,11 @@ ACCELERATE = LaunchFile(
 TRAINER = LaunchFile(
     "trainer",
     "arguments of the Trainer",
-    FromFile(__package__, "trainer:is_trainer"),
-    FromFile(__package__, "trainer:read_trainer"),
+    LazyFunction(__package__, "trainer:is_trainer"),
+    LazyFunction(__package__, "trainer:read_trainer"),
     arguments_of="the Trainer",
-    is_run_by=FromFile(__package__, "trainer:is_run_by"),
-    read_arguments=FromFile(__package__, "trainer:read_arguments"),
+    is_run_by=LazyFunction(__package__, "trainer:is_run_by"),
+    read_arguments=LazyFunction(__package__, "trainer:read_arguments"),
     program="transformers",
     version="5.23",
 )
@@ -50,7 +50,9 @@ def _program(
     """
     functions = functions or {"matches": f"config_file:is_{folder_name}", "read": f"config_file:read_{folder_name}"}
     reader_package = f"{FRAMEWORKS}.{folder_name}"
-    readers: dict[str, Any] = {field_name: FromFile(reader_package, place) for field_name, place in functions.items()}
+    readers: dict[str, Any] = {
+        field_name: LazyFunction(reader_package, function_place) for field_name, function_place in functions.items()
+    }
     kind = kind_name or folder_name.replace("_", "-")
     return folder_name, LaunchFile(kind, title or f"a config of {program}", program=program, version=version, **readers)
 
@@ -148,8 +150,8 @@ def program_files() -> tuple[LaunchFile, ...]:
 @cache
 def _framework_files() -> tuple[LaunchFile, ...]:
     """Returns the kinds of launch files of frameworks, and of files that select a framework."""
-    files = (framework(framework_name).launch_file for framework_name in NAMES)
-    return (*(launch_file for launch_file in files if launch_file is not None), ACCELERATE, TRAINER)
+    framework_launch_files = (framework(framework_name).launch_file for framework_name in NAMES)
+    return (*(launch_file for launch_file in framework_launch_files if launch_file is not None), ACCELERATE, TRAINER)
 
 
 def kinds() -> tuple[LaunchFile, ...]:

@@ -70,27 +70,28 @@ def _check_events(yaml_module: Any, yaml_text: str, name_in_errors: str) -> None
     start_counts: list[int] = []
     nesting_depths: list[int] = []
     expanded_values = 0
-    for event in yaml_module.parse(yaml_text, Loader=getattr(yaml_module, "CSafeLoader", yaml_module.SafeLoader)):
+    for yaml_event in yaml_module.parse(yaml_text, Loader=getattr(yaml_module, "CSafeLoader", yaml_module.SafeLoader)):
         nesting_depth = -1  # of the value that ends here
-        if isinstance(event, yaml_module.events.CollectionStartEvent):
-            open_anchors.append(event.anchor)
+        if isinstance(yaml_event, yaml_module.events.CollectionStartEvent):
+            open_anchors.append(yaml_event.anchor)
             start_counts.append(expanded_values)
             nesting_depths.append(0)
             expanded_values += 1
-        elif isinstance(event, yaml_module.events.CollectionEndEvent):
+        elif isinstance(yaml_event, yaml_module.events.CollectionEndEvent):
             anchor, node_start, nesting_depth = open_anchors.pop(), start_counts.pop(), nesting_depths.pop() + 1
             if anchor is not None:
                 size_by_anchor[anchor] = (expanded_values - node_start, nesting_depth)
-        elif isinstance(event, yaml_module.events.ScalarEvent):
+        elif isinstance(yaml_event, yaml_module.events.ScalarEvent):
             expanded_values, nesting_depth = expanded_values + 1, 0
-            if event.anchor is not None:
-                size_by_anchor[event.anchor] = (1, 0)
-        elif isinstance(event, yaml_module.events.AliasEvent):
-            if event.anchor in open_anchors:
+            if yaml_event.anchor is not None:
+                size_by_anchor[yaml_event.anchor] = (1, 0)
+        elif isinstance(yaml_event, yaml_module.events.AliasEvent):
+            if yaml_event.anchor in open_anchors:
                 raise InputError(
-                    f"{name_in_errors}: line {event.start_mark.line + 1}: *{event.anchor} stands inside what it names"
+                    f"{name_in_errors}: line {yaml_event.start_mark.line + 1}: *{yaml_event.anchor} stands inside "
+                    "what it names"
                 )
-            value_count, nesting_depth = size_by_anchor.get(event.anchor, (1, 0))
+            value_count, nesting_depth = size_by_anchor.get(yaml_event.anchor, (1, 0))
             expanded_values += value_count
         if nesting_depth >= 0 and nesting_depths:
             nesting_depths[-1] = max(nesting_depths[-1], nesting_depth)
@@ -98,7 +99,7 @@ def _check_events(yaml_module: Any, yaml_text: str, name_in_errors: str) -> None
             raise InputError(f"{name_in_errors}: nested too deeply; expected at most {DEEPEST} tables and lists")
         if expanded_values > MOST_VALUES:
             raise InputError(
-                f"{name_in_errors}: line {event.start_mark.line + 1}: too many values, with aliases expanded; "
+                f"{name_in_errors}: line {yaml_event.start_mark.line + 1}: too many values, with aliases expanded; "
                 "expected at most "
                 f"{MOST_VALUES:,}"
             )
@@ -129,26 +130,28 @@ class _ValueBuilder:
             self.built[id(yaml_node)] = built_value
         return self.built[id(yaml_node)]
 
-    def require_tag(self, node: Any, *tag_names: str) -> str:
+    def require_tag(self, yaml_node: Any, *tag_names: str) -> str:
         """Returns the tag (type) of a YAML node. Raises `InputError` for a tag that is not supported."""
-        tag_name = str(node.tag).removeprefix("tag:yaml.org,2002:")
+        tag_name = str(yaml_node.tag).removeprefix("tag:yaml.org,2002:")
         if tag_name not in tag_names:
             raise InputError(
-                f"{self.where}: not valid YAML: the tag {one_line(node.tag[:80])} at line {node.start_mark.line + 1} "
-                "is not read; expected texts, numbers, lists and tables"
+                f"{self.where}: not valid YAML: the tag {one_line(yaml_node.tag[:80])} at line "
+                f"{yaml_node.start_mark.line + 1} is not read; expected texts, numbers, lists and tables"
             )
         return tag_name
 
-    def build_scalar(self, node: Any) -> Any:
+    def build_scalar(self, yaml_node: Any) -> Any:
         """Returns the value of a YAML scalar: text, number, boolean or None. A date stays text."""
-        yaml_tag = self.require_tag(node, "str", "int", "float", "bool", "null", "timestamp", "value")
+        yaml_tag = self.require_tag(yaml_node, "str", "int", "float", "bool", "null", "timestamp", "value")
         if yaml_tag in ("int", "float"):
-            if len(node.value) > LONGEST_NUMBER:
-                raise self.error(node, f"a number of {len(node.value):,} letters; expected at most {LONGEST_NUMBER}")
-            return getattr(self.constructor, f"construct_yaml_{yaml_tag}")(node)
+            if len(yaml_node.value) > LONGEST_NUMBER:
+                raise self.error(
+                    yaml_node, f"a number of {len(yaml_node.value):,} letters; expected at most {LONGEST_NUMBER}"
+                )
+            return getattr(self.constructor, f"construct_yaml_{yaml_tag}")(yaml_node)
         if yaml_tag == "bool":
-            return self.constructor.construct_yaml_bool(node)
-        return None if yaml_tag == "null" else node.value
+            return self.constructor.construct_yaml_bool(yaml_node)
+        return None if yaml_tag == "null" else yaml_node.value
 
     def build_table(self, yaml_node: Any) -> dict[str, Any]:
         """Returns the entries of a YAML mapping, which replace entries that `<<` merges.

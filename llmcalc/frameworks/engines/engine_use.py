@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...accelerator import Hardware
 from ...sources.preset import Preset
-from .engine import Change, Engine, EngineMemory, EngineVersion
+from .engine import Engine, EngineMemory, EngineVersion, FlagChange
 
 if TYPE_CHECKING:
     from ..server_files.server import LaunchedServer
@@ -28,7 +28,7 @@ class EngineUse:
     hardware: Hardware
     flags: Mapping[str, Any]
     memory: EngineMemory
-    changes: tuple[Change, ...] = ()
+    changes: tuple[FlagChange, ...] = ()
     launch: LaunchedServer | None = None
 
 
