@@ -138,7 +138,7 @@ class PatchStreams(ResidualStreams):
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         """Records the first layers over bytes and the patch vectors. x: the embeddings of the bytes."""
-        hidden = recorder.memo["hidden"]
+        hidden_axes = recorder.memo["hidden"]
         if self.patcher is not None:
             self._record_patcher(recorder, self.patcher, x)
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
@@ -158,9 +158,9 @@ class PatchStreams(ResidualStreams):
         recorder.memo["bytes"] = x
         recorder.keep(bytes=x)
         return (
-            recorder.linear("in_proj", patch_vectors, *hidden, kind=self.kind)
+            recorder.linear("in_proj", patch_vectors, *hidden_axes, kind=self.kind)
             if self.projected
-            else patch_vectors.view(*hidden)
+            else patch_vectors.view(*hidden_axes)
         )
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
@@ -184,10 +184,10 @@ class PatchStreams(ResidualStreams):
         return projected.view(*x.axes, rows=PatchVectors(of=patches, by=self.vectors))
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
-        vocab, hidden = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
+        vocab, hidden_axis = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
         role: Any = "no_grad" if self.patcher_runs else "idle"
         with recorder.scope("patcher", role=role), recorder.apart(recorder.causal):
-            byte_embeddings, _ = recorder.table("embed_tokens", vocab, hidden, of=x.rows, kind="embedding")
+            byte_embeddings, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
             byte_embeddings = recorder.part("norm", patcher.norm, patcher.flow(recorder, byte_embeddings))
             recorder.linear("lm_head", byte_embeddings, vocab, kind="lm_head")
 
@@ -254,8 +254,8 @@ def _reference_class() -> type[nn.Module]:
         [batch, bytes, width], [batch, patches, hidden] → [batch, bytes, width].
         """
 
-        def __init__(self, spec: PatchStreams, hidden: int) -> None:
-            super().__init__(spec.decoder, spec.local_size, hidden, spec.vectors)
+        def __init__(self, spec: PatchStreams, hidden_size: int) -> None:
+            super().__init__(spec.decoder, spec.local_size, hidden_size, spec.vectors)
             if spec.writes_every_layer:
                 self.layers = nn.ModuleList(ReadingFirst(block, self._reading(spec)) for block in self.layers)
             else:
@@ -297,13 +297,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: PatchStreams, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden, local_size = spec, model_properties.hidden_size, spec.local_size
+            self.spec, hidden_size, local_size = spec, model_properties.hidden_size, spec.local_size
             if spec.patcher is not None:
                 self.patcher = PatcherReference(spec.patcher)
             self.hash_embedding = nn.Embedding(spec.hash_tables * spec.hash_vocab_size, local_size)
-            self.local_encoder, self.local_decoder = EncoderReference(spec), DecoderReference(spec, hidden)
+            self.local_encoder, self.local_decoder = EncoderReference(spec), DecoderReference(spec, hidden_size)
             if spec.projected:
-                self.in_proj = nn.Linear(spec.vectors * local_size, hidden, bias=False)
+                self.in_proj = nn.Linear(spec.vectors * local_size, hidden_size, bias=False)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if self.spec.patcher is not None and self.spec.patcher_runs:

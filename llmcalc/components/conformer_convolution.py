@@ -71,27 +71,31 @@ class ConformerConvolution(Part):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        hidden = x.axes
+        hidden_axes = x.axes
         gated_half, gate = recorder.split(
-            self._record_projection(recorder, "in_proj", x, JoinedShapes((hidden, hidden))), hidden, hidden
+            self._record_projection(recorder, "in_proj", x, JoinedShapes((hidden_axes, hidden_axes))),
+            hidden_axes,
+            hidden_axes,
         )
         if self.gate_bias:
             value_bias, gate_bias = recorder.split(
-                recorder.vector("gate_bias", Axis("halves", 2), *hidden, count=2), hidden, hidden
+                recorder.vector("gate_bias", Axis("halves", 2), *hidden_axes, count=2), hidden_axes, hidden_axes
             )
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
         features = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
-        conv_axes = (*hidden, Axis("multiplier", self.multiplier))
+        conv_axes = (*hidden_axes, Axis("multiplier", self.multiplier))
         conv_rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
         features = recorder.conv(
             "conv", features, *conv_axes, kernel=self.kernel_size, groups=features.width, bias=self.bias, rows=conv_rows
         )
-        features = self._record_projection(recorder, "pointwise", features, *hidden) if self.separable else features
-        features = features.view(*hidden, rows=x.rows)
+        features = (
+            self._record_projection(recorder, "pointwise", features, *hidden_axes) if self.separable else features
+        )
+        features = features.view(*hidden_axes, rows=x.rows)
         features = features if self.norm is None else recorder.part("norm", self.norm, features)
         if self.batch_norm:
-            features = record_batch_norm(recorder, "norm", features, hidden)
-        return self._record_projection(recorder, "out_proj", recorder.act(features, self.hidden_act), *hidden)
+            features = record_batch_norm(recorder, "norm", features, hidden_axes)
+        return self._record_projection(recorder, "out_proj", recorder.act(features, self.hidden_act), *hidden_axes)
 
     def _record_projection(self, recorder: Flow, projection: str, x: Value, *output_axes: Axis | JoinedShapes) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""
@@ -147,24 +151,24 @@ def _reference_class() -> type[nn.Module]:
     class ConvolutionReference(nn.Module):
         """The conformer's convolution module. x: [clips, frames, hidden] → same shape."""
 
-        def __init__(self, spec: ConformerConvolution, hidden: int) -> None:
+        def __init__(self, spec: ConformerConvolution, hidden_size: int) -> None:
             super().__init__()
             self.spec = spec
             earlier_frames = spec.kernel_size // 2 if spec.centred else spec.kernel_size - 1
             later_frames = spec.kernel_size - 1 if spec.separable else spec.kernel_size - 1 - earlier_frames
             self.padding = (earlier_frames, later_frames)
-            self.in_proj = self._projection(hidden, 2 * hidden)
+            self.in_proj = self._projection(hidden_size, 2 * hidden_size)
             if spec.gate_bias:
-                self.gate_bias = vector(torch.zeros(2, hidden))
-            conv_width = hidden * spec.multiplier
-            self.conv = nn.Conv1d(hidden, conv_width, spec.kernel_size, groups=hidden, bias=spec.bias)
+                self.gate_bias = vector(torch.zeros(2, hidden_size))
+            conv_width = hidden_size * spec.multiplier
+            self.conv = nn.Conv1d(hidden_size, conv_width, spec.kernel_size, groups=hidden_size, bias=spec.bias)
             if spec.separable:
-                self.pointwise = self._projection(conv_width, hidden)
+                self.pointwise = self._projection(conv_width, hidden_size)
             if spec.norm is not None:
-                self.norm = spec.norm.reference(ModelProperties(hidden))
+                self.norm = spec.norm.reference(ModelProperties(hidden_size))
             if spec.batch_norm:
-                self.norm = BatchNorm(hidden)
-            self.out_proj = self._projection(hidden, hidden)
+                self.norm = BatchNorm(hidden_size)
+            self.out_proj = self._projection(hidden_size, hidden_size)
 
         def _projection(self, input_width: int, output_width: int) -> nn.Module:
             if not self.spec.convolved:

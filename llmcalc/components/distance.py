@@ -81,19 +81,19 @@ class TransformerXL(AttentionPosition):
         """Adds the scores of the queries against the embedding of every distance."""
         from ..workload.derived_rows import Distances
 
-        heads, dim = q.axes
+        heads, head_dim = q.axes
         assert isinstance(heads, Axis)
         with recorder.scope("relative", source="Dai et al. 2019, §3.3"):
             distance_encoding = recorder.sinusoids(q, Distances(of=x.rows), *x.axes)
             recorder.hold(q=q, encoded=distance_encoding)
-            keys_by_distance = recorder.linear("r_proj", distance_encoding, heads, dim)
-            content_bias = recorder.vector("content_bias", heads, dim, heads=heads)
-            position_bias = recorder.vector("position_bias", heads, dim, heads=heads)
+            keys_by_distance = recorder.linear("r_proj", distance_encoding, heads, head_dim)
+            content_bias = recorder.vector("content_bias", heads, head_dim, heads=heads)
+            position_bias = recorder.vector("position_bias", heads, head_dim, heads=heads)
             distance_scores = recorder.scores("core", recorder.add(q, position_bias), keys_by_distance)
             distance = recorder.distances(q, keys, clamped=True, shifted=False)
             recorder.hold(by_distance=distance_scores, distance=distance)
             content_query = recorder.add(q, content_bias)
-            return content_query, recorder.scale(recorder.at_distance(distance_scores, distance), dim.size**-0.5)
+            return content_query, recorder.scale(recorder.at_distance(distance_scores, distance), head_dim.size**-0.5)
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         return _reference_classes()["transformer_xl"](model_properties.hidden_size, heads, head_dim)

@@ -168,14 +168,14 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
     class MedusaReference(nn.Module):
         """Medusa's heads. x: [batch, positions, hidden] → [batch, heads · positions, tokens]."""
 
-        def __init__(self, spec: MedusaHeads, hidden: int, proposed_tokens: int) -> None:
+        def __init__(self, spec: MedusaHeads, hidden_size: int, proposed_tokens: int) -> None:
             super().__init__()
             self.heads, self.layers, self.spec = spec.num_heads, spec.num_layers, spec
             for i in range(spec.num_heads):
                 for layer_index in range(spec.num_layers):
-                    self.add_module(f"blocks_{i}_{layer_index}", nn.Linear(hidden, hidden, bias=spec.bias))
+                    self.add_module(f"blocks_{i}_{layer_index}", nn.Linear(hidden_size, hidden_size, bias=spec.bias))
             for i in range(1 if spec.shared_projection else spec.num_heads):
-                self.add_module(f"lm_heads_{i}", nn.Linear(hidden, proposed_tokens, bias=False))
+                self.add_module(f"lm_heads_{i}", nn.Linear(hidden_size, proposed_tokens, bias=False))
 
         def _logits_of_head(self, i: int, x: Tensor) -> Tensor:
             for layer_index in range(self.layers):
@@ -193,17 +193,17 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
         The first token is 0, and each further one that of the highest score in the stage before.
         """
 
-        def __init__(self, spec: SpeculatorHeads, hidden: int, vocab_size: int, proposed_tokens: int) -> None:
+        def __init__(self, spec: SpeculatorHeads, hidden_size: int, vocab_size: int, proposed_tokens: int) -> None:
             super().__init__()
             self.stages, self.tied = spec.num_heads, spec.tied
             inner_width = spec.inner_size
             self.state_weight = 0.5 ** (0.5 / spec.num_heads)
             self.token_weight = ((1 - self.state_weight**2) * inner_width / 2) ** 0.5
             if spec.input_norm is not None:
-                self.ln0 = spec.input_norm.reference(ModelProperties(hidden))
+                self.ln0 = spec.input_norm.reference(ModelProperties(hidden_size))
             for i in range(spec.num_heads):
                 if i < 2 or not spec.tied:
-                    self.add_module(f"proj_{i}", nn.Linear(inner_width if i else hidden, inner_width, bias=False))
+                    self.add_module(f"proj_{i}", nn.Linear(inner_width if i else hidden_size, inner_width, bias=False))
                 if i == 0 or not spec.tied:
                     self.add_module(f"emb_{i}", nn.Embedding(vocab_size, inner_width))
                     self.add_module(f"ln_{i}", spec.norm.reference(ModelProperties(inner_width)))

@@ -93,9 +93,9 @@ def _reference_class() -> type[nn.Module]:
     class Prediction(nn.Module):
         """The head that predicts entities; inputs without entities skip the head."""
 
-        def __init__(self, spec: Entities, hidden: int, entity_width: int) -> None:
+        def __init__(self, spec: Entities, hidden_size: int, entity_width: int) -> None:
             super().__init__()
-            self.dense = nn.Linear(hidden, entity_width)
+            self.dense = nn.Linear(hidden_size, entity_width)
             self.norm = spec.norm.reference(ModelProperties(entity_width))
             self.decoder = nn.Linear(entity_width, spec.entity_vocab_size)
 
@@ -104,15 +104,18 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Entities, model_properties: ModelProperties) -> None:
             super().__init__()
-            hidden, entity_width = model_properties.hidden_size, spec.entity_emb_size or model_properties.hidden_size
+            hidden_size, entity_width = (
+                model_properties.hidden_size,
+                spec.entity_emb_size or model_properties.hidden_size,
+            )
             self.embed_entities = nn.Embedding(spec.entity_vocab_size, entity_width)
             if spec.entity_emb_size is not None:
-                self.proj = nn.Linear(entity_width, hidden, bias=False)
-            self.embed_positions = nn.Embedding(spec.max_position_embeddings, hidden)
-            self.embed_types = nn.Embedding(spec.type_vocab_size, hidden)
+                self.proj = nn.Linear(entity_width, hidden_size, bias=False)
+            self.embed_positions = nn.Embedding(spec.max_position_embeddings, hidden_size)
+            self.embed_types = nn.Embedding(spec.type_vocab_size, hidden_size)
             self.norm = spec.norm.reference(model_properties)
             if spec.prediction is not None:
-                self.prediction = Prediction(spec, hidden, entity_width)
+                self.prediction = Prediction(spec, hidden_size, entity_width)
             if spec.prediction == "tied":
                 self.prediction.decoder.weight = self.embed_entities.weight
 

@@ -76,12 +76,12 @@ def _reference_class() -> type[nn.Module]:
     class InputFeaturesReference(nn.Module):
         """Joins the first row of each table to every token's embedding, and projects them."""
 
-        def __init__(self, spec: InputFeatures, hidden: int) -> None:
+        def __init__(self, spec: InputFeatures, hidden_size: int) -> None:
             super().__init__()
             self.tables = len(spec.embedding_sizes)
             for i, (vocab, table_width) in enumerate(zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)):
                 self.add_module(f"embed_{i}", nn.Embedding(vocab, table_width))
-            self.proj = nn.Linear(hidden + sum(spec.embedding_sizes), hidden)
+            self.proj = nn.Linear(hidden_size + sum(spec.embedding_sizes), hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
             ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)

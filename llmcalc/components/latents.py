@@ -101,11 +101,11 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Latents) -> None:
             super().__init__()
-            hidden = spec.latent_size
-            self.latents = vector(torch.randn(spec.num_latents, hidden) * 0.02)
-            self.reads = spec.reads.reference(hidden, spec.query_size)
+            latent_size = spec.latent_size
+            self.latents = vector(torch.randn(spec.num_latents, latent_size) * 0.02)
+            self.reads = spec.reads.reference(latent_size, spec.query_size)
             self.queries = vector(torch.randn(spec.num_queries, spec.query_size) * 0.02)
-            self.writes = spec.writes.reference(spec.query_size, hidden)
+            self.writes = spec.writes.reference(spec.query_size, latent_size)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             latents: Tensor = self.reads(self.latents.weight.expand(len(x), -1, -1), x)

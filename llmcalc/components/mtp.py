@@ -178,21 +178,21 @@ def _reference_class() -> Callable[..., nn.Module]:
             self.lm_head = TiedProjection(output)
 
         def forward(
-            self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
+            self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
         ) -> tuple[Tensor, Tensor]:
             embedded = token_embedding(ids)
-            module_input = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
+            module_input = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden_states)], -1))
             block_output: Tensor = self.block(module_input, ForwardPass(mla=mla, **experts))
             return block_output, self.lm_head(self.norm(block_output))
 
     class PredictionReference(nn.ModuleList):
         def forward(
-            self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str = "auto", **experts: Any
+            self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str = "auto", **experts: Any
         ) -> list[Tensor]:
             """Runs all modules and returns the logits of each. experts: `ForwardPass` options for the experts' rows."""
             predictions = []
             for prediction_module in self:
-                hidden, logits = prediction_module(hidden, ids, token_embedding, mla, **experts)
+                hidden_states, logits = prediction_module(hidden_states, ids, token_embedding, mla, **experts)
                 predictions.append(logits)
             return predictions
 

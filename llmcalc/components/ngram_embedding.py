@@ -63,12 +63,12 @@ def _reference_class() -> type[nn.Module]:
     class NgramEmbeddingReference(nn.Module):
         """Averages every token's embedding with the projected first row of each table."""
 
-        def __init__(self, spec: NgramEmbedding, hidden: int) -> None:
+        def __init__(self, spec: NgramEmbedding, hidden_size: int) -> None:
             super().__init__()
             self.tables = len(spec.vocab_sizes)
             for i, row_count in enumerate(spec.vocab_sizes):
                 self.add_module(f"embedders_{i}", nn.Embedding(row_count, spec.embedding_size))
-                self.add_module(f"post_projs_{i}", nn.Linear(spec.embedding_size, hidden, bias=False))
+                self.add_module(f"post_projs_{i}", nn.Linear(spec.embedding_size, hidden_size, bias=False))
 
         def forward(self, x: Tensor) -> Tensor:
             ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)

@@ -50,7 +50,7 @@ class NgramInput(Component):
         """Records the term for all residual streams. x: the streams, [tokens, streams, hidden]."""
         from ..workload.derived_rows import Multiple
 
-        streams, hidden = x.axes
+        streams, hidden_axis = x.axes
         assert isinstance(streams, Axis)
         ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
@@ -68,12 +68,12 @@ class NgramInput(Component):
         recorder.hold(keys=keys)
         queries = recorder.norm("query_norm", x, self.norm, groups=streams)
         recorder.hold(queries=queries)
-        gate = recorder.scale(recorder.sum(recorder.mul(keys, queries), streams), hidden.size**-0.5)
+        gate = recorder.scale(recorder.sum(recorder.mul(keys, queries), streams), hidden_axis.size**-0.5)
         recorder.hold(gate=gate)
         gate = recorder.act(gate, "signed_root")
         recorder.hold(gate=gate)
         gate = recorder.act(gate, "sigmoid")
-        ngram_value = recorder.linear("value_proj", vectors, hidden)
+        ngram_value = recorder.linear("value_proj", vectors, hidden_axis)
         gated = recorder.mul(gate, ngram_value, axes=x.axes)
         recorder.hold(gated=gated)
         if kernel is None:
@@ -100,16 +100,16 @@ def _reference_class() -> type[nn.Module]:
     class NgramInputReference(nn.Module):
         """The embeddings of n-grams. x: [batch, tokens, streams, hidden] → same shape."""
 
-        def __init__(self, spec: NgramInput, hidden: int) -> None:
+        def __init__(self, spec: NgramInput, hidden_size: int) -> None:
             super().__init__()
             self.spec, streams_width, embedding_width = (
                 spec,
-                spec.streams * hidden,
+                spec.streams * hidden_size,
                 spec.ngram_heads * spec.ngram_head_dim,
             )
             self.embedding = nn.Embedding(spec.ngram_rows, spec.ngram_head_dim)
             self.key_proj = nn.Linear(embedding_width, streams_width, bias=False)
-            self.value_proj = nn.Linear(embedding_width, hidden, bias=False)
+            self.value_proj = nn.Linear(embedding_width, hidden_size, bias=False)
             self.key_norm, self.query_norm = (
                 norm_reference(spec.norm, streams_width, groups=spec.streams) for _ in range(2)
             )

@@ -67,11 +67,11 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class PoolerReference(nn.Module):
-        def __init__(self, spec: Pooler, hidden: int) -> None:
+        def __init__(self, spec: Pooler, hidden_size: int) -> None:
             super().__init__()
-            self.dense = nn.Linear(hidden, hidden) if spec.dense else None
+            self.dense = nn.Linear(hidden_size, hidden_size) if spec.dense else None
             if spec.num_labels is not None:
-                self.out_proj = nn.Linear(hidden, spec.num_labels)
+                self.out_proj = nn.Linear(hidden_size, spec.num_labels)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             pooled_vector = x[:, -1:] if self.dense is None else torch.tanh(self.dense(x[:, :1]))

@@ -155,7 +155,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ProposalReference(nn.Module):
-        def __init__(self, spec: Proposal, hidden: int, vocab_size: int, proposed_tokens: int) -> None:
+        def __init__(self, spec: Proposal, hidden_size: int, vocab_size: int, proposed_tokens: int) -> None:
             super().__init__()
             self.spec = spec
             if spec.markov_rank is not None:
@@ -163,25 +163,25 @@ def _reference_class() -> type[nn.Module]:
                 self.markov_w1 = nn.Embedding(vocab_size, rank)
                 self.markov_w2 = nn.Linear(rank, proposed_tokens, bias=False)
                 if spec.markov == "gated":
-                    self.gate_proj = nn.Linear(hidden + rank, rank)
+                    self.gate_proj = nn.Linear(hidden_size + rank, rank)
                 elif spec.markov == "rnn":
-                    self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
+                    self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
             if spec.gru_size is not None and spec.gru_rank is not None:
                 gru_size = spec.gru_size
-                self.gru_input = nn.Linear(hidden, 3 * gru_size, bias=False)
+                self.gru_input = nn.Linear(hidden_size, 3 * gru_size, bias=False)
                 self.gru_state = nn.Linear(gru_size, 3 * gru_size, bias=False)
-                self.gru_down = nn.Linear(hidden + gru_size, spec.gru_rank, bias=False)
+                self.gru_down = nn.Linear(hidden_size + gru_size, spec.gru_rank, bias=False)
                 self.gru_up = nn.Linear(spec.gru_rank, proposed_tokens, bias=False)
             if spec.selector_rank is not None:
                 self.predecessor_codebook = nn.Embedding(vocab_size, spec.selector_rank)
                 self.successor_codebook = nn.Embedding(proposed_tokens, spec.selector_rank)
-                self.hidden_projection = nn.Linear(hidden, spec.selector_rank, bias=False)
+                self.hidden_projection = nn.Linear(hidden_size, spec.selector_rank, bias=False)
                 self.pairs = product_class()()
             if spec.confidence:
-                score_width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
+                score_width = hidden_size + (spec.markov_rank or 0) * spec.confidence_reads_token
                 self.confidence = nn.Linear(score_width, 1)
             if spec.state_size is not None:
-                self.state_proj = nn.Linear(hidden, spec.state_size, bias=False)
+                self.state_proj = nn.Linear(hidden_size, spec.state_size, bias=False)
 
         def _gate_token_row(self, x: Tensor, token: Tensor) -> Tensor:
             """Returns the input of the bias projection, from the token's embedding through a gate or a recurrence."""

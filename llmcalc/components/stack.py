@@ -320,12 +320,12 @@ class Stack(Component):
         stack, in the place of its own. keeps_first_input: whether the forward pass keeps the first layer's input until
         its end; false only for layers that do not read it again.
         """
-        hidden: Shape = x.axes if width is None else (width,)
-        embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
+        hidden_axes: Shape = x.axes if width is None else (width,)
+        embedding_axes = hidden_axes if self.input_size is None else (Axis("embedding", self.input_size),)
         with recorder.apart(recorder.causal, recorder.memory), recorder.function():
-            recorder.memo["hidden"] = hidden
+            recorder.memo["hidden"] = hidden_axes
             recorder.memo["keeps_first_input"] = keeps_first_input
-            return self._run_layers(recorder, self._first_input(recorder, x, hidden, embedding_axes, positions))
+            return self._run_layers(recorder, self._first_input(recorder, x, hidden_axes, embedding_axes, positions))
 
     def _run_layers(self, recorder: Flow, x: Value) -> Value:
         """Records the layers and returns the output of the stack. x: the input of the first layer."""
@@ -376,13 +376,15 @@ class Stack(Component):
         return recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=self.output_bias)
 
     def _first_input(
-        self, recorder: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None
+        self, recorder: Flow, x: Value, hidden_axes: Shape, embedding_axes: Shape, positions: Weight | None
     ) -> Value:
         """Returns the input of the first layer."""
         if self.stem is not None:
-            x = recorder.part("stem", self.stem, x, width=hidden)
+            x = recorder.part("stem", self.stem, x, width=hidden_axes)
         if self.vocab_size is not None:
-            x, _ = recorder.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
+            x, _ = recorder.table(
+                "embed_tokens", Axis("vocab", self.vocab_size), *hidden_axes, of=x.rows, kind="embedding"
+            )
         x = x.view(*embedding_axes)
         x = x if self.input_features is None else recorder.part("input_features", self.input_features, x)
         x = x if self.ngram_embedding is None else recorder.part("ngram_embedding", self.ngram_embedding, x)
@@ -403,7 +405,7 @@ class Stack(Component):
             recorder.hold(x=x)
         if self.input_size is None or self.keeps_embedding_width:
             return x
-        return recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")
+        return recorder.linear("input_proj", x, *hidden_axes, bias=True, kind="embedding")
 
     def _record_layers(
         self, recorder: Flow, x: Value, kind_name: str, block: Layer, repeat: Number, layer_indices: Any

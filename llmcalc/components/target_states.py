@@ -113,10 +113,10 @@ class TargetStates(ResidualStreams):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection. x: the token embeddings."""
-        hidden = x.axes[-1]
+        hidden_axis = x.axes[-1]
         state_count, state_width = (
             Axis("states", self.states),
-            hidden if self.size is None else Axis("target", self.size),
+            hidden_axis if self.size is None else Axis("target", self.size),
         )
         target_states = recorder.received(x, state_count, state_width)
         if self.masked:
@@ -130,7 +130,7 @@ class TargetStates(ResidualStreams):
         if self.start == "joined":
             projected_states = recorder.cat(x, target_states, axes=(JoinedShapes((x.axes, target_states.axes)),))
         recorder.hold(states=target_states, joined=projected_states)
-        projected = recorder.linear("fc", projected_states, hidden, bias=self.bias)
+        projected = recorder.linear("fc", projected_states, hidden_axis, bias=self.bias)
         return projected if self.output_norm is None else recorder.part("output_norm", self.output_norm, projected)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -152,16 +152,16 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()
-            hidden = model_properties.hidden_size
-            self.states, self.size, self.joins = spec.states, spec.size or hidden, spec.start == "joined"
+            hidden_size = model_properties.hidden_size
+            self.states, self.size, self.joins = spec.states, spec.size or hidden_size, spec.start == "joined"
             if spec.masked:
                 self.mask_hidden = vector(torch.zeros(self.states * self.size))
             if spec.state_norm is not None:
                 self.state_norm = norm_reference(spec.state_norm, self.states, self.size)
             if spec.joined_norm is not None:
                 self.joined_norm = spec.joined_norm.reference(ModelProperties(self.states * self.size))
-            states_width = self.states * self.size + (hidden if self.joins else 0)
-            self.fc = nn.Linear(states_width, hidden, bias=spec.bias)
+            states_width = self.states * self.size + (hidden_size if self.joins else 0)
+            self.fc = nn.Linear(states_width, hidden_size, bias=spec.bias)
             if spec.output_norm is not None:
                 self.output_norm = spec.output_norm.reference(model_properties)
 

@@ -132,9 +132,9 @@ def _reference_class() -> type[nn.Module]:
         x: [batch, channels, positions] → same shape, or one position more.
         """
 
-        def __init__(self, hidden: int, kernel: int, groups: int) -> None:
+        def __init__(self, hidden_size: int, kernel: int, groups: int) -> None:
             super().__init__()
-            self.conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=groups)
+            self.conv = nn.Conv1d(hidden_size, hidden_size, kernel, padding=kernel // 2, groups=groups)
             self.length = vector(torch.ones(kernel))
 
         def forward(self, x: Tensor) -> Tensor:

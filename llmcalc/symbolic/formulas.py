@@ -380,9 +380,15 @@ class Formulas:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
-        hidden = next((symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None)
+        hidden_symbol = next(
+            (symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None
+        )
         expanded_sum = sympy.expand(expression)
-        if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
+        if (
+            hidden_symbol is None
+            or not expanded_sum.has(hidden_symbol)
+            or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor)
+        ):
             return None
         total_sum: Any = sympy.Integer(0)
         for summand in sympy.Add.make_args(expanded_sum):
@@ -399,7 +405,7 @@ class Formulas:
                 power = exponent if field in WIDTHS | HEAD_SIZES else 0
                 changed_terms = (
                     sympy.Rational(self.meanings[base].value) ** exponent
-                    * (hidden / self.meanings[hidden].value) ** power
+                    * (hidden_symbol / self.meanings[hidden_symbol].value) ** power
                     if field in lengths
                     else base**exponent
                 )
@@ -428,11 +434,11 @@ class Formulas:
         )
         if len(hidden_widths) != 1:
             return []
-        (hidden,) = hidden_widths
-        width_ratios = [(width, ratio(value_of_symbol[width], hidden)) for width in symbols_of(WIDTHS)]
+        (hidden_symbol,) = hidden_widths
+        width_ratios = [(width, ratio(value_of_symbol[width], hidden_symbol)) for width in symbols_of(WIDTHS)]
         if len(head_sizes) == 1:
             width_ratios += [
-                (head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden))
+                (head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden_symbol))
                 for head in heads
             ]
         elif not head_sizes and len(heads) == 2:

@@ -58,9 +58,9 @@ class AltUp(ResidualStreams):
 
     def flow(self, recorder: Flow, x: Value, merge: bool = False) -> Value:
         """Records the split of the embedding into streams or, with `merge`, the merge after the last layer."""
-        hidden, other_streams = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
+        hidden_axis, other_streams = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
         first_stream, other_inputs = (
-            (recorder.take(x, hidden), recorder.take(x, other_streams, hidden)) if merge else (x, x)
+            (recorder.take(x, hidden_axis), recorder.take(x, other_streams, hidden_axis)) if merge else (x, x)
         )
         with recorder.function():
             first_length = recorder.root_mean_square(first_stream)
@@ -68,7 +68,7 @@ class AltUp(ResidualStreams):
 
             def project_stream(stream: Value) -> Value:
                 """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
-                projected_stream = recorder.linear("", stream, hidden)
+                projected_stream = recorder.linear("", stream, hidden_axis)
                 recorder.hold_outside(y=projected_stream)
                 return recorder.div(
                     recorder.mul(projected_stream, first_length), recorder.root_mean_square(projected_stream)
@@ -77,7 +77,7 @@ class AltUp(ResidualStreams):
             x = recorder.side_by_side(
                 "projections", other_streams, other_inputs, project_stream, after=first_stream, split=merge
             )
-        return recorder.sum(x, hidden, mean=True) if merge else x
+        return recorder.sum(x, hidden_axis, mean=True) if merge else x
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self.altup_num_inputs, model_properties.hidden_size)
@@ -109,10 +109,10 @@ class AltUpLayer(WholeLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
-        streams, hidden = x.axes
-        router = Weight("router", (streams,), (hidden,))
+        streams, hidden_axis = x.axes
+        router = Weight("router", (streams,), (hidden_axis,))
         predicted_streams, router_output = self._predict_streams(recorder, x, router)
-        active_stream = recorder.take(predicted_streams, hidden)
+        active_stream = recorder.take(predicted_streams, hidden_axis)
         recorder.hold(predicted=predicted_streams)
         normed = recorder.part("self_attn_pre_norm", self.norm, active_stream)
         recorder.hold(read=normed)
@@ -132,12 +132,14 @@ class AltUpLayer(WholeLayer):
             recorder, predicted_streams, layer_output, router, router_output
         )
         recorder.hold(corrected=corrected_streams, first=first_stream)
-        other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
+        other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden_axis)
         with_embedding = recorder.add(
             other_streams, recorder.part("per_layer_input", self.per_layer_input, first_stream, norm=self.norm)
         )
         recorder.hold(fed=with_embedding)
-        return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
+        return recorder.cat(
+            recorder.take(corrected_streams, Axis("streams", 1), hidden_axis), with_embedding, axes=x.axes
+        )
 
     def _sublayer_output(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> Value:
         """Returns the normalized output of a sublayer."""
@@ -150,21 +152,21 @@ class AltUpLayer(WholeLayer):
 
         Returns all streams and the output of the router's norm.
         """
-        streams, hidden = x.axes
+        streams, hidden_axis = x.axes
         with recorder.scope("predict", kind="streams", source=SOURCE):
-            normed = recorder.part("router_norm", self.norm, recorder.take(x, hidden))
+            normed = recorder.part("router_norm", self.norm, recorder.take(x, hidden_axis))
             mixing_weights = self._mixing_weights(recorder, normed, router, streams, Axis("mixed", streams.size))
             recorder.hold(weights=mixing_weights)
-            mix_op = ops.Product(hidden.size, streams.size, streams.size, x.rows)
+            mix_op = ops.Product(hidden_axis.size, streams.size, streams.size, x.rows)
             return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed
 
     def _mixing_weights(
         self, recorder: Flow, normed: Value, router: Weight, *output_axes: Axis | JoinedShapes
     ) -> Value:
         """Returns the stream mixing weights, computed from the norm of one stream."""
-        hidden = normed.axes[-1]
+        hidden_axis = normed.axes[-1]
         router_output = recorder.linear(
-            "router", recorder.scale(normed, 1 / hidden.size), output_axes[0], weight=router
+            "router", recorder.scale(normed, 1 / hidden_axis.size), output_axes[0], weight=router
         )
         return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *output_axes)
 
@@ -184,19 +186,19 @@ class AltUpLayer(WholeLayer):
         sublayer_output: the output of the sublayers, whose input was the first stream.
         router, router_output: the router of `predict` and the output of its norm, both of which are reused.
         """
-        streams, hidden = predicted_streams.axes
+        streams, hidden_axis = predicted_streams.axes
         with recorder.scope("correct", kind="streams", source=SOURCE):
             normed = recorder.normalized(sublayer_output, self.norm, like=router_output)
             mixing_weights = recorder.plus(self._mixing_weights(recorder, normed, router, streams), 1.0)
             recorder.hold(shares=mixing_weights)
             stream_change = recorder.mul(
                 mixing_weights,
-                recorder.sub(sublayer_output, recorder.take(predicted_streams, hidden)),
+                recorder.sub(sublayer_output, recorder.take(predicted_streams, hidden_axis)),
                 axes=predicted_streams.axes,
             )
             corrected_streams = recorder.add(predicted_streams, stream_change)
             return corrected_streams, recorder.mul(
-                recorder.take(corrected_streams, hidden), recorder.vector("scale", hidden)
+                recorder.take(corrected_streams, hidden_axis), recorder.vector("scale", hidden_axis)
             )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -212,9 +214,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
     class StreamEnds(nn.Module):
-        def __init__(self, streams: int, hidden: int) -> None:
+        def __init__(self, streams: int, hidden_size: int) -> None:
             super().__init__()
-            self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
+            self.projections = nn.ModuleList(
+                nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(streams - 1)
+            )
 
         def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
@@ -237,9 +241,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self._apply_maps(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
 
     class StreamsReference(nn.Module):
-        def __init__(self, streams: int, hidden: int) -> None:
+        def __init__(self, streams: int, hidden_size: int) -> None:
             super().__init__()
-            self.streams_in, self.streams_out = StreamSplit(streams, hidden), StreamMerge(streams, hidden)
+            self.streams_in, self.streams_out = StreamSplit(streams, hidden_size), StreamMerge(streams, hidden_size)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.streams_in(x)
@@ -268,12 +272,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
 
     class StreamCorrection(nn.Module):
-        def __init__(self, streams: int, hidden: int, router: nn.Linear) -> None:
+        def __init__(self, streams: int, hidden_size: int, router: nn.Linear) -> None:
             super().__init__()
-            self.router = nn.Linear(hidden, streams, bias=False)
+            self.router = nn.Linear(hidden_size, streams, bias=False)
             self.router.weight = router.weight
             self.coefficients = nn.Linear(streams, streams, bias=False)
-            self.scale = vector(torch.ones(hidden))
+            self.scale = vector(torch.ones(hidden_size))
 
         def forward(
             self, predicted_streams: Tensor, active_stream: Tensor, predict: StreamPrediction

@@ -392,10 +392,10 @@ def _reference_class() -> type[nn.Module]:
     class Scaling(nn.Module):
         """Scales x elementwise: weight · x, plus an optional bias."""
 
-        def __init__(self, hidden: int, bias: bool) -> None:
+        def __init__(self, hidden_size: int, bias: bool) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(hidden))
-            self.bias = nn.Parameter(torch.zeros(hidden)) if bias else None
+            self.weight = nn.Parameter(torch.ones(hidden_size))
+            self.bias = nn.Parameter(torch.zeros(hidden_size)) if bias else None
 
         def forward(self, x: Tensor) -> Tensor:
             scaled_x = x * self.weight
@@ -431,11 +431,11 @@ def _reference_class() -> type[nn.Module]:
                 self.pre_norm = spec.norm.reference(model_properties)
                 return
             for sublayer in self.order if spec.residual_scale else ():
-                hidden, scales_both = model_properties.hidden_size, spec.residual_scale is True
+                hidden_size, scales_both = model_properties.hidden_size, spec.residual_scale is True
                 if scales_both or spec.residual_scale == "output":
-                    self.add_module(f"{sublayer}_out_scale", Scaling(hidden, bias=scales_both))
+                    self.add_module(f"{sublayer}_out_scale", Scaling(hidden_size, bias=scales_both))
                 if scales_both or spec.residual_scale == "residual":
-                    self.add_module(f"{sublayer}_residual_scale", Scaling(hidden, bias=scales_both))
+                    self.add_module(f"{sublayer}_residual_scale", Scaling(hidden_size, bias=scales_both))
             for sublayer in self.order:
                 norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
                 for norm in (f"{sublayer}_{position}_norm" for position in norm_positions):

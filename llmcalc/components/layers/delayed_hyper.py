@@ -65,9 +65,9 @@ class DelayedHyperStreams(CopiedStreams):
     type: Literal["delayed_hyper"] = "delayed_hyper"
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        streams, hidden = x.axes
+        streams, hidden_axis = x.axes
         weights = recorder.delayed_weights(READ_WEIGHTS, x, streams)
-        return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
+        return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden_axis)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         return self.record_merge(recorder, x)

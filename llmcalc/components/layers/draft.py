@@ -82,8 +82,8 @@ def _reference_class() -> type[nn.Module]:
             self.norm_before_residual = spec.norm_before_residual
             for norm_name in ("embedding_norm", "self_attn_pre_norm", "mlp_pre_norm"):
                 self.add_module(norm_name, spec.norm.reference(model_properties))
-            hidden = model_properties.hidden_size
-            self.self_attn = spec.attention.reference(ModelProperties(2 * hidden, output_size=hidden))
+            hidden_size = model_properties.hidden_size
+            self.self_attn = spec.attention.reference(ModelProperties(2 * hidden_size, output_size=hidden_size))
             self.mlp = spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

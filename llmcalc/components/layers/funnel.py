@@ -54,28 +54,31 @@ class FunnelAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
-        q = recorder.linear("q_proj", x, heads, dim)
-        k, v = (recorder.linear(projection, kv_input, heads, dim, bias=True) for projection in ("k_proj", "v_proj"))
+        q = recorder.linear("q_proj", x, heads, head_dim)
+        k, v = (
+            recorder.linear(projection, kv_input, heads, head_dim, bias=True) for projection in ("k_proj", "v_proj")
+        )
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
-        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
+        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, head_dim)
+        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{projection}_bias", heads, dim)) for projection in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection}_bias", heads, head_dim))
+            for projection in ("position", "segment")
         )
         by_distance = recorder.core(
             "distances",
-            ops.SharedTableScores(num_heads, dim.size, x.rows, distances),
+            ops.SharedTableScores(num_heads, head_dim.size, x.rows, distances),
             position_q,
             distance_keys,
             axes=(heads,),
         )
         segments = Fixed("segments", length=2, source=False)
-        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, dim)
+        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
         by_segment = recorder.core(
             "segment_scores",
-            ops.SharedTableScores(num_heads, dim.size, x.rows, segments),
+            ops.SharedTableScores(num_heads, head_dim.size, x.rows, segments),
             segment_q,
             segment_keys,
             axes=(heads,),
@@ -196,21 +199,21 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class FunnelAttentionReference(nn.Module):
         """Attention of queries [batch, queries, hidden] to a source [batch, keys, hidden] → shape of the queries."""
 
-        def __init__(self, spec: FunnelAttention, hidden: int) -> None:
+        def __init__(self, spec: FunnelAttention, hidden_size: int) -> None:
             super().__init__()
             self.heads, self.hidden, heads_width = (
                 spec.num_attention_heads,
-                hidden,
+                hidden_size,
                 spec.num_attention_heads * spec.head_dim,
             )
-            self.q_proj = nn.Linear(hidden, heads_width, bias=False)
-            self.k_proj, self.v_proj = nn.Linear(hidden, heads_width), nn.Linear(hidden, heads_width)
-            self.r_proj = nn.Linear(hidden, heads_width, bias=False)
+            self.q_proj = nn.Linear(hidden_size, heads_width, bias=False)
+            self.k_proj, self.v_proj = nn.Linear(hidden_size, heads_width), nn.Linear(hidden_size, heads_width)
+            self.r_proj = nn.Linear(hidden_size, heads_width, bias=False)
             for bias_name in ("content_bias", "position_bias", "segment_bias"):
                 self.add_module(bias_name, vector(torch.randn(self.heads, spec.head_dim) * 0.02))
             self.segments = vector(torch.randn(2, self.heads, spec.head_dim) * 0.02)
             self.distances, self.segment_scores, self.core = TableScoreProduct(), TableScoreProduct(), SoftmaxProducts()
-            self.o_proj = nn.Linear(heads_width, hidden)
+            self.o_proj = nn.Linear(heads_width, hidden_size)
 
         def _split_heads(self, x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)

@@ -36,13 +36,13 @@ else:
 
 def record_gated_mean(recorder: Flow, x: Value, norm: Norm, rank: int) -> tuple[Value, Value]:
     """Returns the gated mean of all streams, and the normalized streams. x: all streams."""
-    streams, hidden = x.axes
+    streams, hidden_axis = x.axes
     assert isinstance(streams, Axis)
     normed = recorder.norm("norm", x, norm, groups=streams)
     gate = recorder.act(recorder.linear("down", normed, Axis("rank", rank)), "silu")
-    gate = recorder.act(recorder.linear("up", gate, streams, hidden), "sigmoid")
+    gate = recorder.act(recorder.linear("up", gate, streams, hidden_axis), "sigmoid")
     recorder.hold(normed=normed, gate=gate)
-    return recorder.sum(recorder.mul(gate, normed), hidden, mean=True), normed
+    return recorder.sum(recorder.mul(gate, normed), hidden_axis, mean=True), normed
 
 
 class GatedStreamsLayer(PreNormLayer):
@@ -129,9 +129,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class GatedConnection(nn.Module):
         """Reads the streams [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
 
-        def __init__(self, norm: Norm, streams: int, rank: int, hidden: int, has_writes: bool) -> None:
+        def __init__(self, norm: Norm, streams: int, rank: int, hidden_size: int, has_writes: bool) -> None:
             super().__init__()
-            self.streams, streams_width = streams, streams * hidden
+            self.streams, streams_width = streams, streams * hidden_size
             self.norm = norm_reference(norm, streams_width, groups=streams)
             self.down, self.up = nn.Linear(streams_width, rank, bias=False), nn.Linear(rank, streams_width, bias=False)
             self.write = nn.Linear(streams_width, streams, bias=False) if has_writes else None

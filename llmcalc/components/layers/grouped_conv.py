@@ -109,13 +109,13 @@ def _reference_class() -> type[nn.Module]:
     class SublayerKernels(nn.Module):
         """The kernels before and after a sublayer. x: [batch, tokens, width] → [batch, tokens, 2, taps, width]."""
 
-        def __init__(self, hidden: int, taps: int, group_size: int) -> None:
+        def __init__(self, hidden_size: int, taps: int, group_size: int) -> None:
             super().__init__()
-            self.sizes, self.group_size = (2, taps, hidden // group_size), group_size
+            self.sizes, self.group_size = (2, taps, hidden_size // group_size), group_size
             for convolution_side in range(2):
                 for tap in range(taps):
-                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector(torch.rand(hidden)))
-            self.kernel_projection = nn.Linear(hidden, 2 * taps * (hidden // group_size), bias=False)
+                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector(torch.rand(hidden_size)))
+            self.kernel_projection = nn.Linear(hidden_size, 2 * taps * (hidden_size // group_size), bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             token_kernels = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)

@@ -80,7 +80,7 @@ class HyperLayer(PreNormLayer):
 
     def _connect_sublayer(self, recorder: Flow, sublayer: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
-        streams, hidden = x.axes
+        streams, hidden_axis = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with recorder.scope(sublayer, kind="residual"):
             read_logits, write_logits, *matrix = _connection_weights(
@@ -90,7 +90,7 @@ class HyperLayer(PreNormLayer):
             read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
             if self.delayed:
                 read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, streams, keeps=True)
-            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
+            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden_axis)
             output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
             recorder.hold(summed=weighted_sum, strength=output_weights)
             if self.hc_sinkhorn_iters is None:
@@ -98,7 +98,9 @@ class HyperLayer(PreNormLayer):
             recorder.hold(raw=matrix[0])
             softmax_rows = recorder.plus(recorder.act(matrix[0], "softmax"), self.hc_eps)
             softmax_rows = recorder.sinkhorn(softmax_rows, self.hc_sinkhorn_iters, self.hc_eps)
-            x = recorder.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), softmax_rows, x, axes=x.axes)
+            x = recorder.core(
+                "mix", ops.StreamMix(streams.size, hidden_axis.size, x.rows), softmax_rows, x, axes=x.axes
+            )
             return weighted_sum, output_weights, x
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -125,12 +127,12 @@ class HyperStreams(CopiedStreams):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
-        streams, hidden = x.axes
+        streams, hidden_axis = x.axes
         (raw_weights,) = _connection_weights(recorder, x, JoinedShapes(((streams,),)))
         recorder.hold(raw=raw_weights)
         weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
         recorder.hold(weights=weights)
-        return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
+        return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden_axis)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
@@ -186,7 +188,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class HyperConnection(nn.Module):
         """The hyper-connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
 
-        def __init__(self, spec: HyperLayer, hidden: int) -> None:
+        def __init__(self, spec: HyperLayer, hidden_size: int) -> None:
             super().__init__()
             self.spec, stream_count = spec, spec.hc_mult
             part_sizes = (
@@ -195,8 +197,8 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 else [stream_count, stream_count, stream_count * stream_count]
             )
             self.stream_norm, self.map = (
-                weightless_norm(stream_count * hidden),
-                nn.Linear(stream_count * hidden, sum(part_sizes), bias=False),
+                weightless_norm(stream_count * hidden_size),
+                nn.Linear(stream_count * hidden_size, sum(part_sizes), bias=False),
             )
             self.offsets = WeightOffsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else StreamMixing()
@@ -239,11 +241,11 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return x
 
     class HeadReference(nn.Module):
-        def __init__(self, stream_count: int, hidden: int) -> None:
+        def __init__(self, stream_count: int, hidden_size: int) -> None:
             super().__init__()
             self.stream_norm, self.map = (
-                weightless_norm(stream_count * hidden),
-                nn.Linear(stream_count * hidden, stream_count, bias=False),
+                weightless_norm(stream_count * hidden_size),
+                nn.Linear(stream_count * hidden_size, stream_count, bias=False),
             )
             self.offsets = WeightOffsets(stream_count)
 
@@ -255,9 +257,9 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
         """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
 
-        def __init__(self, stream_count: int, hidden: int, merge_kind: str) -> None:
+        def __init__(self, stream_count: int, hidden_size: int, merge_kind: str) -> None:
             super().__init__(stream_count)
-            self.hyper_streams = None if merge_kind == "mean" else HeadReference(stream_count, hidden)
+            self.hyper_streams = None if merge_kind == "mean" else HeadReference(stream_count, hidden_size)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)

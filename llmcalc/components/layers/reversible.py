@@ -78,8 +78,8 @@ class ReversibleLayer(PreNormLayer):
         return {"streams": {"type": "reversible"}}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        hidden: Axis = recorder.memo["hidden"][0]
-        first_stream, second_stream = recorder.split(x, (hidden,), (hidden,))
+        hidden_axis: Axis = recorder.memo["hidden"][0]
+        first_stream, second_stream = recorder.split(x, (hidden_axis,), (hidden_axis,))
         first_stream = recorder.add(
             first_stream, self._record_sublayer(recorder, "self_attn", self.attention, second_stream)
         )
@@ -111,10 +111,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens, 2 · hidden].
         """
 
-        def __init__(self, spec: ReversibleStreams, hidden: int) -> None:
+        def __init__(self, spec: ReversibleStreams, hidden_size: int) -> None:
             super().__init__()
             self.block, self.least, self.tokens = spec.block, spec.least, 0
-            self.reversible_norm = spec.norm.reference(ModelProperties(2 * hidden))
+            self.reversible_norm = spec.norm.reference(ModelProperties(2 * hidden_size))
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             self.tokens = x.shape[1]

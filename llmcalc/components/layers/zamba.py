@@ -297,8 +297,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            block, hidden = spec.transformer, model_properties.hidden_size
-            block_context = ModelProperties(2 * hidden, output_size=hidden)
+            block, hidden_size = spec.transformer, model_properties.hidden_size
+            block_context = ModelProperties(2 * hidden_size, output_size=hidden_size)
             self.self_attn_pre_norm = spec.norm.reference(block_context)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
             self.self_attn, self.mlp = block.attention.reference(block_context), Network(block, model_properties)

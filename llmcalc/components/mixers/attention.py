@@ -345,17 +345,17 @@ class Attention(TokenMixer):
         value_input: the input of the values where it is not that of the keys.
         """
         num_heads, k, d = self.sizes(x.width)
-        heads, kv_heads, dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
-        value_axis = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
+        heads, kv_heads, head_dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
+        value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
-        projected = self._project_heads(recorder, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
-        q = self._normalize_and_rotate(recorder, projected, "q_norm", dim)
+        projected = self._project_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
+        q = self._normalize_and_rotate(recorder, projected, "q_norm", head_dim)
         for projection in self.idle_projections:
             with recorder.scope(projection, role="idle"):
-                recorder.linear("", x, heads, dim, bias=self.q_bias)
+                recorder.linear("", x, heads, head_dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(
-            recorder, kv_input, kv_heads, dim, value_axis, memory is not None, adapter, value_input
+            recorder, kv_input, kv_heads, head_dim, value_axis, memory is not None, adapter, value_input
         )
         causal = recorder.causal and not self.whole_pass
         if memory is None:
@@ -434,13 +434,13 @@ class Attention(TokenMixer):
         with recorder.scope(projection):
             return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 
-    def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, dim: Axis) -> Value:
+    def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the spec's order."""
         qk = self.qk_norm
 
         def normalize_heads(v: Value) -> Value:
             assert qk is not None
-            normed_axes = v.axes if qk.scope == "projection" else (dim,)
+            normed_axes = v.axes if qk.scope == "projection" else (head_dim,)
             head_axis = v.axes[0] if qk.scope == "per_head" else None
             return recorder.norm(norm_name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
@@ -453,7 +453,7 @@ class Attention(TokenMixer):
         recorder: Flow,
         x: Value,
         heads: Axis,
-        dim: Axis,
+        head_dim: Axis,
         value_axis: Axis,
         is_cross_attention: bool,
         adapter: Adapter | None,
@@ -462,11 +462,11 @@ class Attention(TokenMixer):
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
         if self.kv_shared and "from_target" in recorder.memo:
-            return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
+            return recorder.received(x, heads, head_dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
             empty_keys_and_values = (
                 self,
-                Value(x.rows, (heads, dim), fixed=True),
+                Value(x.rows, (heads, head_dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
             shareable = (
@@ -477,11 +477,13 @@ class Attention(TokenMixer):
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
-            return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
+            return keys.view(*recorder.rank_part((heads, head_dim))), values.view(
+                *recorder.rank_part((heads, value_axis))
+            )
         with recorder.function():
-            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)
             recorder.hold(raw=raw_keys)
-            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", dim)
+            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", head_dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
@@ -607,15 +609,15 @@ def _reference_class() -> type[nn.Module]:
             self.kv_heads = spec.num_key_value_heads or spec.num_attention_heads
             self.head_dim = spec.head_dim or model_properties.hidden_size // spec.num_attention_heads
             self.value_dim = spec.v_head_dim or self.head_dim
-            hidden = model_properties.hidden_size
-            kv_width = model_properties.source_size or hidden if model_properties.cross else hidden
-            query_width = hidden
+            hidden_size = model_properties.hidden_size
+            kv_width = model_properties.source_size or hidden_size if model_properties.cross else hidden_size
+            query_width = hidden_size
             if spec.query_rank is not None:
                 query_width = spec.query_rank.rank
                 self.q_a_proj, self.q_a_norm = spec.query_rank.reference(model_properties)
             self.q_proj = nn.Linear(query_width, self.heads * self.head_dim, bias=spec.q_bias)
             for projection in spec.idle_projections:
-                self.add_module(projection, nn.Linear(hidden, self.heads * self.head_dim, bias=spec.q_bias))
+                self.add_module(projection, nn.Linear(hidden_size, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if spec.value_experts is not None:
@@ -625,7 +627,7 @@ def _reference_class() -> type[nn.Module]:
                     model_properties.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias
                 )
             self.o_proj = nn.Linear(
-                self.heads * self.value_dim, model_properties.output_size or hidden, bias=spec.o_bias
+                self.heads * self.value_dim, model_properties.output_size or hidden_size, bias=spec.o_bias
             )
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(model_properties, self.heads, self.value_dim)

@@ -59,10 +59,10 @@ class BlendedAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = recorder.rope(recorder.linear("q_proj", x, heads, dim), self.position)
-        k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, dim)), self.position)
-        v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, dim))
+        head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q = recorder.rope(recorder.linear("q_proj", x, heads, head_dim), self.position)
+        k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, head_dim)), self.position)
+        v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, head_dim))
         k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
         recorder.mask(q, k, causal=True, window=window)
         recorder.hold(q=q, k=k, v=v)
@@ -104,8 +104,8 @@ def _reference_class() -> type[nn.Module]:
     class BlendedReference(grouped_reference_class()):  # type: ignore[misc]
         """Blended attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: BlendedAttention, hidden: int) -> None:
-            super().__init__(spec, hidden)
+        def __init__(self, spec: BlendedAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
             kv_heads = spec.num_key_value_heads
             self.conv_k, self.conv_v = vector(torch.ones(2, kv_heads)), vector(torch.ones(2, kv_heads))
             self.last_k, self.last_v = state_class()(), state_class()()

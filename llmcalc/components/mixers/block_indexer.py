@@ -144,11 +144,11 @@ def _reference_class() -> type[nn.Module]:
     class BlockIndexerReference(nn.Module):
         """The block indexer. x: [batch, tokens, hidden] → token mask, [batch, index heads, tokens, keys]."""
 
-        def __init__(self, spec: BlockIndexer, hidden: int, theta: float) -> None:
+        def __init__(self, spec: BlockIndexer, hidden_size: int, theta: float) -> None:
             super().__init__()
             self.spec, self.theta = spec, theta
-            self.q_proj = nn.Linear(hidden, spec.index_n_heads * spec.index_head_dim, bias=False)
-            self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
+            self.q_proj = nn.Linear(hidden_size, spec.index_n_heads * spec.index_head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden_size, spec.index_head_dim, bias=False)
             self.q_norm = norm_reference(spec.norm, spec.index_head_dim)
             self.k_norm = norm_reference(spec.norm, spec.index_head_dim)
             self.cache, self.core = cache_class()(), KeyScores()

@@ -99,15 +99,15 @@ class CompressedConvAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = recorder.linear("q_proj", x, heads, dim, bias=has_bias)
-        k = recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias)
+        head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = recorder.linear("q_proj", x, heads, head_dim, bias=has_bias)
+        k = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias)
         with recorder.function():
             q, k = self._convolve_queries_and_keys(recorder, q, k)
         recorder.hold(q=q, k=k)
         q = self._scale_and_rotate(recorder, q)
         k = recorder.mul(self._scale_and_rotate(recorder, k), recorder.vector("key_scale", kv_heads))
-        v = self._mix_values(recorder, x, kv_heads, dim)
+        v = self._mix_values(recorder, x, kv_heads, head_dim)
         recorder.hold(q=q, k=k, v=v)
         k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
         recorder.hold(k=k, v=v)
@@ -120,15 +120,17 @@ class CompressedConvAttention(WindowedMixer):
 
     def _convolve_queries_and_keys(self, recorder: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
-        (heads, dim), (kv_heads, _) = q.axes, k.axes
+        (heads, head_dim), (kv_heads, _) = q.axes, k.axes
         joined_axes, head_kernel, group_kernel = (
             JoinedShapes(((heads,), (kv_heads,)), "all_heads"),
             self.cca_time0,
             self.cca_time1,
         )
-        joined_heads = recorder.cat(q, k, axes=(joined_axes, dim))
+        joined_heads = recorder.cat(q, k, axes=(joined_axes, head_dim))
         recorder.hold(q=q, k=k, joined=joined_heads)
-        recorder.state("conv_state", joined_axes, dim, Axis("steps", head_kernel + group_kernel - 2), kind="conv_state")
+        recorder.state(
+            "conv_state", joined_axes, head_dim, Axis("steps", head_kernel + group_kernel - 2), kind="conv_state"
+        )
         padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state="conv_state")
         recorder.hold(seen=padded_rows)
         conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
@@ -136,14 +138,20 @@ class CompressedConvAttention(WindowedMixer):
             "conv_channels",
             padded_rows,
             joined_axes,
-            dim,
+            head_dim,
             kernel=head_kernel,
             groups=joined_heads.width,
             overlap=group_kernel - 1,
             **conv_options,
         )
         joined_heads = recorder.conv(
-            "conv_heads", joined_heads, joined_axes, dim, kernel=group_kernel, groups=joined_axes.size, **conv_options
+            "conv_heads",
+            joined_heads,
+            joined_axes,
+            head_dim,
+            kernel=group_kernel,
+            groups=joined_axes.size,
+            **conv_options,
         )
         recorder.hold(mixed=joined_heads)
         assert isinstance(heads, Axis)
@@ -151,15 +159,15 @@ class CompressedConvAttention(WindowedMixer):
         mean_of_queries = recorder.scale(recorder.add(q, recorder.repeat(k, heads)), 0.5)
         group_axis = Axis("group", exact_div(heads.size, kv_heads.size))
         mean_of_keys = recorder.sum(
-            mean_of_queries.view(kv_heads, group_axis, dim), *k.axes, mean=True
+            mean_of_queries.view(kv_heads, group_axis, head_dim), *k.axes, mean=True
         )  # over the queries that share a key
         recorder.hold(mean_q=mean_of_queries, mean_k=mean_of_keys)
         convolved_q, convolved_k = recorder.split(joined_heads, q.axes, k.axes)
         return recorder.add(convolved_q, mean_of_queries), recorder.add(convolved_k, mean_of_keys)
 
-    def _mix_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
+    def _mix_values(self, recorder: Flow, x: Value, kv_heads: Axis, head_dim: Axis) -> Value:
         """Returns the values: half is computed from the token, half from the previous token."""
-        half_width = Axis("half", exact_div(kv_heads.size * dim.size, 2))
+        half_width = Axis("half", exact_div(kv_heads.size * head_dim.size, 2))
         has_bias = self.attention_bias
         with recorder.function():
             projected = recorder.linear("v_proj_before", x, half_width, bias=has_bias, counted=WithStart(of=x.rows))
@@ -171,7 +179,7 @@ class CompressedConvAttention(WindowedMixer):
             delayed_values = recorder.delayed(projected, first_row)
             recorder.hold(late=delayed_values)
             return recorder.cat(
-                recorder.linear("v_proj", x, half_width, bias=has_bias), delayed_values, axes=(kv_heads, dim)
+                recorder.linear("v_proj", x, half_width, bias=has_bias), delayed_values, axes=(kv_heads, head_dim)
             )
 
     def _scale_and_rotate(self, recorder: Flow, x: Value) -> Value:

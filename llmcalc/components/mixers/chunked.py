@@ -146,16 +146,16 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ChunkedAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.heads, self.hashes, self.length = spec.num_attention_heads, spec.num_hashes, spec.chunk_length
-            hidden, heads_width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
+            hidden_size, heads_width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
             projections = ("q_proj", "k_proj", "v_proj") if spec.num_hashes is None else ("qk_proj", "v_proj")
             for projection in projections:
-                self.add_module(projection, nn.Linear(hidden, heads_width, bias=False))
+                self.add_module(projection, nn.Linear(hidden_size, heads_width, bias=False))
             self.names = projections
             if spec.num_hashes is not None:
                 self.hashing = Hashing(spec)
             self.core, self.o_proj = (
                 SoftmaxProducts(spec, model_properties.causal),
-                nn.Linear(heads_width, hidden, bias=False),
+                nn.Linear(heads_width, hidden_size, bias=False),
             )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -60,17 +60,18 @@ class ContextAttention(TwoSetsMixer):
         """Records one softmax over the scores of both attention cores; each core counts its own keys."""
         context: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
+        head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
         q = recorder.rope(
-            self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim, bias=bias), dim), self.position
+            self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=bias), head_dim),
+            self.position,
         )
         joint_rows = Joined(first=x.rows, second=context.rows)
-        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
-        normed = self._normalize(recorder, "k_norm", keys, dim)
-        values = recorder.linear("v_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted=joint_rows)
+        normed = self._normalize(recorder, "k_norm", keys, head_dim)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted=joint_rows)
         context_keys = recorder.apply_again(context, keys, bias)
         if self.norm is not None:
-            context_keys = recorder.normalized(context_keys, self.norm, (dim,), like=normed)
+            context_keys = recorder.normalized(context_keys, self.norm, (head_dim,), like=normed)
         context_keys, context_values = recorder.cache(
             "cache",
             self.cache_kind,
@@ -78,13 +79,13 @@ class ContextAttention(TwoSetsMixer):
             recorder.apply_again(context, values, bias),
             limit=self.sliding_window,
         )
-        core_sizes = heads.size, dim.size, dim.size
+        core_sizes = heads.size, head_dim.size, head_dim.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
-        attn_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, dim))
+        attn_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, head_dim))
         own_keys = recorder.rope(normed, self.position)
         attn_output = recorder.add(
-            attn_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, dim))
+            attn_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, head_dim))
         )
         return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
@@ -110,8 +111,8 @@ def _reference_class() -> type[nn.Module]:
     class ContextReference(two_sets_reference()):  # type: ignore[misc]
         """The attention of a draft block. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ContextAttention, hidden: int) -> None:
-            super().__init__(spec, hidden)
+        def __init__(self, spec: ContextAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
             self.block_core = product_class()()
 
         def _project_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -84,12 +84,12 @@ class ExclusiveAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = recorder.linear("q_proj", x, heads, dim, bias=bias)
-        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=bias)
-        values = recorder.linear("v_proj", x, kv_heads, dim, bias=bias)
-        q = recorder.rope(recorder.norm("q_norm", q, self.norm, (dim,)), self.position)
-        keys = recorder.rope(recorder.norm("k_norm", keys, self.norm, (dim,)), self.position)
+        head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
+        q = recorder.linear("q_proj", x, heads, head_dim, bias=bias)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias)
+        q = recorder.rope(recorder.norm("q_norm", q, self.norm, (head_dim,)), self.position)
+        keys = recorder.rope(recorder.norm("k_norm", keys, self.norm, (head_dim,)), self.position)
         if self.adds_embeddings:
             values = recorder.add(values, recorder.memo.get("value_embeddings", values))
         recorder.mask(q, keys, causal=False, window=self.sliding_window)
@@ -100,16 +100,18 @@ class ExclusiveAttention(WindowedMixer):
         recorder.hold(out=attn_output, v=values)
         attn_output = self._subtract_own_value(recorder, attn_output, values)
         recorder.hold(out=attn_output)
-        attn_output = recorder.mul(attn_output, recorder.act(recorder.linear("gate_proj", x, heads, dim), "sigmoid"))
+        attn_output = recorder.mul(
+            attn_output, recorder.act(recorder.linear("gate_proj", x, heads, head_dim), "sigmoid")
+        )
         return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
     def _subtract_own_value(self, recorder: Flow, attn_output: Value, values: Value) -> Value:
         """Returns the output of the heads minus tanh(α) times its projection on the token's value."""
-        kv_heads, dim = values.axes
+        kv_heads, head_dim = values.axes
         assert isinstance(kv_heads, Axis)
         heads = attn_output.axes
         group_axis = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
-        attn_output = attn_output.view(kv_heads, group_axis, dim)
+        attn_output = attn_output.view(kv_heads, group_axis, head_dim)
         unit_value = recorder.div(values, recorder.root_mean_square(values))
         alpha = recorder.act(recorder.vector("alpha", kv_heads, group_axis), "tanh")
         removed_fraction = recorder.mul(
@@ -138,12 +140,12 @@ def _reference_class() -> type[nn.Module]:
     class ExclusiveReference(grouped_reference_class()):  # type: ignore[misc]
         """Exclusive attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ExclusiveAttention, hidden: int) -> None:
-            super().__init__(spec, hidden, spec.attention_bias)
+        def __init__(self, spec: ExclusiveAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size, spec.attention_bias)
             self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
             self.core = softmax_core_class()()
             self.alpha = vector(torch.zeros(spec.num_attention_heads))
-            self.gate_proj = nn.Linear(hidden, spec.num_attention_heads * spec.head_dim, bias=False)
+            self.gate_proj = nn.Linear(hidden_size, spec.num_attention_heads * spec.head_dim, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec

@@ -91,12 +91,16 @@ class GatedProfileAttention(ProfileAttention):
         """
         if not self.dynamic_convolutions:
             return add_convolution(recorder, conv_name, x, self.conv_kernel_size)
-        (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
+        (heads, head_dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
         with recorder.scope(conv_name):
             weights = recorder.linear("weight_proj", token, heads, taps)
-            weights = recorder.mul(weights, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps))
-            recorder.state("conv_state", heads, dim, taps, kind="conv_state")
-            return recorder.add(recorder.sum(recorder.mul(weights, x, axes=(heads, dim, taps)), heads, dim), x)
+            weights = recorder.mul(
+                weights, recorder.vector("static_weight", heads, head_dim, taps), axes=(heads, head_dim, taps)
+            )
+            recorder.state("conv_state", heads, head_dim, taps, kind="conv_state")
+            return recorder.add(
+                recorder.sum(recorder.mul(weights, x, axes=(heads, head_dim, taps)), heads, head_dim), x
+            )
 
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"
@@ -127,11 +131,11 @@ def _reference_class() -> type[nn.Module]:
     class TokenConvolution(nn.Module):
         """A causal convolution with per-token filters, added to its input. x: [batch, tokens, width]."""
 
-        def __init__(self, hidden: int, heads: int, kv_width: int, kernel: int) -> None:
+        def __init__(self, hidden_size: int, heads: int, kv_width: int, kernel: int) -> None:
             super().__init__()
             self.heads, self.kernel, self.size = heads, kernel, kv_width // heads
             self.static_weight = vector(torch.zeros(kv_width, kernel))
-            self.weight_proj = nn.Linear(hidden, heads * kernel, bias=False)
+            self.weight_proj = nn.Linear(hidden_size, heads * kernel, bias=False)
             self.conv_state: Any = state_class()()
 
         def forward(self, x: Tensor, token: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -162,13 +166,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: GatedProfileAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
             heads, head_dim, kernel = spec.num_attention_heads, spec.head_dim, spec.conv_kernel_size
-            kv_heads, hidden = spec.num_key_value_heads, model_properties.hidden_size
+            kv_heads, hidden_size = spec.num_key_value_heads, model_properties.hidden_size
             if spec.dynamic_convolutions:
                 self.k_conv, self.v_conv = (
-                    TokenConvolution(hidden, kv_heads, kv_heads * head_dim, kernel) for _ in "kv"
+                    TokenConvolution(hidden_size, kv_heads, kv_heads * head_dim, kernel) for _ in "kv"
                 )
-            self.gate_proj = nn.Linear(hidden, heads * head_dim, bias=False)
-            self.sink_proj = nn.Linear(hidden, heads, bias=False)
+            self.gate_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
+            self.sink_proj = nn.Linear(hidden_size, heads, bias=False)
             self.q_scale = vector(torch.ones(heads, head_dim))
             self.share_scale = vector(torch.ones(heads, spec.relative_rank))
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)

@@ -118,17 +118,17 @@ def indexer_reference_class() -> type[nn.Module]:
     class IndexerReference(nn.Module):
         """The token indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
 
-        def __init__(self, spec: Indexer, hidden: int, query: int, rope: int, theta: float) -> None:
+        def __init__(self, spec: Indexer, hidden_size: int, query: int, rope: int, theta: float) -> None:
             super().__init__()
             self.spec, self.rope, self.theta = spec, rope, theta
             if spec.input_norm is not None:
-                self.input_norm = norm_reference(spec.input_norm, hidden)
+                self.input_norm = norm_reference(spec.input_norm, hidden_size)
             if spec.position_scale:
                 self.position_scale = position_scale_class()(spec.index_n_heads)
             self.q_proj = nn.Linear(query, spec.index_n_heads * spec.index_head_dim, bias=False)
-            self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden_size, spec.index_head_dim, bias=False)
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), spec.index_head_dim)
-            self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
+            self.weights_proj = nn.Linear(hidden_size, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), indexer_core_class()()
 
         def _rotate_heads(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

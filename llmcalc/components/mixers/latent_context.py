@@ -171,20 +171,20 @@ def _reference_class() -> type[nn.Module]:
     class LatentContextReference(nn.Module):
         """The latent attention of a draft block. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: LatentContextAttention, hidden: int) -> None:
+        def __init__(self, spec: LatentContextAttention, hidden_size: int) -> None:
             super().__init__()
             self.spec, heads, rank = spec, spec.num_attention_heads, spec.q_lora_rank
             query_width = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
             if rank is None:
-                self.q_proj = nn.Linear(hidden, query_width, bias=False)
+                self.q_proj = nn.Linear(hidden_size, query_width, bias=False)
             else:
-                self.q_a_proj = nn.Linear(hidden, rank, bias=spec.attention_bias)
+                self.q_a_proj = nn.Linear(hidden_size, rank, bias=spec.attention_bias)
                 self.q_a_norm = norm_reference(spec.norm, rank)
                 self.q_b_proj = nn.Linear(rank, query_width, bias=False)
-            self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
+            self.kv_a_proj = nn.Linear(hidden_size, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
             self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             self.kv_b_proj = expansion_class()(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
-            self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias)
+            self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden_size, bias=spec.attention_bias)
             self.core, self.block_core = product_class()(), product_class()()
             self.cache = cache_class()(spec.sliding_window)
 

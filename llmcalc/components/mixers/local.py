@@ -82,7 +82,7 @@ class LocalAttention(MultiHeadMixer):
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
+        heads, head_dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
         kv_input = x
         if self.global_block_size is not None:
             block = self.global_block_size
@@ -95,10 +95,10 @@ class LocalAttention(MultiHeadMixer):
             kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=block))
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
-        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, dim), block_size, x.rows)
+        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)
         recorder.hold(q=q)
         keys, values = (
-            recorder.in_blocks(recorder.linear(projection, kv_input, heads, dim), block_size, x.rows, around=True)
+            recorder.in_blocks(recorder.linear(projection, kv_input, heads, head_dim), block_size, x.rows, around=True)
             for projection in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)

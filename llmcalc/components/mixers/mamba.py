@@ -213,11 +213,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Mamba, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            hidden = model_properties.hidden_size
+            hidden_size = model_properties.hidden_size
             inner_width = spec.intermediate_size
             rank = spec.time_step_rank
             heads = spec.num_heads or 1
-            self.in_proj = nn.Linear(hidden, 2 * inner_width, bias=spec.use_bias)
+            self.in_proj = nn.Linear(hidden_size, 2 * inner_width, bias=spec.use_bias)
             conv: Any = causal_conv_class()
             self.conv1d = conv(inner_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = state_class()()
@@ -234,7 +234,7 @@ def _reference_class() -> type[nn.Module]:
                 self.b_norm = norm_reference(spec.norm, spec.state_size)
                 self.c_norm = norm_reference(spec.norm, spec.state_size)
             self.scan = Scan(inner_width, spec.state_size)
-            self.out_proj = nn.Linear(inner_width, hidden, bias=spec.use_bias)
+            self.out_proj = nn.Linear(inner_width, hidden_size, bias=spec.use_bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1

@@ -90,10 +90,10 @@ class Mamba2(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)
-        dim = Axis("head_dim", self.head_dim)
+        head_dim = Axis("head_dim", self.head_dim)
         groups = Axis("groups", self.n_groups)
         state_axis, kernel = Axis("state", self.state_size), self.conv_kernel
-        inner_axes: Shape = (heads, dim)
+        inner_axes: Shape = (heads, head_dim)
         conv_channels = JoinedShapes(
             (inner_axes, (groups, state_axis), (groups, state_axis))
         )  # the gate and Δ skip the convolution

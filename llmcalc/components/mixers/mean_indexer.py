@@ -98,11 +98,11 @@ def _reference_class() -> type[nn.Module]:
         A position may stand more than once for a token with fewer earlier tokens than others.
         """
 
-        def __init__(self, spec: MeanIndexer, hidden: int, theta: float) -> None:
+        def __init__(self, spec: MeanIndexer, hidden_size: int, theta: float) -> None:
             super().__init__()
             self.spec, self.theta, head_dim = spec, theta, spec.index_head_dim
-            self.q_proj = nn.Linear(hidden, spec.index_n_heads * head_dim, bias=False)
-            self.k_proj = nn.Linear(hidden, head_dim, bias=False)
+            self.q_proj = nn.Linear(hidden_size, spec.index_n_heads * head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden_size, head_dim, bias=False)
             self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
             self.cache, self.core = cache_class()(), KeyScores()
 

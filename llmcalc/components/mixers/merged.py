@@ -71,18 +71,18 @@ class MergedAttention(TwoSetsMixer):
         """Records one softmax over the scores of both attention cores; each core counts its own products."""
         memory = Value(SOURCE, x.axes) if recorder.memory is None else recorder.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim, bias=has_bias), dim)
+        head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)
         q = recorder.rope(q, self.position)
         joint_rows = Joined(first=x.rows, second=memory.rows)
-        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
-        normed = self._normalize(recorder, "k_norm", keys, dim)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias, counted=joint_rows)
+        normed = self._normalize(recorder, "k_norm", keys, head_dim)
         own_keys = recorder.rope(normed, self.position)
-        values = recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias, counted=joint_rows)
         own_keys, own_values = recorder.cache("cache", self.cache_kind, own_keys, values, limit=window)
         memory_keys = recorder.apply_again(memory, keys, has_bias)
         memory_keys = (
-            memory_keys if self.norm is None else recorder.normalized(memory_keys, self.norm, (dim,), like=normed)
+            memory_keys if self.norm is None else recorder.normalized(memory_keys, self.norm, (head_dim,), like=normed)
         )
         memory_keys, memory_values = recorder.cache(
             "cross_cache", "cross_attention", memory_keys, recorder.apply_again(memory, values, has_bias)
@@ -130,8 +130,8 @@ def _reference_class() -> type[nn.Module]:
     class MergedReference(two_sets_reference()):  # type: ignore[misc]
         """Merged self- and cross-attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: MergedAttention, hidden: int) -> None:
-            super().__init__(spec, hidden)
+        def __init__(self, spec: MergedAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
             self.cross_core, self.cross_cache = product_class()(), cache_class()()
 
         def _memory_keys_and_values(self, forward_pass: ForwardPass) -> tuple[Tensor, ...]:

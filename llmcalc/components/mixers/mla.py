@@ -376,12 +376,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MLA, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden, heads = spec, model_properties.hidden_size, spec.num_attention_heads
+            self.spec, hidden_size, heads = spec, model_properties.hidden_size, spec.num_attention_heads
             query = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
             if spec.q_lora_rank is None:
-                self.q_proj = nn.Linear(hidden, query, bias=False)
+                self.q_proj = nn.Linear(hidden_size, query, bias=False)
             else:
-                self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=spec.attention_bias)
+                self.q_a_proj = nn.Linear(hidden_size, spec.q_lora_rank, bias=spec.attention_bias)
                 if spec.norm is not None:
                     self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
                 if spec.query_gate:
@@ -391,7 +391,9 @@ def _reference_class() -> type[nn.Module]:
             if spec.position_scale:
                 self.position_scale = position_scale_class()(heads)
             if not spec.kv_shared:
-                self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
+                self.kv_a_proj = nn.Linear(
+                    hidden_size, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias
+                )
             if spec.norm is not None and not spec.kv_shared:
                 self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             if spec.norm is not None and spec.key_norm and not spec.kv_shared:
@@ -403,7 +405,7 @@ def _reference_class() -> type[nn.Module]:
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(
                 heads * spec.v_head_dim,
-                model_properties.output_size or hidden,
+                model_properties.output_size or hidden_size,
                 bias=spec.attention_bias or spec.o_bias,
             )
             self.core = softmax_core_class()()
@@ -412,7 +414,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.indexer is not None and not spec.indexer.shared:
                 rotary_dim = 0 if spec.mla_use_nope else spec.qk_rope_head_dim
                 self.indexer = spec.indexer.reference(
-                    model_properties, spec.q_lora_rank or hidden, rotary_dim, spec.position.rope_theta
+                    model_properties, spec.q_lora_rank or hidden_size, rotary_dim, spec.position.rope_theta
                 )
 
         def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -181,18 +181,18 @@ def _reference_class() -> type[nn.Module]:
 
         recurrent_state: Any
 
-        def __init__(self, spec: MLSTM, hidden: int) -> None:
+        def __init__(self, spec: MLSTM, hidden_size: int) -> None:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
             keys, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
             for projection, output_width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
-                self.add_module(projection, nn.Linear(hidden, output_width, bias=has_bias))
-            self.igate, self.fgate = nn.Linear(hidden, heads), nn.Linear(hidden, heads)
+                self.add_module(projection, nn.Linear(hidden_size, output_width, bias=has_bias))
+            self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
             self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), state_class()()
             self.norm = norm_reference(
                 Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), value_width, groups=heads
             )
-            self.out_proj = nn.Linear(value_width, hidden, bias=has_bias)
+            self.out_proj = nn.Linear(value_width, hidden_size, bias=has_bias)
 
         def _split_heads(self, letter: str, x: Tensor) -> Tensor:
             return self.get_submodule(letter)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)

@@ -108,15 +108,15 @@ def _reference_class() -> type[nn.Module]:
         A position may stand more than once for a token with fewer earlier tokens than others.
         """
 
-        def __init__(self, spec: PooledIndexer, hidden: int, query: int) -> None:
+        def __init__(self, spec: PooledIndexer, hidden_size: int, query: int) -> None:
             super().__init__()
             self.spec, head_dim = spec, spec.index_head_dim
             self.q_proj = nn.Linear(query, spec.index_n_heads * head_dim, bias=False)
-            self.k_proj = nn.Linear(hidden, head_dim, bias=False)
-            self.gate_proj = nn.Linear(hidden, head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden_size, head_dim, bias=False)
+            self.gate_proj = nn.Linear(hidden_size, head_dim, bias=False)
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), head_dim)
             self.position_bias = vector(torch.zeros(spec.index_kpool, head_dim))
-            self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
+            self.weights_proj = nn.Linear(hidden_size, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), indexer_core_class()()
 
         def _pooled_keys(self, keys: Tensor, gate: Tensor) -> Tensor:

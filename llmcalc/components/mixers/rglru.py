@@ -134,16 +134,16 @@ def _reference_class() -> type[nn.Module]:
         conv_state: Any
         recurrent_state: Any
 
-        def __init__(self, spec: RGLRU, hidden: int) -> None:
+        def __init__(self, spec: RGLRU, hidden_size: int) -> None:
             super().__init__()
             lru_width, self.act = spec.lru_width, spec.hidden_act
-            self.linear_y, self.linear_x = nn.Linear(hidden, lru_width), nn.Linear(hidden, lru_width)
+            self.linear_y, self.linear_x = nn.Linear(hidden_size, lru_width), nn.Linear(hidden_size, lru_width)
             self.conv_1d = causal_conv_class()(lru_width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
             self.input_gate = BlockMap(spec.num_attention_heads, lru_width)
             self.recurrent_gate = BlockMap(spec.num_attention_heads, lru_width)
             self.recurrent_param = vector(torch.linspace(-4.0, 1.0, lru_width))
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
-            self.linear_out = nn.Linear(lru_width, hidden)
+            self.linear_out = nn.Linear(lru_width, hidden_size)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.act, self.linear_y(x))

@@ -58,8 +58,8 @@ class Rwkv7TimeMix(TokenMixer):
     norm_eps: Real = Field(default=6.4e-4, ge=0)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        head_axes: Shape = (heads, dim)
+        heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        head_axes: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
         inputs = {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES}
         recorder.hold(previous=previous_token)
@@ -80,11 +80,11 @@ class Rwkv7TimeMix(TokenMixer):
         gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, head_axes, "sigmoid", bias=False)
         removed_key = recorder.mul(key, recorder.vector("k_k", *head_axes))
         key = recorder.mul(key, recorder.mul(learning_rate, recorder.vector("k_a", *head_axes)))
-        scan_op = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
+        scan_op = TransitionScan(receptance.axes[0].size, head_dim.size, x.rows)
         wkv_output = recorder.core(
             "wkv", scan_op, receptance, decay, key, value, removed_key, learning_rate, axes=head_axes
         )
-        recorder.state("recurrent_state", heads, dim, dim, bits=32)
+        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         wkv_output = recorder.norm("g_norm", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         wkv_output = recorder.add(
             wkv_output, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *head_axes)))
@@ -176,23 +176,23 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         A layer above the first mixes its values with themselves, in the place of the first layer's.
         """
 
-        def __init__(self, spec: Rwkv7TimeMix, hidden: int) -> None:
+        def __init__(self, spec: Rwkv7TimeMix, hidden_size: int) -> None:
             super().__init__()
             self.spec = spec
             heads_width = spec.num_heads * spec.head_dim
             for input_name in inputs_of_projections:
-                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden)))
+                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden_size)))
             for input_name in ("r", "k", "v"):
-                self.add_module(f"{input_name}_proj", nn.Linear(hidden, heads_width, bias=False))
+                self.add_module(f"{input_name}_proj", nn.Linear(hidden_size, heads_width, bias=False))
             for input_name, rank in self._projection_ranks().items():
-                self.add_module(f"{input_name}_lora_a", nn.Linear(hidden, rank, bias=False))
+                self.add_module(f"{input_name}_lora_a", nn.Linear(hidden_size, rank, bias=False))
                 self.add_module(f"{input_name}_lora_b", nn.Linear(rank, heads_width, bias=input_name != "g"))
             self.k_k, self.k_a, self.r_k = (vector(torch.full((heads_width,), 0.5)) for _ in range(3))
             self.wkv = Recurrence()
             self.shift_state: Any = state_class()()
             self.recurrent_state: Any = state_class()()
             self.g_norm = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), heads_width, groups=spec.num_heads)
-            self.o_proj = nn.Linear(heads_width, hidden, bias=False)
+            self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _projection_ranks(self) -> dict[str, int]:
             """Returns the rank of each pair of low-rank projections."""
@@ -249,12 +249,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class ChannelMixReference(nn.Module):
         """RWKV-7's channel mixing. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Rwkv7ChannelMix, hidden: int) -> None:
+        def __init__(self, spec: Rwkv7ChannelMix, hidden_size: int) -> None:
             super().__init__()
-            self.time_mix_k = vector(torch.linspace(0.1, 0.9, hidden))
+            self.time_mix_k = vector(torch.linspace(0.1, 0.9, hidden_size))
             self.shift_state: Any = state_class()()
-            self.key = nn.Linear(hidden, spec.intermediate_size, bias=False)
-            self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
+            self.key = nn.Linear(hidden_size, spec.intermediate_size, bias=False)
+            self.value = nn.Linear(spec.intermediate_size, hidden_size, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)

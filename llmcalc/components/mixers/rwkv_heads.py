@@ -56,8 +56,8 @@ class RwkvHeadMix(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        head_axes: Shape = (heads, dim)
+        heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        head_axes: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
         inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
@@ -72,9 +72,9 @@ class RwkvHeadMix(TokenMixer):
             rank = Axis("decay_rank", self.decay_rank)
             low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank, *head_axes), decay)
-        scan_op = DecayScan(receptance.axes[0].size, dim.size, x.rows)
+        scan_op = DecayScan(receptance.axes[0].size, head_dim.size, x.rows)
         wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=head_axes)
-        recorder.state("recurrent_state", heads, dim, dim, bits=32)
+        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         wkv_output = recorder.norm("ln_x", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         return recorder.linear("output", recorder.mul(wkv_output, gate), *x.axes)
 
@@ -140,22 +140,22 @@ def _reference_class() -> type[nn.Module]:
     class HeadMixReference(nn.Module):
         """Time mixing of RWKV-5 and RWKV-6. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: RwkvHeadMix, hidden: int) -> None:
+        def __init__(self, spec: RwkvHeadMix, hidden_size: int) -> None:
             super().__init__()
             self.spec = spec
             heads_width = spec.num_heads * spec.head_dim
             has_low_ranks = spec.shift_rank is not None and spec.decay_rank is not None
             for input_name in inputs_of_projections if has_low_ranks else inputs_of_projections[1:]:
-                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden)))
+                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden_size)))
             if spec.shift_rank is not None and spec.decay_rank is not None:
-                self.time_mix_x = vector(torch.linspace(0.1, 0.9, hidden))
-                self.shift_a = nn.Linear(hidden, len(inputs_of_projections) * spec.shift_rank, bias=False)
+                self.time_mix_x = vector(torch.linspace(0.1, 0.9, hidden_size))
+                self.shift_a = nn.Linear(hidden_size, len(inputs_of_projections) * spec.shift_rank, bias=False)
                 for input_name in inputs_of_projections:
-                    self.add_module(f"shift_b_{input_name}", nn.Linear(spec.shift_rank, hidden, bias=False))
-                self.decay_a = nn.Linear(hidden, spec.decay_rank, bias=False)
+                    self.add_module(f"shift_b_{input_name}", nn.Linear(spec.shift_rank, hidden_size, bias=False))
+                self.decay_a = nn.Linear(hidden_size, spec.decay_rank, bias=False)
                 self.decay_b = nn.Linear(spec.decay_rank, heads_width, bias=False)
             for input_name in ("receptance", "key", "value", "gate"):
-                self.add_module(input_name, nn.Linear(hidden, heads_width, bias=False))
+                self.add_module(input_name, nn.Linear(hidden_size, heads_width, bias=False))
             self.time_decay, self.time_first = (
                 vector(torch.linspace(-5, 1, heads_width)),
                 vector(torch.zeros(heads_width)),
@@ -164,7 +164,7 @@ def _reference_class() -> type[nn.Module]:
             self.shift_state: Any = state_class()()
             self.recurrent_state: Any = state_class()()
             self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), heads_width, groups=spec.num_heads)
-            self.output = nn.Linear(heads_width, hidden, bias=False)
+            self.output = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _mixed_inputs(self, x: Tensor, forward_pass: ForwardPass) -> dict[str, Tensor]:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)

@@ -65,9 +65,9 @@ class SelectiveMamba2(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)
-        dim = Axis("head_dim", self.head_dim)
+        head_dim = Axis("head_dim", self.head_dim)
         state_axis = Axis("state", self.state_size)
-        inner_axes: Shape = (heads, dim)
+        inner_axes: Shape = (heads, head_dim)
         gate, inner_x = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, inner_axes))), inner_axes, inner_axes
         )

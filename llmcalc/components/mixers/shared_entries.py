@@ -134,16 +134,16 @@ class SharedEntryAttention(EntryAttention):
         return next(filter(None, self.shared_results().values()), "")
 
     def _mask_and_entries(
-        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""
         assert self.compress_rate is not None
         lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), dim)
+            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), head_dim)
         else:
-            latent, entries = self._latent_and_entries(recorder, x, dim, rope)
+            latent, entries = self._latent_and_entries(recorder, x, head_dim, rope)
             lower_entries["entries"] = entries
             recorder.hold(latent=latent)
             recorder.keep(entries=entries)
@@ -162,16 +162,16 @@ class SharedEntryAttention(EntryAttention):
         recorder.hold(chosen=selection)
         return recorder.among(visible_entries, selection, entries)
 
-    def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
+    def _latent_and_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries after RoPE."""
         assert self.compress_rate is not None
         compress_rate = Axis("rate", self.compress_rate)
         unpooled_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
-            kv = recorder.linear("kv_proj", x, dim)
+            kv = recorder.linear("kv_proj", x, head_dim)
             recorder.hold(kv=kv)
             if self.weighted_entries:
-                gate = recorder.linear("gate_proj", x, dim)
+                gate = recorder.linear("gate_proj", x, head_dim)
                 recorder.hold(gate=gate)
                 unpooled_rows = recorder.with_rest(kv, gate)
                 recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
@@ -181,7 +181,7 @@ class SharedEntryAttention(EntryAttention):
             entries = recorder.rope(latent, rope, row_stride=compress_rate.size)
             recorder.hold(new=entries)
             op = ops.EntryCache(
-                dim.size, compress_rate.size, sum(unpooled.width for unpooled in unpooled_rows), rows=x.rows
+                head_dim.size, compress_rate.size, sum(unpooled.width for unpooled in unpooled_rows), rows=x.rows
             )
             return latent, recorder.keep_entries(op, entries, *unpooled_rows)
 
@@ -282,13 +282,13 @@ def _reference_class() -> type[nn.Module]:
         x: [batch, tokens, hidden] → the new entries without RoPE, and all entries with RoPE.
         """
 
-        def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
+        def __init__(self, spec: SharedEntryAttention, hidden_size: int) -> None:
             super().__init__()
             assert spec.compress_rate is not None
             self.rate, entry_width = spec.compress_rate, spec.head_dim
-            self.kv_proj = nn.Linear(hidden, entry_width, bias=False)
+            self.kv_proj = nn.Linear(hidden_size, entry_width, bias=False)
             if spec.weighted_entries:
-                self.gate_proj = nn.Linear(hidden, entry_width, bias=False)
+                self.gate_proj = nn.Linear(hidden_size, entry_width, bias=False)
             self.spec, self.norm = spec, norm_reference(spec.norm, entry_width)
             self.cache: Any = state_class()()
 
@@ -321,8 +321,8 @@ def _reference_class() -> type[nn.Module]:
     class Chooser(chooser_class()):  # type: ignore[misc]
         """Selects the entries that each token attends to, by scores against one key per entry."""
 
-        def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
-            super().__init__(spec, hidden)
+        def __init__(self, spec: SharedEntryAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
             assert spec.indexer is not None
             index_head_dim = spec.indexer.index_head_dim
             if not spec.entries_shared:

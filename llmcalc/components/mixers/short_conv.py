@@ -111,18 +111,18 @@ def _reference_class() -> type[nn.Module]:
     class ShortConvReference(nn.Module):
         """The gated short convolution. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ShortConv, hidden: int) -> None:
+        def __init__(self, spec: ShortConv, hidden_size: int) -> None:
             super().__init__()
-            self.in_proj = nn.Linear(hidden, 3 * hidden, bias=spec.conv_bias)
+            self.in_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=spec.conv_bias)
             self.grid, kernel = spec.grid, spec.conv_L_cache
             if spec.grid:
                 self.conv: Any = nn.Conv2d(
-                    hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=spec.conv_bias
+                    hidden_size, hidden_size, kernel, padding=kernel // 2, groups=hidden_size, bias=spec.conv_bias
                 )
             else:
-                self.conv = causal_conv_class()(hidden, kernel, spec.conv_bias)
+                self.conv = causal_conv_class()(hidden_size, kernel, spec.conv_bias)
                 self.conv_state = state_class()()
-            self.out_proj = nn.Linear(hidden, hidden, bias=spec.conv_bias)
+            self.out_proj = nn.Linear(hidden_size, hidden_size, bias=spec.conv_bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             b, c, inner_x = self.in_proj(x).transpose(1, 2).chunk(3, 1)

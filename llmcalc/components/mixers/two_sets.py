@@ -38,8 +38,8 @@ class TwoSetsMixer(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def _normalize(self, recorder: Flow, norm_name: str, x: Value, dim: Axis) -> Value:
-        return x if self.norm is None else recorder.norm(norm_name, x, self.norm, (dim,))
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
+        return x if self.norm is None else recorder.norm(norm_name, x, self.norm, (head_dim,))
 
     def _heading_with_keys(self, keys: str) -> str:
         """Describes the heads and the window. keys: the attended tokens, in words."""
@@ -53,8 +53,8 @@ def two_sets_reference() -> Any:
     """Returns the base class of the references, with projections, norms and the cache of the layer's tokens."""
 
     class TwoSetsReference(grouped_reference_class()):  # type: ignore[misc]
-        def __init__(self, spec: TwoSetsMixer, hidden: int) -> None:
-            super().__init__(spec, hidden, spec.attention_bias)
+        def __init__(self, spec: TwoSetsMixer, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size, spec.attention_bias)
             if spec.norm is not None:
                 self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
             self.core, self.cache = product_class()(), cache_class()(spec.sliding_window)

@@ -116,15 +116,15 @@ class Latent(Part):
         """Builds the projections to and from the latent width, with the optional norms, as named modules."""
         from torch import nn
 
-        hidden, latent = model_properties.hidden_size, self.moe_latent_size
+        hidden_size, latent = model_properties.hidden_size, self.moe_latent_size
         norms = {
             "latent_norm": self.norm,
             "expert_norm": self.expert_norm,
             "latent_output_norm": self.output_norm,
         }
         return {
-            "latent_in": nn.Linear(hidden, latent, bias=self.bias),
-            "latent_out": nn.Linear(latent, hidden, bias=self.bias),
+            "latent_in": nn.Linear(hidden_size, latent, bias=self.bias),
+            "latent_out": nn.Linear(latent, hidden_size, bias=self.bias),
             **{
                 norm_name: norm.reference(ModelProperties(latent))
                 for norm_name, norm in norms.items()
@@ -566,10 +566,10 @@ def _reference_class() -> type[nn.Module]:
         """The mixture of experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:
-            hidden, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
+            hidden_size, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
             identity_experts = spec.identity_experts
             classes = expert_count if identity_experts is None else expert_count + identity_experts.zero_expert_num
-            expert_width = hidden if spec.latent is None else spec.latent.moe_latent_size
+            expert_width = hidden_size if spec.latent is None else spec.latent.moe_latent_size
             super().__init__(
                 spec.router.reference(model_properties, expert_count, top_k, classes),
                 spec.expert,
@@ -588,11 +588,11 @@ def _reference_class() -> type[nn.Module]:
             if spec.shared_expert is not None:
                 self.shared_expert = spec.shared_expert.reference(model_properties)
             if spec.shared_expert_gate:
-                self.shared_expert_gate = nn.Linear(hidden, 1, bias=False)
+                self.shared_expert_gate = nn.Linear(hidden_size, 1, bias=False)
             if spec.shared_expert_mix:
-                self.shared_expert_mix = nn.Linear(hidden, 2)
+                self.shared_expert_mix = nn.Linear(hidden_size, 2)
             if spec.output_bias:
-                self.output_bias = vector(torch.zeros(hidden))
+                self.output_bias = vector(torch.zeros(hidden_size))
 
         def forward(
             self, x: Tensor, forward_pass: ForwardPass | None = None, router_input: Tensor | None = None

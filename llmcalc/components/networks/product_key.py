@@ -116,9 +116,9 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Rows(nn.Module):
-        def __init__(self, experts: int, hidden: int) -> None:
+        def __init__(self, experts: int, hidden_size: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(experts, hidden) * hidden**-0.5)
+            self.weight = nn.Parameter(torch.randn(experts, hidden_size) * hidden_size**-0.5)
 
     class InputProducts(Rows):
         """Multiplies tokens by the input vectors of their experts. x: [batch, tokens, hidden] → [batch, tokens, k]."""
@@ -133,11 +133,11 @@ def _reference_class() -> type[nn.Module]:
             return (units[..., None, :] @ nn.functional.embedding(top_units, self.weight))[..., 0, :]
 
     class ExpertsReference(nn.Module):
-        def __init__(self, spec: ProductKeyMoE, hidden: int) -> None:
+        def __init__(self, spec: ProductKeyMoE, hidden_size: int) -> None:
             super().__init__()
             self.act = spec.hidden_act
-            self.down_embed = InputProducts(spec.num_experts, hidden)
-            self.up_embed = OutputSums(spec.num_experts, hidden)
+            self.down_embed = InputProducts(spec.num_experts, hidden_size)
+            self.up_embed = OutputSums(spec.num_experts, hidden_size)
 
         def forward(self, x: Tensor, top_units: Tensor, weights: Tensor) -> Tensor:
             return self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)

@@ -252,10 +252,10 @@ def _reference_classes() -> dict[str, type[Any]]:
     class MLP(nn.Module):
         """The router's MLP. x: [batch, tokens, hidden] → logits, [batch, tokens, classes]."""
 
-        def __init__(self, spec: RouterMLP, hidden: int, classes: int) -> None:
+        def __init__(self, spec: RouterMLP, hidden_size: int, classes: int) -> None:
             super().__init__()
             router_width, self.act = spec.router_hidden_size, spec.hidden_act
-            self.down_proj = nn.Linear(hidden, router_width)
+            self.down_proj = nn.Linear(hidden_size, router_width)
             if spec.adds_below:
                 self.below_scale = vector(torch.ones(router_width))
             self.norm = norm_reference(spec.norm, router_width)
@@ -267,8 +267,8 @@ def _reference_classes() -> dict[str, type[Any]]:
             if hasattr(self, "below_scale") and forward_pass.routed is not None:
                 features = features + forward_pass.routed * self.below_scale.weight
             forward_pass.routed = features
-            hidden = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
-            return self.out_proj(hidden)
+            hidden_states = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
+            return self.out_proj(hidden_states)
 
     class Routing:
         """Selects experts. x: [batch, tokens, hidden] → their weights and indices, each [batch, tokens, top_k].

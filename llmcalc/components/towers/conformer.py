@@ -69,15 +69,15 @@ class ConformerAttention(Part):
 
         bias: a value per head and distance that is added to the scores. segment: the positions that are read at once.
         """
-        dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
-        head_axes = (Axis("heads", self.num_attention_heads), dim)
+        head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
+        head_axes = (Axis("heads", self.num_attention_heads), head_dim)
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
         chunks: dict[str, Any] = {} if segment is None else {"core": ops.ChunkedCore, "chunk": segment}
         if self.context_left is not None:
             context = self.context_left - 1 + self.context_right
             chunks = {"core": ops.ChunkedCore, "chunk": self.chunk_size, "context": context}
         if self.relative_keys:
-            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", dim), "softplus"))
+            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
             distances = Value(Table(name="distances", length=context + 1), x.axes, fixed=True)
             bias, chunks["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
@@ -266,15 +266,15 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            attention, hidden = spec.attention, spec.hidden_size
+            attention, hidden_size = spec.attention, spec.hidden_size
             self.heads = attention.num_attention_heads
             self.chunk_size = attention.chunk_size or 0
             self.left, self.right = attention.context_left or 0, attention.context_right
             for letter in "qkvo":
-                self.add_module(f"{letter}_proj", nn.Linear(hidden, hidden, bias=attention.bias))
+                self.add_module(f"{letter}_proj", nn.Linear(hidden_size, hidden_size, bias=attention.bias))
             if attention.relative_keys:
-                self.r_proj = nn.Linear(hidden, hidden, bias=False)
-                self.q_scale = vector(torch.zeros(hidden // attention.num_attention_heads))
+                self.r_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+                self.q_scale = vector(torch.zeros(hidden_size // attention.num_attention_heads))
 
         def _distance_keys(self, x: Tensor) -> Tensor:
             """Projects the sinusoids of the distances in a window, the largest first: [heads, head_dim, distances]."""

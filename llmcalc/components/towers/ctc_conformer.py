@@ -79,8 +79,8 @@ class CtcConformer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns its output for the projector."""
-        hidden = Axis("hidden", self.hidden_size)
-        x = recorder.linear("input_proj", x, hidden, bias=True)
+        hidden_axis = Axis("hidden", self.hidden_size)
+        x = recorder.linear("input_proj", x, hidden_axis, bias=True)
         for half_label, layer_indices in self._layer_halves():
             x = recorder.layers(
                 x,
@@ -92,7 +92,9 @@ class CtcConformer(TowerPart):
             )
             if layer_indices[-1] == self.num_hidden_layers // 2 - 1:
                 labels = recorder.linear("label_head", x, Axis("labels", self.labels), bias=True)
-                x = recorder.add(x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden, bias=True))
+                x = recorder.add(
+                    x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden_axis, bias=True)
+                )
         if self.num_hidden_layers == 1:  # whose class has the layers of labels and does not run them
             for projection, input_width, output_width in (
                 ("label_head", self.hidden_size, self.labels),
@@ -130,13 +132,13 @@ class CtcConformer(TowerPart):
         return recorder.add(x, recorder.scale(network_output, 0.5))
 
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
-        frames, dim = x.rows, Axis("head_dim", self.head_dim)
-        head_axes = Axis("heads", self.num_attention_heads), dim
+        frames, head_dim = x.rows, Axis("head_dim", self.head_dim)
+        head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x.view(*x.axes, rows=Padded(of=frames, block=self.block))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes) for letter in "qkv")
         distance_rows = Table(name="distances", length=self.block * self.block)
         recorder.table(
-            "distance_keys", Axis("distances", 2 * self.max_distance + 1), dim, of=distance_rows, by="positions"
+            "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
         )
         limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
@@ -226,8 +228,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
-            hidden, channels = spec.hidden_size, spec.expansion * spec.hidden_size
-            self.in_proj, self.out_proj = nn.Conv1d(hidden, 2 * channels, 1), nn.Conv1d(channels, hidden, 1)
+            hidden_size, channels = spec.hidden_size, spec.expansion * spec.hidden_size
+            self.in_proj, self.out_proj = nn.Conv1d(hidden_size, 2 * channels, 1), nn.Conv1d(channels, hidden_size, 1)
             self.conv = nn.Conv1d(channels, channels, spec.kernel_size, groups=channels, bias=False)
             earlier_frames = spec.kernel_size // 2
             self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)

@@ -152,10 +152,10 @@ class DiarizedEncoder(TowerPart):
         with recorder.scope("speakers"):
             activity = self.speakers.flow(recorder, frames, self.frames)
         activity = recorder.part("speaker_norm", self.norm, activity)
-        hidden = Axis("hidden", self.hidden_size)
-        sinusoids = Value(stack_output.rows, (*activity.axes, hidden), fixed=True)
+        hidden_axis = Axis("hidden", self.hidden_size)
+        sinusoids = Value(stack_output.rows, (*activity.axes, hidden_axis), fixed=True)
         product = ops.Product(1, self.speakers.num_speakers, self.hidden_size, stack_output.rows)
-        speaker_states = recorder.core("speaker_embedding", product, activity, sinusoids, axes=(hidden,))
+        speaker_states = recorder.core("speaker_embedding", product, activity, sinusoids, axes=(hidden_axis,))
         return recorder.add(recorder.part("out_norm", self.norm, stack_output), speaker_states)
 
     def describe(self, hidden_size: int) -> str:
@@ -181,9 +181,9 @@ class DiarizedEncoder(TowerPart):
         ]
 
 
-def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden: int) -> Value:
+def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden_size: int) -> Value:
     """Records the linear layer of a position's frames and the layers after it."""
-    x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden), kind="embedding")
+    x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden_size), kind="embedding")
     with recorder.apart(causal=False):
         return stack.flow(recorder, x)
 
@@ -199,9 +199,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class Layers(nn.Module):
         """The layers of a stack, as direct submodules. x: [clips, positions, width] → same shape."""
 
-        def __init__(self, stack: Stack, hidden: int) -> None:
+        def __init__(self, stack: Stack, hidden_size: int) -> None:
             super().__init__()
-            layers = stack.reference(ModelProperties(hidden, causal=False))
+            layers = stack.reference(ModelProperties(hidden_size, causal=False))
             for child_name, child in layers.named_children():
                 self.add_module(child_name, child)
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
@@ -235,10 +235,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class TimestampReference(Layers):
         """The head for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
 
-        def __init__(self, spec: WordTimestamps, hidden: int) -> None:
-            super().__init__(spec.stack, hidden)
-            self.upsampler = nn.ConvTranspose1d(hidden, hidden, spec.upsampling_factor, spec.upsampling_factor)
-            self.classifier = nn.Linear(hidden, spec.classes)
+        def __init__(self, spec: WordTimestamps, hidden_size: int) -> None:
+            super().__init__(spec.stack, hidden_size)
+            self.upsampler = nn.ConvTranspose1d(
+                hidden_size, hidden_size, spec.upsampling_factor, spec.upsampling_factor
+            )
+            self.classifier = nn.Linear(hidden_size, spec.classes)
 
         def forward(self, x: Tensor) -> Tensor:
             timestamp_logits: Tensor = self.classifier(
@@ -249,9 +251,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class SpeakerSinusoids(nn.Module):
         """The sum of the active speakers' sinusoids. activity: [clips, positions, speakers] → [..., width]."""
 
-        def __init__(self, speakers: int, hidden: int) -> None:
+        def __init__(self, speakers: int, hidden_size: int) -> None:
             super().__init__()
-            self.register_buffer("table", torch.zeros(speakers, hidden), persistent=False)
+            self.register_buffer("table", torch.zeros(speakers, hidden_size), persistent=False)
 
         def forward(self, activity: Tensor) -> Tensor:
             return activity @ self.get_buffer("table")

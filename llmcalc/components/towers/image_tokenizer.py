@@ -48,8 +48,8 @@ class ImageGeneration(Part):
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
         """Records the embeddings, the projection and the head. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
-        hidden = Value(codes.rows, (Axis("hidden", self.head_input_size),), fixed=True)
-        for projection, projector, x in (("map", self.maps, embeddings), ("head", self.head, hidden)):
+        hidden_states = Value(codes.rows, (Axis("hidden", self.head_input_size),), fixed=True)
+        for projection, projector, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
             for i, linear in enumerate(projector, 1):
                 x = linear.flow(recorder, x, f"{projection}_{i}")
 

@@ -493,10 +493,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MobileNet, in_channels: int) -> None:
             super().__init__(spec.norm, spec.hidden_act)
-            self.side, inner_width, hidden = spec.output_side, spec.intermediate_size, spec.hidden_size
+            self.side, inner_width, hidden_size = spec.output_side, spec.intermediate_size, spec.hidden_size
             self.add_conv("pw_exp", in_channels, inner_width)
-            self.add_conv("pw_proj", inner_width, hidden)
-            self.add_norm("norm", hidden)
+            self.add_conv("pw_proj", inner_width, hidden_size)
+            self.add_norm("norm", hidden_size)
 
         def forward(self, stage_outputs: list[Tensor]) -> Tensor:
             grid = stage_outputs[0].shape[2:]

@@ -46,10 +46,10 @@ class PatchEmbedder(TowerPart):
         return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        hidden = Axis("hidden", self.hidden_size)
+        hidden_axis = Axis("hidden", self.hidden_size)
         x = recorder.part("pixel_norm", self.norm, x)
         x = recorder.part(
-            "patch_norm", self.norm, recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
+            "patch_norm", self.norm, recorder.linear("patch_embedding", x, hidden_axis, bias=self.patches.bias)
         )
         for position in self.positions.flow(recorder, x):
             x = recorder.add(x, position)
@@ -90,13 +90,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: PatchEmbedder) -> None:
             super().__init__()
-            self.spec, hidden, patches = spec, spec.hidden_size, spec.patches
+            self.spec, hidden_size, patches = spec, spec.hidden_size, spec.patches
             patch_values = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
             self.pixel_norm = spec.norm.reference(ModelProperties(patch_values))
-            self.patch_embedding = nn.Linear(patch_values, hidden, bias=patches.bias)
-            self.patch_norm = spec.norm.reference(ModelProperties(hidden))
-            self.norm = spec.norm.reference(ModelProperties(hidden))
-            self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
+            self.patch_embedding = nn.Linear(patch_values, hidden_size, bias=patches.bias)
+            self.patch_norm = spec.norm.reference(ModelProperties(hidden_size))
+            self.norm = spec.norm.reference(ModelProperties(hidden_size))
+            self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
 
         def forward(self, pixels: Tensor) -> Tensor:
             patch_size, temporal_size = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size

@@ -97,27 +97,33 @@ class Resampler(LearnedQueries):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its output vectors for each image. x: the patches."""
-        query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
-        keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
+        query_count, hidden_axis = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
+        keys = recorder.linear("kv_proj", x, hidden_axis) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
         query_rows = Multiple(name="queries", of=IMAGES, by=self.queries)
-        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, rows=query_rows)
+        query = recorder.vector("query", query_count, hidden_axis, count=self.queries).view(
+            hidden_axis, rows=query_rows
+        )
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
                 query,
-                recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=query_rows),
+                recorder.vector("positions", query_count, hidden_axis, count=self.queries).view(
+                    hidden_axis, rows=query_rows
+                ),
             )
         value_input: Value | None = None
         if self.double_projections:
             query, keys, value_input = (
-                recorder.linear(projection, projection_input, hidden)
+                recorder.linear(projection, projection_input, hidden_axis)
                 for projection, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
         with recorder.apart(causal=False):
             attn_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
         return (
-            recorder.linear("attention_out", attn_output, hidden, bias=True) if self.double_projections else attn_output
+            recorder.linear("attention_out", attn_output, hidden_axis, bias=True)
+            if self.double_projections
+            else attn_output
         )
 
 
@@ -346,9 +352,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class MarkerVectors(nn.Module):
-        def __init__(self, query_count: int, hidden: int) -> None:
+        def __init__(self, query_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(query_count, hidden) * 0.02)
+            self.weight = nn.Parameter(torch.randn(query_count, hidden_size) * 0.02)
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
@@ -358,17 +364,20 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: Resampler, input_width: int) -> None:
             super().__init__()
-            hidden = spec.hidden_size
+            hidden_size = spec.hidden_size
             if spec.projected:
-                self.kv_proj = nn.Linear(input_width, hidden, bias=False)
-            self.query, self.kv_norm = MarkerVectors(spec.queries, hidden), spec.norm.reference(ModelProperties(hidden))
-            self.query_norm = spec.norm.reference(ModelProperties(hidden))
+                self.kv_proj = nn.Linear(input_width, hidden_size, bias=False)
+            self.query, self.kv_norm = (
+                MarkerVectors(spec.queries, hidden_size),
+                spec.norm.reference(ModelProperties(hidden_size)),
+            )
+            self.query_norm = spec.norm.reference(ModelProperties(hidden_size))
             if spec.positions:
-                self.positions = MarkerVectors(spec.queries, hidden)
-            self.attention = spec.attention.reference(ModelProperties(hidden, causal=False, cross=True))
+                self.positions = MarkerVectors(spec.queries, hidden_size)
+            self.attention = spec.attention.reference(ModelProperties(hidden_size, causal=False, cross=True))
             if spec.double_projections:
-                self.q_in, self.k_in, self.v_in = (nn.Linear(hidden, hidden, bias=False) for _ in range(3))
-                self.attention_out = nn.Linear(hidden, hidden)
+                self.q_in, self.k_in, self.v_in = (nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(3))
+                self.attention_out = nn.Linear(hidden_size, hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
             keys = self.kv_norm(self.kv_proj(x) if hasattr(self, "kv_proj") else x)

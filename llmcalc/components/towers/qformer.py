@@ -72,13 +72,13 @@ class QFormer(LearnedQueries):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the layers and returns the queries for each image or window. x: the patches."""
-        hidden, window = Axis("hidden", self.hidden_size), self.window
+        hidden_axis, window = Axis("hidden", self.hidden_size), self.window
         window_axis = IMAGES if window is None else Windows(of=x.rows, window=window)
         patches = x if window is None else x.view(*x.axes, rows=Padded(of=x.rows, block=window))
-        queries = recorder.vector("query", Axis("queries", self.queries), hidden, count=self.queries)
+        queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, count=self.queries)
         query_rows = Multiple(name="queries", of=window_axis, by=self.queries)
         single_rows = query_rows if window is None else Table(name="queries", length=self.queries)
-        queries = recorder.part("query_norm", self.norm, queries.view(hidden, rows=single_rows))
+        queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
         for label, reads_patches, layer_indices in self._kinds_of_later_layers():
@@ -111,15 +111,15 @@ class QFormer(LearnedQueries):
 
     def _record_attention(self, recorder: Flow, x: Value, memory: Value, rows: Rows) -> Value:
         """Records the attention of queries. rows: the queries of all windows, to which the queries are copied."""
-        dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
-        head_axes = Axis("heads", self.num_attention_heads), dim
+        head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
+        head_axes = Axis("heads", self.num_attention_heads), head_dim
         inputs = {"q": x, "k": memory, "v": memory}
         q, k, v = (
             recorder.linear(f"{letter}_proj", projection_input, *head_axes, bias=True)
             for letter, projection_input in inputs.items()
         )
         if isinstance(rows, Table):
-            single_set = ops.DistanceScores(q.axes[0].size, 2 * dim.size, rows, rows)
+            single_set = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, rows, rows)
             attn_output = recorder.core("", single_set, q, k, v, axes=v.axes)
             return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
         q = q.view(*q.axes, rows=rows)
@@ -154,18 +154,18 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LearnedQueryTable(nn.Module):
-        def __init__(self, query_count: int, hidden: int) -> None:
+        def __init__(self, query_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(query_count, hidden) * 0.02)
+            self.weight = nn.Parameter(torch.randn(query_count, hidden_size) * 0.02)
 
     class Attention(nn.Module):
         """Attention of queries. x: [windows, queries, hidden], memory: [windows, positions, width] → x's shape."""
 
         def __init__(self, spec: QFormer, memory_width: int) -> None:
             super().__init__()
-            self.heads, hidden = spec.num_attention_heads, spec.hidden_size
-            self.q_proj, self.o_proj = (nn.Linear(hidden, hidden) for _ in range(2))
-            self.k_proj, self.v_proj = (nn.Linear(memory_width, hidden) for _ in range(2))
+            self.heads, hidden_size = spec.num_attention_heads, spec.hidden_size
+            self.q_proj, self.o_proj = (nn.Linear(hidden_size, hidden_size) for _ in range(2))
+            self.k_proj, self.v_proj = (nn.Linear(memory_width, hidden_size) for _ in range(2))
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             q, k, v = (

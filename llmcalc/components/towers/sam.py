@@ -142,8 +142,8 @@ class SamEncoder(TowerPart):
 
     def _record_attention(self, recorder: Flow, x: Value, window: int | None) -> Value:
         window_side, patches = self.grid if window is None else window, x.rows
-        dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
-        head_axes = Axis("heads", self.num_attention_heads), dim
+        head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
+        head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x if window is None else x.view(*x.axes, rows=PaddedSquares(side=window))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.qkv_bias) for letter in "qkv")
         scored_distances = 0
@@ -151,7 +151,9 @@ class SamEncoder(TowerPart):
             scored_distances = 2 * window_side
             distances = Table(name="distances", length=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
-                recorder.table(table_name, Axis("distances", 2 * window_side - 1), dim, of=distances, by="positions")
+                recorder.table(
+                    table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distances, by="positions"
+                )
         limits: dict[str, Any] = {
             "core": ops.ChunkedCore,
             "chunk": window_side * window_side,
@@ -219,14 +221,14 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SamEncoder, window: int | None) -> None:
             super().__init__()
-            self.heads, self.window, hidden = spec.num_attention_heads, window, spec.hidden_size
+            self.heads, self.window, hidden_size = spec.num_attention_heads, window, spec.hidden_size
             for letter in "qkv":
-                self.add_module(f"{letter}_proj", nn.Linear(hidden, hidden, bias=spec.qkv_bias))
-            self.o_proj = nn.Linear(hidden, hidden)
+                self.add_module(f"{letter}_proj", nn.Linear(hidden_size, hidden_size, bias=spec.qkv_bias))
+            self.o_proj = nn.Linear(hidden_size, hidden_size)
             if spec.relative_positions:
                 distance_count = 2 * (spec.grid if window is None else window) - 1
                 self.row_distances, self.column_distances = (
-                    nn.Embedding(distance_count, hidden // spec.num_attention_heads) for _ in range(2)
+                    nn.Embedding(distance_count, hidden_size // spec.num_attention_heads) for _ in range(2)
                 )
 
         def forward(self, x: Tensor) -> Tensor:
@@ -300,11 +302,11 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__()
-            self.spec, hidden, patches = spec, spec.hidden_size, spec.patches
+            self.spec, hidden_size, patches = spec, spec.hidden_size, spec.patches
             patch_values = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
-            self.patch_embedding = nn.Linear(patch_values, hidden, bias=patches.bias)
+            self.patch_embedding = nn.Linear(patch_values, hidden_size, bias=patches.bias)
             if spec.positions is not None:
-                self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
+                self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
             windows = (None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers))
             self.layers = nn.ModuleList(Layer(spec, window) for window in windows)
             self.neck = Neck(spec)

@@ -104,11 +104,11 @@ class SanMEncoder(TowerPart):
         heads = self.num_attention_heads
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=True) for letter in "qkv")
-        hidden = Axis("hidden", self.hidden_size)
+        hidden_axis = Axis("hidden", self.hidden_size)
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False)
-        attn_output = recorder.linear("o_proj", attn_output, hidden, bias=True)
-        values = v.view(hidden)
-        memory = recorder.conv("memory", values, hidden, kernel=self.kernel_size, groups=values.width)
+        attn_output = recorder.linear("o_proj", attn_output, hidden_axis, bias=True)
+        values = v.view(hidden_axis)
+        memory = recorder.conv("memory", values, hidden_axis, kernel=self.kernel_size, groups=values.width)
         return recorder.add(attn_output, recorder.add(memory, values))
 
     def describe(self, hidden_size: int) -> str:
@@ -136,10 +136,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SanMEncoder, input_width: int) -> None:
             super().__init__()
-            self.heads, hidden = spec.num_attention_heads, spec.hidden_size
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(input_width, hidden) for _ in range(3))
-            self.o_proj = nn.Linear(hidden, hidden)
-            self.memory = nn.Conv1d(hidden, hidden, spec.kernel_size, groups=hidden, bias=False)
+            self.heads, hidden_size = spec.num_attention_heads, spec.hidden_size
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(input_width, hidden_size) for _ in range(3))
+            self.o_proj = nn.Linear(hidden_size, hidden_size)
+            self.memory = nn.Conv1d(hidden_size, hidden_size, spec.kernel_size, groups=hidden_size, bias=False)
             earlier_frames = (spec.kernel_size - 1) // 2
             self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)
 
@@ -159,12 +159,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SanMEncoder, input_width: int, has_norm: bool) -> None:
             super().__init__()
-            hidden = ModelProperties(spec.hidden_size)
+            model_properties = ModelProperties(spec.hidden_size)
             self.self_attn_pre_norm = spec.norm.reference(ModelProperties(input_width))
-            self.self_attn, self.mlp = Attention(spec, input_width), spec.feed_forward.reference(hidden)
-            self.mlp_pre_norm = spec.norm.reference(hidden)
+            self.self_attn, self.mlp = Attention(spec, input_width), spec.feed_forward.reference(model_properties)
+            self.mlp_pre_norm = spec.norm.reference(model_properties)
             if has_norm:
-                self.norm = spec.norm.reference(hidden)
+                self.norm = spec.norm.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
             attn_output = self.self_attn(self.self_attn_pre_norm(x))

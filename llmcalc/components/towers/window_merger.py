@@ -47,7 +47,7 @@ class WindowMerger(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the merger and returns one patch of each square."""
-        hidden, merged_rows = x.axes, Merged(of=x.rows, side=self.side)
+        hidden_axes, merged_rows = x.axes, Merged(of=x.rows, side=self.side)
         with recorder.apart(causal=False):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
         x = recorder.add(x, attn_output)
@@ -57,7 +57,7 @@ class WindowMerger(Part):
         merged = recorder.act(
             recorder.linear("up_proj", merged, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh"
         )
-        return recorder.add(square_mean, recorder.linear("down_proj", merged, *hidden, bias=True))
+        return recorder.add(square_mean, recorder.linear("down_proj", merged, *hidden_axes, bias=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

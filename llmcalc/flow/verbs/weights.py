@@ -132,7 +132,7 @@ class WeightVerbs(Recorder):
         self,
         name: str,
         rows: Axis,
-        *dim: Axis | JoinedShapes,
+        *axes: Axis | JoinedShapes,
         of: Rows = TOKENS,
         by: Index = "ids",
         rows_read: Number = None,
@@ -147,15 +147,15 @@ class WeightVerbs(Recorder):
             `all`: nothing; the value is the table itself.
         rows_read: rows that a token reads; a table's other rows are not counted as active. By default all are.
         """
-        weight = Weight(name, dim, (rows,))
-        op = ops.Embedding(rows.size, self.element_count(dim), rows_read)
-        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
+        weight = Weight(name, axes, (rows,))
+        op = ops.Embedding(rows.size, self.element_count(axes), rows_read)
+        return self.step("table", name, (), Value(of, axes), op=op, weight=weight, about=node_fields, by=by), weight
 
-    def unread_table(self, name: str, rows: Axis, *dim: Axis | JoinedShapes, **node_fields: Any) -> Weight:
+    def unread_table(self, name: str, rows: Axis, *axes: Axis | JoinedShapes, **node_fields: Any) -> Weight:
         """Records a table that is read only by other steps, and returns the table's weight."""
-        weight = Weight(name, dim, (rows,))
+        weight = Weight(name, axes, (rows,))
         self.record(
-            "unread_table", name, (), (), ops.Embedding(rows.size, self.element_count(dim)), weight, node_fields
+            "unread_table", name, (), (), ops.Embedding(rows.size, self.element_count(axes)), weight, node_fields
         )
         return weight
 
