@@ -57,13 +57,18 @@ class SubsamplingStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         last_layer = len(self.conv_kernel_sizes) - 1
-        for i, kernel_size in enumerate(self.conv_kernel_sizes):
+        for conv_index, kernel_size in enumerate(self.conv_kernel_sizes):
             half_axes: Shape = (
-                (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
+                (Axis("channels", exact_div(self.conv_channels, 2)),) if conv_index < last_layer else width or x.axes
             )
-            frame_rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
+            frame_rows = SOURCE if conv_index == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - conv_index))
             gated_features = recorder.conv(
-                f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
+                f"conv{conv_index}",
+                frames,
+                JoinedShapes((half_axes, half_axes)),
+                kernel=kernel_size,
+                bias=True,
+                rows=frame_rows,
             )
             gated_half, gate = recorder.split(gated_features, half_axes, half_axes)
             frames = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
@@ -134,17 +139,18 @@ def _subsampling_class() -> type[nn.Module]:
         def __init__(self, spec: SubsamplingStem, hidden_size: int) -> None:
             super().__init__()
             self.count, bins = len(spec.conv_kernel_sizes), spec.num_mel_bins
-            for i, kernel_size in enumerate(spec.conv_kernel_sizes):
-                output_width = hidden_size if i == self.count - 1 else spec.conv_channels // 2
+            for conv_index, kernel_size in enumerate(spec.conv_kernel_sizes):
+                output_width = hidden_size if conv_index == self.count - 1 else spec.conv_channels // 2
                 self.add_module(
-                    f"conv{i}", nn.Conv1d(bins, 2 * output_width, kernel_size, stride=2, padding=kernel_size // 2)
+                    f"conv{conv_index}",
+                    nn.Conv1d(bins, 2 * output_width, kernel_size, stride=2, padding=kernel_size // 2),
                 )
                 bins = output_width
 
         def forward(self, frames: Tensor) -> Tensor:
             convolved = frames.transpose(1, 2)
-            for i in range(self.count):
-                convolved = nn.functional.glu(self.get_submodule(f"conv{i}")(convolved), dim=1)
+            for conv_index in range(self.count):
+                convolved = nn.functional.glu(self.get_submodule(f"conv{conv_index}")(convolved), dim=1)
             return convolved.transpose(1, 2)
 
     return SubsamplingReference

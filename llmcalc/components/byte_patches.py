@@ -144,7 +144,9 @@ class PatchStreams(ResidualStreams):
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
         groups = Multiple("groups of bytes", of=x.rows, by=self.hash_tables)
         hashed, _ = recorder.table("hash_embedding", hash_axis, *x.axes, of=groups, rows_read=1, kind=self.kind)
-        x = recorder.add(x, recorder.sum(hashed.view(Axis("tables", self.hash_tables), *x.axes, rows=x.rows), *x.axes))
+        x = recorder.add(
+            x, recorder.sum(hashed.view(Axis("tables", self.hash_tables), *x.axes, new_rows=x.rows), *x.axes)
+        )
         with recorder.scope("local_encoder"):
             with recorder.apart(recorder.causal):
                 x = self.encoder.flow(recorder, x)
@@ -154,7 +156,7 @@ class PatchStreams(ResidualStreams):
             patch_vectors = recorder.part(
                 "reads", self.reads, self._view_as_vectors(patch_vectors, x, patches), memory=x
             )
-            patch_vectors = patch_vectors.view(vectors, *x.axes, rows=patches)
+            patch_vectors = patch_vectors.view(vectors, *x.axes, new_rows=patches)
         recorder.memo["bytes"] = x
         recorder.keep(bytes=x)
         return (
@@ -181,7 +183,7 @@ class PatchStreams(ResidualStreams):
 
     def _view_as_vectors(self, projected: Value, x: Value, patches: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
-        return projected.view(*x.axes, rows=PatchVectors(of=patches, by=self.vectors))
+        return projected.view(*x.axes, new_rows=PatchVectors(of=patches, by=self.vectors))
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
         vocab, hidden_axis = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
@@ -245,8 +247,8 @@ def _reference_class() -> type[nn.Module]:
             self.writes, self.block = cross_attention, block
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-            output: Tensor = self.block(self.writes(x, memory), ForwardPass())
-            return output
+            layer_output: Tensor = self.block(self.writes(x, memory), ForwardPass())
+            return layer_output
 
     class DecoderReference(LocalReference):
         """The byte layers after the patches, and their cross-attention to the patches.
@@ -271,8 +273,8 @@ def _reference_class() -> type[nn.Module]:
             x = self.writes(x, memory) if hasattr(self, "writes") else x
             for layer in self.layers:
                 x = layer(x, memory) if isinstance(layer, ReadingFirst) else layer(x, ForwardPass())
-            output: Tensor = self.norm(x)
-            return output
+            byte_states: Tensor = self.norm(x)
+            return byte_states
 
     class PatcherReference(nn.Module):
         """The language model of bytes that finds the ends of patches. ids: [batch, bytes] → nothing."""
@@ -315,7 +317,7 @@ def _reference_class() -> type[nn.Module]:
             return patches
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            output: Tensor = self.local_decoder(forward_pass.memo["bytes"], x)
-            return output
+            byte_states: Tensor = self.local_decoder(forward_pass.memo["bytes"], x)
+            return byte_states
 
     return PatchStreamsReference

@@ -55,7 +55,7 @@ class Classifier(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         transform, scored_rows = self.transform, self._scored_rows()
-        classifier_input = x.view(*x.axes, rows=scored_rows)
+        classifier_input = x.view(*x.axes, new_rows=scored_rows)
         if transform is not None:
             classifier_input = recorder.act(
                 recorder.linear("dense", classifier_input, *x.axes, bias=transform.bias), transform.hidden_act

@@ -91,7 +91,7 @@ class ConformerConvolution(Part):
         features = (
             self._record_projection(recorder, "pointwise", features, *hidden_axes) if self.separable else features
         )
-        features = features.view(*hidden_axes, rows=x.rows)
+        features = features.view(*hidden_axes, new_rows=x.rows)
         features = features if self.norm is None else recorder.part("norm", self.norm, features)
         if self.batch_norm:
             features = record_batch_norm(recorder, "norm", features, hidden_axes)

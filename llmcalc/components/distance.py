@@ -192,14 +192,18 @@ class RelativeBias(Buckets, StackPart):
         from ..workload.derived_rows import Table
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)
-        heads, rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
-        bias_table, _ = recorder.table("", buckets, heads, of=rows, by="all")
+        heads, bias_rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
+        bias_table, _ = recorder.table("", buckets, heads, of=bias_rows, by="all")
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
-            recorder.memo["relative_bias_of_blocks"], _ = recorder.table("blocks", buckets, heads, of=rows, by="all")
-        for i, table_buckets in enumerate(self.other_buckets):
+            recorder.memo["relative_bias_of_blocks"], _ = recorder.table(
+                "blocks", buckets, heads, of=bias_rows, by="all"
+            )
+        for table_index, table_buckets in enumerate(self.other_buckets):
             table_rows = Table(length=table_buckets)
-            recorder.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
+            recorder.table(
+                f"other_{table_index}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle"
+            )
         return bias_table
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -214,9 +218,9 @@ class RelativeBias(Buckets, StackPart):
                     buckets, max_distance, self.num_attention_heads, model_properties.causal
                 ),
             )
-        for i, table_buckets in enumerate(self.other_buckets):
+        for table_index, table_buckets in enumerate(self.other_buckets):
             bias.add_module(
-                f"other_{i}",
+                f"other_{table_index}",
                 _reference_classes()["relative"](
                     table_buckets, max_distance, self.num_attention_heads, model_properties.causal
                 ),

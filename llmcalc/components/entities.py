@@ -69,8 +69,8 @@ class Entities(StackPart):
             transformed = recorder.part(
                 "norm", self.norm, recorder.act(recorder.linear("dense", x, *entity_axes, bias=True), "gelu")
             )
-            output = entity_table if self.prediction == "tied" else None
-            return recorder.linear("decoder", transformed, vocab, bias=True, weight=output)
+            output_weight = entity_table if self.prediction == "tied" else None
+            return recorder.linear("decoder", transformed, vocab, bias=True, weight=output_weight)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

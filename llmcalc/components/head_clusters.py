@@ -68,8 +68,8 @@ class Clusters(Part):
         return recorder.core(
             "scores",
             ops.Product(1, hidden_axis.size, chosen_tokens, rows),
-            x.view(hidden_axis, rows=rows),
-            embeddings.view(scored_tokens, hidden_axis, rows=rows),
+            x.view(hidden_axis, new_rows=rows),
+            embeddings.view(scored_tokens, hidden_axis, new_rows=rows),
             axes=(scored_tokens,),
         )
 

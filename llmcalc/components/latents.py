@@ -82,7 +82,7 @@ class Latents(ResidualStreams):
         learned_vectors = recorder.vector(
             param_name, Axis(param_name, row_count), width, count=row_count, kind=self.kind
         )
-        return learned_vectors.view(width, rows=Multiple(param_name, of=SEQUENCES, by=row_count))
+        return learned_vectors.view(width, new_rows=Multiple(param_name, of=SEQUENCES, by=row_count))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -112,7 +112,7 @@ def _reference_class() -> type[nn.Module]:
             return latents
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            output: Tensor = self.writes(self.queries.weight.expand(len(x), -1, -1), x)
-            return output
+            latent_vectors: Tensor = self.writes(self.queries.weight.expand(len(x), -1, -1), x)
+            return latent_vectors
 
     return LatentsReference

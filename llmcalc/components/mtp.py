@@ -112,7 +112,7 @@ class MultiTokenPrediction(OutputPart):
         )
 
     def _record_module(
-        self, recorder: Flow, x: Value, block: Layer, vocab: Axis, embedding_weight: Weight, output: Weight
+        self, recorder: Flow, x: Value, block: Layer, vocab: Axis, embedding_weight: Weight, output_weight: Weight
     ) -> Value:
         """Records one prediction module. x: hidden states of the model or of the previous module."""
         embedded = recorder.look_up(embedding_weight, x.rows).view(*x.axes)
@@ -126,17 +126,17 @@ class MultiTokenPrediction(OutputPart):
         recorder.hold(y=block_output)
         recorder.add_output(
             recorder.linear(
-                "lm_head", recorder.part("norm", self.norm, block_output), vocab, weight=output, rows=LOGITS
+                "lm_head", recorder.part("norm", self.norm, block_output), vocab, weight=output_weight, rows=LOGITS
             )
         )
         return block_output
 
-    def reference(self, model_properties: ModelProperties, stack: Stack, output: Tensor) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, stack: Stack, output_weight: Tensor) -> nn.Module:
         """Builds the modules: forward(hidden states, ids, token embedding) → the logits of each module."""
         *_, last_kind = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
         return _reference_class()(
-            self, model_properties, layers[last_kind if self.layer is None else self.layer], output
+            self, model_properties, layers[last_kind if self.layer is None else self.layer], output_weight
         )
 
     @classmethod
@@ -169,13 +169,17 @@ def _reference_class() -> Callable[..., nn.Module]:
         """
 
         def __init__(
-            self, spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output: nn.Parameter
+            self,
+            spec: MultiTokenPrediction,
+            model_properties: ModelProperties,
+            block: Layer,
+            output_weight: nn.Parameter,
         ) -> None:
             super().__init__()
             self.enorm, self.hnorm = spec.norm.reference(model_properties), spec.norm.reference(model_properties)
             self.eh_proj = nn.Linear(2 * model_properties.hidden_size, model_properties.hidden_size, bias=False)
             self.block, self.norm = block.reference(model_properties), spec.norm.reference(model_properties)
-            self.lm_head = TiedProjection(output)
+            self.lm_head = TiedProjection(output_weight)
 
         def forward(
             self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
@@ -197,11 +201,11 @@ def _reference_class() -> Callable[..., nn.Module]:
             return predictions
 
     def build_modules(
-        spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output: nn.Parameter
+        spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output_weight: nn.Parameter
     ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
         prediction = PredictionReference(
-            ModuleReference(spec, model_properties, block, output) for _ in range(module_count)
+            ModuleReference(spec, model_properties, block, output_weight) for _ in range(module_count)
         )
         for prediction_module in prediction if spec.repeated else ():
             share_tensors(prediction[0], prediction_module)

@@ -62,7 +62,7 @@ class NgramInput(Component):
             rows_read=self.ngram_heads,
             kind=self.kind,
         )
-        vectors = ngram_rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, rows=x.rows)
+        vectors = ngram_rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, new_rows=x.rows)
         recorder.hold(vectors=vectors)
         keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
         recorder.hold(keys=keys)
@@ -79,7 +79,7 @@ class NgramInput(Component):
         if kernel is None:
             return gated
         normed, past_rows = recorder.norm("conv_norm", gated, self.norm, groups=streams), (kernel - 1) * self.dilation
-        recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), kind="conv_state")
+        recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), state_kind="conv_state")
         with recorder.function():
             recorder.hold(x=normed)
             padded_rows = recorder.padded(normed, past_rows, state="conv_state")

@@ -69,12 +69,12 @@ class Norm(Component):
     def has_bias(self) -> bool:
         return self.type != "rmsnorm" and self.weight if self.bias is None else self.bias
 
-    def op(self, width: Number, heads: Number = None) -> ops.Norm:
-        """Returns the norm's operation on `width` elements.
+    def op(self, normed_width: Number, heads: Number = None) -> ops.Norm:
+        """Returns the norm's operation on `normed_width` elements.
 
         heads: the number of heads with separate weights; None for one set.
         """
-        return ops.Norm(width, self.weight, self.has_bias, heads)
+        return ops.Norm(normed_width, self.weight, self.has_bias, heads)
 
     @property
     def formula_source(self) -> str:

@@ -45,7 +45,7 @@ class Pooler(OutputPart):
 
     def flow(self, recorder: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
         """Records the pooler and returns each sequence's vector. x: the hidden states. rows: the axis of sequences."""
-        pooled_vector = x.view(*x.axes, rows=rows)
+        pooled_vector = x.view(*x.axes, new_rows=rows)
         if self.dense:
             pooled_vector = recorder.act(recorder.linear("dense", pooled_vector, *x.axes, bias=True), "tanh")
         if self.num_labels is not None:

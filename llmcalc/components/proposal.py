@@ -78,7 +78,7 @@ class Proposal(OutputPart):
 
         vocab, proposed_tokens: the axes of the vocabulary read and of the proposed tokens.
         """
-        x = x.view(*x.axes, rows=LOGITS)
+        x = x.view(*x.axes, new_rows=LOGITS)
         token: Value | None = None
         if self.markov_rank is not None:
             token = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, proposed_tokens)
@@ -114,7 +114,7 @@ class Proposal(OutputPart):
             "pairs",
             ops.Product(1, rank.size, candidates.size, candidate_rows),
             context,
-            successor.view(candidates, rank, rows=LOGITS),
+            successor.view(candidates, rank, new_rows=LOGITS),
             axes=(candidates,),
         )
 
@@ -191,8 +191,10 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.markov == "vanilla":
                 return token
             state, token_outputs = torch.zeros_like(token[:, :1]), []
-            for i in range(x.shape[1]):
-                joint_input = torch.cat([state, token[:, i : i + 1], x[:, i : i + 1]], -1)
+            for token_index in range(x.shape[1]):
+                joint_input = torch.cat(
+                    [state, token[:, token_index : token_index + 1], x[:, token_index : token_index + 1]], -1
+                )
                 gate, candidate_state, output_gate = self.joint_proj(joint_input).chunk(3, -1)
                 state = gate.sigmoid() * state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
                 token_outputs.append(torch.tanh(output_gate))
@@ -208,8 +210,8 @@ def _reference_class() -> type[nn.Module]:
         def _run_gru(self, x: Tensor) -> Tensor:
             """Returns the states of a GRU (Cho 2014) over the rows."""
             state, gru_states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
-            for i in range(x.shape[1]):
-                reset, update_part, new_state = self.gru_input(x[:, i : i + 1]).chunk(3, -1)
+            for token_index in range(x.shape[1]):
+                reset, update_part, new_state = self.gru_input(x[:, token_index : token_index + 1]).chunk(3, -1)
                 state_reset, state_update, state_new = self.gru_state(state).chunk(3, -1)
                 update_gate = (update_part + state_update).sigmoid()
                 candidate_state = torch.tanh(new_state + (reset + state_reset).sigmoid() * state_new)

@@ -31,7 +31,7 @@ def add_convolution(recorder: Flow, conv_name: str, x: Value, kernel: Number) ->
             state="conv_state",
             kind="convolution",
         )
-        recorder.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
+        recorder.state("conv_state", *x.axes, Axis("kernel", kernel), state_kind="conv_state")
         return recorder.add(convolved, x)
 
 

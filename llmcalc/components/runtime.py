@@ -139,7 +139,7 @@ def softmax_core_class() -> type[nn.Module]:
             v: Tensor,
             mask: Tensor | None = None,
             bias: Tensor | None = None,
-            cap: float | None = None,
+            logit_cap: float | None = None,
             sinks: Tensor | None = None,
             scale: float | None = None,
             float32_softmax: bool = True,
@@ -148,8 +148,8 @@ def softmax_core_class() -> type[nn.Module]:
             if float32_scores:
                 q, k = q.float(), k.float()
             scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-            if cap is not None:
-                scores = cap * torch.tanh(scores / cap)
+            if logit_cap is not None:
+                scores = logit_cap * torch.tanh(scores / logit_cap)
             if bias is not None:
                 scores = scores + bias.to(scores.dtype)
             if mask is not None:
@@ -180,9 +180,9 @@ def cache_class() -> type[nn.Module]:
         which keeps all rows that were concatenated until the next pass.
         """
 
-        def __init__(self, limit: int | None = None) -> None:
+        def __init__(self, token_limit: int | None = None) -> None:
             super().__init__()
-            self.limit = limit
+            self.limit = token_limit
 
         def forward(self, forward_pass: ForwardPass, *new_tensors: Tensor) -> tuple[Tensor, ...]:
             if forward_pass.store is None:
@@ -191,8 +191,8 @@ def cache_class() -> type[nn.Module]:
                 [] for _ in new_tensors
             ]
             if self.limit is None:
-                for i, new_tensor in enumerate(new_tensors):
-                    cached_tensors[i] = [torch.cat([*cached_tensors[i], new_tensor], -2)]
+                for tensor_index, new_tensor in enumerate(new_tensors):
+                    cached_tensors[tensor_index] = [torch.cat([*cached_tensors[tensor_index], new_tensor], -2)]
                 joined_tensors = forward_pass.store[self] = tuple(cached_tensor for (cached_tensor,) in cached_tensors)
                 return joined_tensors
             joined_tensors = tuple(
@@ -299,11 +299,11 @@ def attention_mask(
 
     q, k: tensors with a row for each query and for each key, [..., rows, width].
     """
-    queries, keys, end_position = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
+    query_count, key_count, end_position = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
 
     def compute_mask() -> Tensor:
-        query_positions = forward_pass.positions(end_position - queries, end_position, q.device)[:, None]
-        key_positions = forward_pass.positions(end_position - keys, end_position, q.device)[None, :]
+        query_positions = forward_pass.positions(end_position - query_count, end_position, q.device)[:, None]
+        key_positions = forward_pass.positions(end_position - key_count, end_position, q.device)[None, :]
         if not causal:
             tokens_before, tokens_after = (
                 (end_position, end_position) if window is None else ((window - 1) // 2, window // 2)
@@ -318,4 +318,6 @@ def attention_mask(
             mask = mask & (key_positions // chunk == query_positions // chunk)
         return mask
 
-    return forward_pass.computed_once(("mask", end_position, queries, keys, causal, window, chunk), compute_mask)
+    return forward_pass.computed_once(
+        ("mask", end_position, query_count, key_count, causal, window, chunk), compute_mask
+    )

@@ -292,16 +292,16 @@ class Stack(Component):
             return
         if isinstance(depth, int):
             indices_by_name: dict[str, list[int]] = {}
-            for i, layer_name in enumerate(self.layer_names()):
-                indices_by_name.setdefault(layer_name, []).append(i)
+            for layer_index, layer_name in enumerate(self.layer_names()):
+                indices_by_name.setdefault(layer_name, []).append(layer_index)
             for layer_name, layer_indices in indices_by_name.items():
                 yield layer_name, self.layer(layer_name), len(layer_indices), layer_indices
             return
         repeated_layers, period = depth - len(self.first_layers), len(self.pattern)
         for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
             repeats = sum(
-                ceil_div(repeated_layers - i, period)
-                for i, ffn_width in enumerate(self.pattern)
+                ceil_div(repeated_layers - layer_index, period)
+                for layer_index, ffn_width in enumerate(self.pattern)
                 if ffn_width == layer_name
             )
             yield layer_name, self.layer(layer_name), self.first_layers.count(layer_name) + repeats, None
@@ -673,13 +673,14 @@ def _reference_class() -> type[nn.Module]:
             )
             self.layer_kinds = [
                 f"{slot_name}, again"
-                if layer_names.index(slot_name) < i and not getattr(self.layers[i], "repeats_alike", True)
+                if layer_names.index(slot_name) < layer_index
+                and not getattr(self.layers[layer_index], "repeats_alike", True)
                 else slot_name
-                for i, slot_name in enumerate(layer_names)
+                for layer_index, slot_name in enumerate(layer_names)
             ]
-            for i, slot_name in enumerate(layer_names):
+            for layer_index, slot_name in enumerate(layer_names):
                 if slot_name in spec.shared_layers:
-                    self._share_parameters(self.layers[layer_names.index(slot_name)], self.layers[i])
+                    self._share_parameters(self.layers[layer_names.index(slot_name)], self.layers[layer_index])
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
@@ -734,10 +735,10 @@ def _reference_class() -> type[nn.Module]:
             forward_pass.embedded, forward_pass.lends = x, self.lends
             for streams in self._streams:
                 x = streams.split_streams(x, forward_pass)
-            for i, layer in enumerate(self.layers):
-                forward_pass.layer = i
+            for layer_index, layer in enumerate(self.layers):
+                forward_pass.layer = layer_index
                 layer_output = layer(x, forward_pass)
-                if i == 0 and hasattr(self, "side_convolution"):
+                if layer_index == 0 and hasattr(self, "side_convolution"):
                     layer_output = self.get_submodule("side_convolution")(x, layer_output)
                 x = layer_output
             for streams in self._streams:

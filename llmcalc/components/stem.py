@@ -96,7 +96,7 @@ class ConvStem(Stem):
         convolved_frames = recorder.act(
             recorder.conv("conv2", convolved_frames, *axes, kernel=3, bias=True, rows=position_rows), "gelu"
         )
-        return convolved_frames if self.chunk is None else convolved_frames.view(*axes, rows=self.positions)
+        return convolved_frames if self.chunk is None else convolved_frames.view(*axes, new_rows=self.positions)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -48,7 +48,9 @@ class TokenTypes(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the sum of token embeddings and a row of each type table. x: the token embeddings."""
-        other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
+        other_tables = (
+            (f"embed_other_{table_index}", vocab_size) for table_index, vocab_size in enumerate(self.other_vocab_sizes)
+        )
         for table_name, type_count in (
             ("embed_types", self.type_vocab_size),
             ("embed_tasks", self.task_type_vocab_size),
@@ -89,8 +91,8 @@ def _reference_class() -> type[nn.Module]:
                 self.embed_types = nn.Embedding(spec.type_vocab_size, hidden_size)
             if spec.task_type_vocab_size is not None:
                 self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, hidden_size)
-            for i, vocab_size in enumerate(spec.other_vocab_sizes):
-                self.add_module(f"embed_other_{i}", nn.Embedding(vocab_size, hidden_size))
+            for table_index, vocab_size in enumerate(spec.other_vocab_sizes):
+                self.add_module(f"embed_other_{table_index}", nn.Embedding(vocab_size, hidden_size))
 
         def forward(self, x: Tensor) -> Tensor:
             zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)

@@ -77,12 +77,12 @@ class ModuleNames:
     def __init__(
         self,
         tree: Node,
-        kind: str,
+        model_kind: str,
         names: Mapping[str, str],
         earlier_names: Mapping[str, str] | None = None,
         prefixes: Sequence[str] = WRAPPED,
     ) -> None:
-        """Builds the names for the modules of a spec's tree. kind: the kind of the spec.
+        """Builds the names for the modules of a spec's tree. model_kind: the kind of the spec.
 
         names: the modules of its family's record.
         earlier_names: the names of earlier checkpoints in that record.
@@ -100,15 +100,15 @@ class ModuleNames:
                 (*prefixes, *(f"{prefix}{current_name}" for prefix in prefixes for current_name in text_prefixes))
             )
         )
-        stacks = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
+        stacks = {child.name: child for child in tree.children if child.is_stack and model_kind == "encoder-decoder"}
         other_children = [child for child in tree.children if child.name not in stacks and child.optional != "towers"]
         if stacks:
             self._stack_names("", other_children, roots)
             for current_name, stack in stacks.items():
                 self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, roots))
         else:
-            has_one_side = kind == "encoder" or any(table_key.startswith("decoder.") for table_key in names)
-            self._stack_names("", other_children, self._side_names(kind, roots) if has_one_side else roots)
+            has_one_side = model_kind == "encoder" or any(table_key.startswith("decoder.") for table_key in names)
+            self._stack_names("", other_children, self._side_names(model_kind, roots) if has_one_side else roots)
 
     def __call__(self, path: str) -> tuple[str, ...]:
         names = self._published_names(path)
@@ -170,10 +170,10 @@ class ModuleNames:
             lists = _split_alternatives(self._published_names_by_path.get(list_key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
             for layer_part in _layer_parts(layer):
-                keys = (f"{stack_name}{layer_part.name}", layer_part.name)
+                table_keys = (f"{stack_name}{layer_part.name}", layer_part.name)
                 part_names |= {
                     path: _add_earlier_names(path, names)
-                    for path, names in self._node_names(layer_part, layer_part.name, ("",), ("",), keys)
+                    for path, names in self._node_names(layer_part, layer_part.name, ("",), ("",), table_keys)
                 }
             module_lists = tuple(stack_name for list_name in lists for stack_name in list_name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
@@ -188,22 +188,26 @@ class ModuleNames:
         path: str,
         parent_paths: tuple[str, ...],
         outer_parents: tuple[str, ...],
-        keys: tuple[str, ...],
+        table_keys: tuple[str, ...],
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields the path and published names of a node and all nodes below.
 
         parent_paths: the prefixes of its parent's modules.
         outer_parents: the prefixes of its layer, or of the stack outside of layers.
-        keys: its path in the layer, and every suffix of that path.
+        table_keys: its path in the layer, and every suffix of that path.
         """
         child_keys = {
-            child.name: (*(f"{table_key}.{child.name}" for table_key in keys), child.name) for child in node.children
+            child.name: (*(f"{table_key}.{child.name}" for table_key in table_keys), child.name)
+            for child in node.children
         }
         outer_words = {
-            module for keys in child_keys.values() for module in self._table_names(keys) if module.startswith(".")
+            module
+            for table_keys in child_keys.values()
+            for module in self._table_names(table_keys)
+            if module.startswith(".")
         }
         separate_words = outer_words if node.children else None
-        name_entry = self._table_entry(keys)
+        name_entry = self._table_entry(table_keys)
         if name_entry == "":
             names: tuple[str, ...] = ()
             child_prefixes = parent_paths
@@ -237,20 +241,20 @@ class ModuleNames:
                 child, f"{path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name]
             )
 
-    def _table_entry(self, keys: tuple[str, ...]) -> str | None:
+    def _table_entry(self, table_keys: tuple[str, ...]) -> str | None:
         """Returns the published-name entry for a node's path, from the family's table first; None without an entry."""
         return next(
             (
                 names[table_key]
                 for names in (self._published_names_by_path, self._names)
-                for table_key in keys
+                for table_key in table_keys
                 if table_key in names
             ),
             None,
         )
 
-    def _table_names(self, keys: tuple[str, ...]) -> Iterator[str]:
-        name_entry = self._table_entry(keys)
+    def _table_names(self, table_keys: tuple[str, ...]) -> Iterator[str]:
+        name_entry = self._table_entry(table_keys)
         return (module_name for option in _parse_alternatives(name_entry or "", None) for module_name in option)
 
 
@@ -331,9 +335,9 @@ class Checkpoint:
     earlier: Mapping[str, str]
     prefixes: tuple[str, ...] = WRAPPED
 
-    def names(self, tree: Node, kind: str) -> ModuleNames:
-        """Returns the published module names of a tree. kind: the kind of the tree's spec."""
-        return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
+    def names(self, tree: Node, model_kind: str) -> ModuleNames:
+        """Returns the published module names of a tree. model_kind: the kind of the tree's spec."""
+        return ModuleNames(tree, model_kind, self.modules, self.earlier, self.prefixes)
 
 
 def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None) -> list[list[str]]:

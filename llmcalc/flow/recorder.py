@@ -77,7 +77,7 @@ class Recorder:
         part: Recordable,
         x: Value,
         *,
-        kind: str = "",
+        node_kind: str = "",
         role: Role = "own",
         list_index: int | None = None,
         is_separate_model: bool = False,
@@ -94,16 +94,18 @@ class Recorder:
         arguments: further arguments of its flow.
         """
         index_field: dict[str, Any] = {} if list_index is None else {"indices": (list_index,)}
-        with self.scope(name, kind=kind or part.kind, source=part.formula_source, role=role, **index_field) as scope:
+        with self.scope(
+            name, kind=node_kind or part.kind, source=part.formula_source, role=role, **index_field
+        ) as scope:
             scope.list_index, scope.argument = list_index, x
             scope.is_separate_model, scope.first_layer_output = is_separate_model, first_layer_output
-            output = (
+            output_value = (
                 part.flow(self, x, **arguments)
                 if first_layer_output is None
                 else part.flow(self, x, first_layer_output=first_layer_output, **arguments)
             )
-            scope.output = output
-            return output
+            scope.output = output_value
+            return output_value
 
     def layers(
         self,
@@ -138,9 +140,11 @@ class Recorder:
         module_input = x.view(*x.axes[1:]) if split else x
         with self.scope(name, repeat=over.size, indices=module_indices, **node_fields) as scope:
             scope.stacked_axis, scope.argument, scope.argument_slice = over, x, module_input if split else None
-            output = scope.output = record_module(module_input)
+            output_value = scope.output = record_module(module_input)
         stacked_axis = Axis(over.name, over.size + 1)
-        return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
+        return self.step(
+            "stack", "", (after, output_value), Value(output_value.rows, (stacked_axis, *output_value.axes))
+        )
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
         """Records several ways to compute one value: form name → function. The first form is the default.
@@ -217,9 +221,9 @@ class Recorder:
         yield
         self.record("leave", "", ())
 
-    def add_output(self, output: Value) -> None:
+    def add_output(self, output_value: Value) -> None:
         """Records a second model output besides `result`: predictions with a separate loss."""
-        self.record("add_output", "", (output,))
+        self.record("add_output", "", (output_value,))
 
     def hold(self, **variables: Value) -> None:
         """Gives variable names to values of the forward pass, which stay in memory until reassignment or return.
@@ -232,6 +236,6 @@ class Recorder:
         """Gives variable names to values of the enclosing module's forward pass, which keep the values in memory."""
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=True)
 
-    def keep(self, **values: Value) -> None:
+    def keep(self, **named_values: Value) -> None:
         """Gives names to values that the forward pass stores for all layers until its end."""
-        self.record("keep", "", tuple(values.values()), names=tuple(values))
+        self.record("keep", "", tuple(named_values.values()), names=tuple(named_values))

@@ -36,9 +36,9 @@ class Value:
             self._width = element_count(self.axes)
         return self._width
 
-    def view(self, *axes: Axis | JoinedShapes, rows: Rows | None = None) -> Value:
+    def view(self, *axes: Axis | JoinedShapes, new_rows: Rows | None = None) -> Value:
         """Returns a view of the same storage with other axes."""
-        return Value(self.rows if rows is None else rows, axes, self, self.fixed, self.cache)
+        return Value(self.rows if new_rows is None else new_rows, axes, self, self.fixed, self.cache)
 
     @property
     def storage(self) -> Value:

@@ -184,17 +184,18 @@ class PredictCore(AttentionCore):
         if run_config.pairs == "full":
             return self.streams * new_tokens * (past_tokens + new_tokens + new_tokens)
         main_pairs: Number = 0
-        for i in range(self.streams):
+        for stream in range(self.streams):
             main_pairs = add(
                 main_pairs,
-                self._main_stream_pairs(past_tokens + new_tokens, i) - self._main_stream_pairs(past_tokens, i),
+                self._main_stream_pairs(past_tokens + new_tokens, stream)
+                - self._main_stream_pairs(past_tokens, stream),
             )
         return add(main_pairs, self.streams * new_tokens)
 
-    def _main_stream_pairs(self, n: Number, stream: int) -> Number:
+    def _main_stream_pairs(self, tokens: Number, stream: int) -> Number:
         """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
-        first_tokens = minimum(n, stream)
-        return first_tokens + triangle(n - first_tokens)
+        first_tokens = minimum(tokens, stream)
+        return first_tokens + triangle(tokens - first_tokens)
 
 
 @frozen(slots=True)
@@ -211,13 +212,13 @@ class EntryScores(AttentionCore):
     def visible_pairs(self, n: Number) -> Number:
         """Returns the (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
         if self.chosen is not None:
-            m = minimum(n, self.rate * self.chosen)
-            return self._unlimited_pairs(m) + (n - m) * self.chosen
+            unlimited_tokens = minimum(n, self.rate * self.chosen)
+            return self._unlimited_pairs(unlimited_tokens) + (n - unlimited_tokens) * self.chosen
         return self._unlimited_pairs(n)
 
-    def _unlimited_pairs(self, n: Number) -> Number:
-        q = floor_div(n, self.rate)
-        return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
+    def _unlimited_pairs(self, tokens: Number) -> Number:
+        q = floor_div(tokens, self.rate)
+        return self.rate * exact_div(q * (q - 1), 2) + q * (tokens - self.rate * q + 1)
 
     def pairs(self, run_config: RunConfig) -> Number:
         past_tokens, new_tokens = run_config.past_rows(self.rows), run_config.new_rows(self.rows)

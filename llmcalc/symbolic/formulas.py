@@ -435,7 +435,9 @@ class Formulas:
         if len(hidden_widths) != 1:
             return []
         (hidden_symbol,) = hidden_widths
-        width_ratios = [(width, ratio(value_of_symbol[width], hidden_symbol)) for width in symbols_of(WIDTHS)]
+        width_ratios = [
+            (width_symbol, ratio(value_of_symbol[width_symbol], hidden_symbol)) for width_symbol in symbols_of(WIDTHS)
+        ]
         if len(head_sizes) == 1:
             width_ratios += [
                 (head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden_symbol))
@@ -542,7 +544,7 @@ def merge_nodes(parent_node: FormulaNode, node_name: str, merged_nodes: Sequence
         Node(node_name, children=tuple(getattr(formula_node, node_field) for formula_node in merged_nodes))
         for node_field in ("numeric_node", "symbolic_node")
     )
-    positions = tuple(i for merged_node in merged_nodes for i in merged_node.walk_indices)
+    positions = tuple(position for merged_node in merged_nodes for position in merged_node.walk_indices)
     path = f"{parent_node.path}.{node_name}" if parent_node.path else node_name
     return replace(
         parent_node,

@@ -69,9 +69,9 @@ class Block:
 
     __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
 
-    def __init__(self, byte_count: Number, kind: str, creator: Location) -> None:
+    def __init__(self, byte_count: Number, tensor_kind: str, creator: Location) -> None:
         self.bytes: Number = byte_count
-        self.kind: str = kind
+        self.kind: str = tensor_kind
         self.creator: Location = creator
         self.keepers: list[Location] = []
         self.ends: int = 0
@@ -108,7 +108,7 @@ class Storages:
     def free(self, block: Block) -> None:
         del self.alive[id(block)]
 
-    def reclassify(self, block: Block, kind: str) -> None:
+    def reclassify(self, block: Block, tensor_kind: str) -> None:
         block.keepers.append(self.place)
 
 

@@ -144,8 +144,8 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     has_several_stacks = len(spec.stacks()) > 1
     for occurrence in _depth_size_occurrences(spec):
         stack = getattr(spec, occurrence.side)
-        labels, layer_counts, suffix = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
-        labels_by_kind = {layer_name: labels[layer_name] for layer_name in layer_counts}
+        layer_labels, layer_counts, suffix = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
+        labels_by_kind = {layer_name: layer_labels[layer_name] for layer_name in layer_counts}
         depth_symbol = symbol(symbol_names[occurrence], occurrence.field + suffix, sum(layer_counts.values()))
         if len(labels_by_kind) == 1:
             groups[occurrence.side, next(iter(labels_by_kind))] = depth_symbol, next(iter(labels_by_kind.values()))
@@ -170,7 +170,7 @@ def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     if rank is None or rank.layout.pp == 1:
         return {layer_name: layer_count for layer_name, _, layer_count, _ in stack.groups() if not is_zero(layer_count)}
     layer_counts = {
-        layer_name: sum(i in rank.chunks.layers for i in layer_indices or ())
+        layer_name: sum(layer_index in rank.chunks.layers for layer_index in layer_indices or ())
         for layer_name, _, _, layer_indices in stack.groups()
     }
     return {layer_name: layer_count for layer_name, layer_count in layer_counts.items() if layer_count}
@@ -288,15 +288,15 @@ def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> M
 
 
 def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
-    labels = _layer_labels(stack)
+    layer_labels = _layer_labels(stack)
     changed_fields = _symbol_changes(
         stack, stack_name, "", "", size_replacer, kept_fields=frozenset({"block", "variants", DEPTH})
     )
 
     def with_symbols(layer_name: str, block: Layer) -> Part:
         return (
-            _part_in_symbols(block, stack_name, labels[layer_name], "", size_replacer)
-            if layer_name in labels
+            _part_in_symbols(block, stack_name, layer_labels[layer_name], "", size_replacer)
+            if layer_name in layer_labels
             else block
         )
 
@@ -385,8 +385,8 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
 
 def _layer_traits(block: Layer) -> tuple[str, str]:
     mixer, network = block.attention, block.feed_forward
-    kind = mixer.report_label() if isinstance(mixer, TokenMixer) else mixer.type
-    return kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
+    mixer_kind = mixer.report_label() if isinstance(mixer, TokenMixer) else mixer.type
+    return mixer_kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
 
 
 def _add_depth_symbols(

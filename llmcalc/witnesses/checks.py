@@ -207,7 +207,9 @@ def module_paths(node_position: Place) -> list[str]:
     node = node_position.node
     if node_position.parent is None:
         return [""]
-    member_names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
+    member_names = (
+        [node.name] if node.indices is None else [f"{node.name}.{layer_index}" for layer_index in node.indices]
+    )
     return [
         f"{parent_path}.{node_name}" if parent_path else node_name
         for parent_path in module_paths(node_position.parent)

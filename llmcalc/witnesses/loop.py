@@ -69,10 +69,10 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset
 class without_initial_values(TorchFunctionMode):  # it is used as a function
     """Skips the initialisation of parameters, because memory does not depend on their values."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
             return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:

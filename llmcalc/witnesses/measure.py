@@ -199,8 +199,8 @@ class BackwardOwners:
 
         return hook
 
-    def _leave_module(self, _: nn.Module, args: Any, output: Any) -> None:
-        self._assign_owner(output, self.stack.pop())
+    def _leave_module(self, _: nn.Module, args: Any, module_output: Any) -> None:
+        self._assign_owner(module_output, self.stack.pop())
 
     def _assign_owner(self, output_tensors: Any, module_path: str) -> None:
         """Assigns the autograd nodes of these tensors to the module at `module_path`, unless they have an owner."""
@@ -223,7 +223,7 @@ class BackwardOwners:
         for hook_handle in self.handles:
             hook_handle.remove()
         self._assign_owner(model_outputs, "")
-        loss: Any = sum(output.float().sum() for output in model_outputs)
+        loss: Any = sum(module_output.float().sum() for module_output in model_outputs)
         flops_by_owner: dict[str, int] = {}
         running_path, bytes_before = "", count_so_far()
 

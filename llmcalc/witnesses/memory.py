@@ -454,13 +454,13 @@ class CpuStorageTracker(StorageTracker):
 
     set_up = False
 
-    def _follow(self, tensor: Tensor, func: Any) -> None:
-        if self.set_up and func is torch.ops.aten.lift_fresh.default and not tensor.dim():
+    def _follow(self, tensor: Tensor, function: Any) -> None:
+        if self.set_up and function is torch.ops.aten.lift_fresh.default and not tensor.dim():
             storage = tensor.untyped_storage()
             self.tracked.add(storage._cdata)
             weakref.finalize(storage, self.tracked.discard, storage._cdata)
         else:
-            super()._follow(tensor, func)
+            super()._follow(tensor, function)
 
 
 def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: int = STEPS) -> TrainingBytes:

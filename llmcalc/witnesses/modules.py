@@ -133,14 +133,18 @@ class _Search:
         layers = [child for child in children if child.name == "layers"]
         modules = self._modules_of_layers(stack_name, layers, root_modules)
         for layer in layers:
-            for i in (layer.indices or ()) if modules else ():
-                if i in modules:
-                    layer_modules = modules[i]
-                    yield f"{prefix}layers.{i}", NodeModules(layer_modules)
+            for layer_index in (layer.indices or ()) if modules else ():
+                if layer_index in modules:
+                    layer_modules = modules[layer_index]
+                    yield f"{prefix}layers.{layer_index}", NodeModules(layer_modules)
                     for sublayer in layer.children:
                         table_keys = (f"{stack_name}{sublayer.name}", sublayer.name)
                         yield from self._find_below_node(
-                            f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, table_keys
+                            f"{prefix}layers.{layer_index}.{sublayer.name}",
+                            sublayer,
+                            layer_modules,
+                            layer_modules,
+                            table_keys,
                         )
 
     def _modules_of_layers(
@@ -164,7 +168,9 @@ class _Search:
         self, list_key: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
         """Returns modules by layer index. list_key: the key of the layers' module list in the table of names."""
-        layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
+        layer_indices = sorted(
+            layer_index for layer in layers if layer.role != "shared" for layer_index in layer.indices or ()
+        )
         for module_name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
             for root in root_modules:
                 module_lists = [
@@ -240,12 +246,14 @@ class _Search:
         """Finds the modules of a node's repeats by index in a module list, or in several lists of one length."""
         member_lists = [self._members_of_list(list_path) for list_path in list_paths]
         has_equal_lists = len({len(members) for members in member_lists}) == 1
-        for i in indices:
+        for layer_index in indices:
             members = tuple(
-                members[i] for members in member_lists[: None if has_equal_lists else 1] if i < len(members)
+                members[layer_index]
+                for members in member_lists[: None if has_equal_lists else 1]
+                if layer_index < len(members)
             )
             if members:
-                yield f"{path}.{i}", members
+                yield f"{path}.{layer_index}", members
 
     def _members_of_list(self, list_path: str) -> list[str]:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""

@@ -69,7 +69,7 @@ def default_seq(spec: ModelSpec) -> int:
         for _, stack in spec.stacks()
         for layer in (stack.block, *stack.variants.values())
     ]
-    mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
+    mixers = [mixer for layer, layer_width in layers for _, mixer, _ in layer.mixers(layer_width)]
     token_limits = [
         token_limit for mixer in mixers if isinstance(mixer, TokenMixer) for token_limit in mixer.length_limits()
     ]

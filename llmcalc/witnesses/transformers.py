@@ -324,10 +324,10 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
     config: Any = model.config
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     cache = DynamicCache(config=config.get_text_config())
-    for i, layer_name in enumerate(spec.main.layer_names()):
+    for layer_index, layer_name in enumerate(spec.main.layer_names()):
         _, heads, head_size = spec.main.layer(layer_name).attention.sizes(spec.hidden_size)
         empty_rows = torch.empty(batch, heads, 0, head_size, device=device, dtype=dtype)
-        cache.update(empty_rows, empty_rows.clone(), i)
+        cache.update(empty_rows, empty_rows.clone(), layer_index)
     return cache
 
 

@@ -352,7 +352,7 @@ class LigerLogProbabilities(torch.autograd.Function):
         for first_row in range(0, x.shape[0], LIGER_ROWS):
             part_rows, row_labels = x[first_row : first_row + LIGER_ROWS], labels[first_row : first_row + LIGER_ROWS]
             row_gradients, row_log_sums = (
-                values[first_row : first_row + LIGER_ROWS] for values in (gradients[0], log_sums)
+                token_values[first_row : first_row + LIGER_ROWS] for token_values in (gradients[0], log_sums)
             )
             row_indices = torch.arange(part_rows.shape[0], device=x.device)
             for first_token in range(0, weight.shape[0], LIGER_VOCABULARY):
@@ -376,10 +376,10 @@ class LigerLogProbabilities(torch.autograd.Function):
         )
 
 
-def logits_of_part(rows: Any, weight: Any, bias: Any, first_token: int) -> tuple[Any, int]:
+def logits_of_part(token_rows: Any, weight: Any, bias: Any, first_token: int) -> tuple[Any, int]:
     """Returns the float32 logits of rows for a part of the vocabulary, and the part's end."""
     end_token = min(first_token + LIGER_VOCABULARY, weight.shape[0])
-    logits = (rows @ weight[first_token:end_token].to(rows.dtype).t()).float()
+    logits = (token_rows @ weight[first_token:end_token].to(token_rows.dtype).t()).float()
     if bias is not None:
         logits.add_(bias[first_token:end_token].to(torch.float32))
     return logits.mul_(1 / 0.9), end_token

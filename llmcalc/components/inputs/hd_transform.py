@@ -37,7 +37,7 @@ class HdTransform(DynamicHd):
             )
         tiles = ceil(shorter_pixels / self.size), longer_tiles
         tokens_per_side = self.size // patch_size // self.merge
-        lines, columns = (
+        patch_rows, patch_columns = (
             tokens_per_side * tile_count for tile_count in (tiles if width >= height else reversed(tiles))
         )
-        return self.encoded_lines(self.max_tiles + 1, self.size // patch_size, lines, columns)
+        return self.encoded_lines(self.max_tiles + 1, self.size // patch_size, patch_rows, patch_columns)

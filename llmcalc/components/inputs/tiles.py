@@ -54,8 +54,8 @@ class Tiles(ImageRule):
         ]
         if self.least_scaling:
             tile_scales = [
-                (self.size * min(columns / width, rows / height), (columns, rows))
-                for columns, rows in sorted(grids, key=prod)
+                (self.size * min(tile_columns / width, tile_rows / height), (tile_columns, tile_rows))
+                for tile_columns, tile_rows in sorted(grids, key=prod)
             ]
             enlarging_scales = [scale for scale in tile_scales if scale[0] >= 1]
             by_scale = itemgetter(0)

@@ -152,8 +152,8 @@ class Layer(Component):
 
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
-        for field, component, width in self.mixers(stack_position.width):
-            component.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=width))
+        for field, component, input_width in self.mixers(stack_position.width):
+            component.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=input_width))
 
     def reads_encoder(self) -> bool:
         """Whether the layer attends to an encoder's output."""
@@ -264,8 +264,8 @@ class Block(Layer):
         """The sublayers in execution order: (name in the model's tree, component)."""
         sublayer_parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
         sublayer_names = (
-            "cross_attn" if i == 1 else getattr(component, "node_name", "")
-            for i, component in enumerate(sublayer_parts)
+            "cross_attn" if sublayer_index == 1 else getattr(component, "node_name", "")
+            for sublayer_index, component in enumerate(sublayer_parts)
         )
         return [
             (sublayer, component)
@@ -344,7 +344,7 @@ class Block(Layer):
             self._normalize(recorder, f"{sublayer}_pre_norm", x, "idle")
         source_axes = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
         memory = Value(SOURCE, source_axes) if recorder.memory is None else recorder.memory
-        recorder.part(sublayer, component, x, role="idle", memory=memory, kind="cross_attention")
+        recorder.part(sublayer, component, x, role="idle", memory=memory, node_kind="cross_attention")
         if self.norm_placement != "pre":
             self._normalize(recorder, f"{sublayer}_post_norm", x, "idle")
 

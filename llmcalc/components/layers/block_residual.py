@@ -217,7 +217,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             keys = self.norm(sources)
             mix_weights = (self.scores(keys, self.proj.weight) * self.scale).softmax(-1)
             mixed_sums = self.mix(mix_weights, keys if self.normed_values else sources)
-            return tuple(mixed_sums[..., i, :] for i in range(mixed_sums.shape[-2]))
+            return tuple(mixed_sums[..., sum_index, :] for sum_index in range(mixed_sums.shape[-2]))
 
     class LayerReference(nn.Module):
         """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""

@@ -227,10 +227,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self._split_heads(projected)
                 for projected in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
             )
-            queries, keys, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
-            largest_distance = 2 * queries if is_halved else queries  # in steps
+            query_count, key_count, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
+            largest_distance = 2 * query_count if is_halved else query_count  # in steps
             distances = torch.arange(
-                largest_distance, largest_distance - 2 * queries - (keys if is_halved else 0), -1, device=x.device
+                largest_distance,
+                largest_distance - 2 * query_count - (key_count if is_halved else 0),
+                -1,
+                device=x.device,
             )
             angles = angles_of(distances * key_stride, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
@@ -240,8 +243,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if is_halved else 1
-            distance_index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
-            distance_index = (distance_index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
+            distance_index = largest_distance - stride * torch.arange(query_count, device=x.device)[:, None]
+            distance_index = (distance_index + torch.arange(key_count, device=x.device)).expand(*q.shape[:3], -1)
             distance_scores = self.distances(position_q, distance_keys).gather(-1, distance_index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
             attn_output = self.core(

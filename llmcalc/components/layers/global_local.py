@@ -140,12 +140,12 @@ class GlobalLocalAttention(EqualHeadsMixer):
             recorder.hold(x=x)
         q, k, v = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
-        limits: dict[str, Any] = {
+        key_limits: dict[str, Any] = {
             "block": self.block_size,
             "global_tokens": self.num_global_tokens,
             "staggered": self.staggered,
         }
-        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
+        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **key_limits)
         recorder.hold(out=attn_output)
         attn_output = recorder.linear("o_proj", attn_output, *x.axes)
         return recorder.resized(attn_output, token_rows) if self.staggered else attn_output
@@ -177,7 +177,7 @@ class GlobalLocalLayer(PreNormLayer):
         assert isinstance(x.rows, Joined)
         text_states = recorder.part("self_attn_pre_norm", self.norm, recorder.resized(x, x.rows.second))
         global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))
-        attention_input = recorder.cat(global_tokens, text_states, axes=x.axes, rows=x.rows)
+        attention_input = recorder.cat(global_tokens, text_states, axes=x.axes, output_rows=x.rows)
         recorder.hold(x=x, read=attention_input)
         sublayer_output = recorder.part("self_attn", self.attention, attention_input)
         x = recorder.add(x, recorder.dropout(sublayer_output, "attention_output", ends_sublayer=True))

@@ -115,7 +115,7 @@ class LoopedAttention(GroupedQueryMixer):
         recorder.hold(gate=gate)
         recorder.mask(q, first_keys, causal=True)
         global_output = self._attend(recorder, "global_core", q, first_keys, first_values)
-        k, v = recorder.cache("loop_cache", "sliding_attention", k, v, limit=window)
+        k, v = recorder.cache("loop_cache", "sliding_attention", k, v, token_limit=window)
         recorder.mask(q, k, causal=True, window=window)
         local_output = self._attend(recorder, "core", q, k, v, window)
         return recorder.add(recorder.mul(global_output, gate), recorder.mul(local_output, recorder.complement(gate)))

@@ -122,8 +122,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return nn.functional.pad(x, (0, 0, 0, padding)).repeat(1, 1, 2)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            output: Tensor = self.reversible_norm(x)[:, : self.tokens]
-            return output
+            normed_x: Tensor = self.reversible_norm(x)[:, : self.tokens]
+            return normed_x
 
     class LayerReference(pre_norm_class()):  # type: ignore[misc]
         """A reversible layer. x: [batch, tokens, 2 · hidden] → same shape."""

@@ -245,7 +245,11 @@ class Attention(TokenMixer):
 
     def length_limits(self) -> tuple[int, ...]:
         blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
-        return tuple(limit for limit in (self.sliding_window, self.attention_chunk_size, blocks) if limit is not None)
+        return tuple(
+            length_limit
+            for length_limit in (self.sliding_window, self.attention_chunk_size, blocks)
+            if length_limit is not None
+        )
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         return (
@@ -377,20 +381,20 @@ class Attention(TokenMixer):
         if bias is not None:
             recorder.hold(bias=bias)
         if self.block_indexer is None:
-            limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
-            limits |= {} if self.grid_window is None else {"square": self.grid_window}
-            limits |= {"core": ops.ReceivedCore} if self.kv_shared and "from_target" in recorder.memo else {}
+            key_limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
+            key_limits |= {} if self.grid_window is None else {"square": self.grid_window}
+            key_limits |= {"core": ops.ReceivedCore} if self.kv_shared and "from_target" in recorder.memo else {}
         else:
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
-            keys, values, limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=theta), keys, values)
-        cap = self.attn_logit_softcapping
+            keys, values, key_limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=theta), keys, values)
+        logit_cap = self.attn_logit_softcapping
         attn_output = recorder.attention(
             "core",
             q,
             keys,
             values,
             causal=causal,
-            cap=cap,
+            cap=logit_cap,
             bias=bias,
             sinks=self.sinks,
             float32=self.float32_softmax,
@@ -400,7 +404,7 @@ class Attention(TokenMixer):
             floors_scores=self.floors_scores,
             names_scores=self.names_scores,
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
-            **limits,
+            **key_limits,
         )
         recorder.hold(out=attn_output)
         if convolved_values is not None:
@@ -499,8 +503,8 @@ class Attention(TokenMixer):
                 values = recorder.norm("v_norm", values, self.v_norm, (value_axis,))
                 recorder.hold(v=values)
             if recorder.causal or is_cross_attention:
-                limit, cache_kind = self._cache_limit_and_kind(is_cross_attention)
-                keys, values = recorder.cache("cache", cache_kind, keys, values, limit=limit)
+                cache_limit, cache_kind = self._cache_limit_and_kind(is_cross_attention)
+                keys, values = recorder.cache("cache", cache_kind, keys, values, token_limit=cache_limit)
         if not is_cross_attention:
             computed_keys_and_values.append((self, keys, values))
         if not is_cross_attention and recorder.memo.get("lends"):
@@ -734,14 +738,19 @@ def _reference_class() -> type[nn.Module]:
 
         def _join_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Returns a target model's cached keys and values (zeros here), followed by those of this pass."""
-            limit = self.spec.sliding_window or self.spec.attention_chunk_size
-            past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
+            cache_limit = self.spec.sliding_window or self.spec.attention_chunk_size
+            past = forward_pass.past if cache_limit is None else min(forward_pass.past, cache_limit - 1)
             heads = x.shape[0], self.kv_heads, past + x.shape[1]
             return x.new_zeros(*heads, self.head_dim), x.new_zeros(*heads, self.value_dim)
 
         def _mask_and_bias(self, x: Tensor, k: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
-            queries, keys, end_position, spec = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec
+            query_count, key_count, end_position, spec = (
+                x.shape[1],
+                k.shape[-2],
+                forward_pass.past + x.shape[1],
+                self.spec,
+            )
             mask = attention_mask(
                 forward_pass,
                 x,
@@ -750,22 +759,24 @@ def _reference_class() -> type[nn.Module]:
                 window=spec.sliding_window,
                 chunk=spec.attention_chunk_size,
             )
-            return mask, self._score_bias(forward_pass, end_position, queries, keys, x.device)
+            return mask, self._score_bias(forward_pass, end_position, query_count, key_count, x.device)
 
         def _score_bias(
-            self, forward_pass: ForwardPass, end: int, queries: int, keys: int, device: Any
+            self, forward_pass: ForwardPass, end_position: int, query_count: int, key_count: int, device: Any
         ) -> Tensor | None:
-            """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
+            """Returns the bias on the scores of the last `query_count` and the last `key_count` tokens before `end_position`."""
             positions = (
-                forward_pass.positions(end - queries, end, device),
-                forward_pass.positions(end - keys, end, device),
+                forward_pass.positions(end_position - query_count, end_position, device),
+                forward_pass.positions(end_position - key_count, end_position, device),
             )
             if hasattr(self, "relative_bias"):
                 return self.relative_bias(*positions)
             make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
             if make_bias is None:
                 return None
-            return forward_pass.computed_once(("bias", self.heads, end, queries, keys), lambda: make_bias(*positions))
+            return forward_pass.computed_once(
+                ("bias", self.heads, end_position, query_count, key_count), lambda: make_bias(*positions)
+            )
 
         def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
@@ -774,7 +785,7 @@ def _reference_class() -> type[nn.Module]:
                 self._score_bias(forward_pass, end_position, x.shape[1], end_position, x.device)
 
         def _attention_in_squares(
-            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, cap: float | None
+            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, logit_cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
@@ -785,7 +796,7 @@ def _reference_class() -> type[nn.Module]:
             for patches in squares:
                 patch_index = patches.to(q.device)
                 square_outputs.append(
-                    self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], cap=cap)
+                    self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], cap=logit_cap)
                 )
             patch_order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(square_outputs, 2)[:, :, patch_order]
@@ -811,12 +822,14 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "indexer"):
                 k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None
-            cap = self.spec.attn_logit_softcapping
+            logit_cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
                 formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
-                attn_output = self.core(q, k, v, mask, bias, cap, sinks, **formats)
+                attn_output = self.core(q, k, v, mask, bias, logit_cap, sinks, **formats)
             else:
-                attn_output = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
+                attn_output = self._attention_in_squares(
+                    q, k, v, forward_pass.columns, self.spec.grid_window, logit_cap
+                )
             attn_output = (attn_output if convolved_values is None else attn_output + convolved_values).transpose(1, 2)
             attn_output = self.head_norm(attn_output) if hasattr(self, "head_norm") else attn_output
             if hasattr(self, "gate_proj"):

@@ -63,7 +63,7 @@ class BlendedAttention(WindowedMixer):
         q = recorder.rope(recorder.linear("q_proj", x, heads, head_dim), self.position)
         k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, head_dim)), self.position)
         v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, head_dim))
-        k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
+        k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
         recorder.mask(q, k, causal=True, window=window)
         recorder.hold(q=q, k=k, v=v)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
@@ -76,7 +76,7 @@ class BlendedAttention(WindowedMixer):
         """Records the weighted sum of each row and the previous row. x: the keys or the values."""
         kv_heads, _ = x.axes
         previous_tokens = recorder.shift(x, state=f"last_{letter}")
-        recorder.state(f"last_{letter}", *x.axes, kind="conv_state")
+        recorder.state(f"last_{letter}", *x.axes, state_kind="conv_state")
         weights = recorder.vector(f"conv_{letter}", Axis("steps", BLENDED_TOKENS), kv_heads)
         return recorder.add(
             recorder.mul(previous_tokens, recorder.take(weights, kv_heads)),

@@ -192,8 +192,10 @@ def _reference_class() -> type[nn.Module]:
                 selected_mask = selected_mask.repeat_interleave(group_size, 1)
             if not forward_pass.past or x.shape[1] > 1:
                 return k, v, selected_mask
-            end, block_size = k.shape[-2], self.spec.index_block_size
-            read_tokens = min(end, (self.spec.index_topk_blocks - 1) * block_size + (end - 1) % block_size + 1)
+            key_count, block_size = k.shape[-2], self.spec.index_block_size
+            read_tokens = min(
+                key_count, (self.spec.index_topk_blocks - 1) * block_size + (key_count - 1) % block_size + 1
+            )
             token_indices = (
                 selected_mask[:, :, 0]
                 .to(torch.int8)

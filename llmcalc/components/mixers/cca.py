@@ -109,7 +109,7 @@ class CompressedConvAttention(WindowedMixer):
         k = recorder.mul(self._scale_and_rotate(recorder, k), recorder.vector("key_scale", kv_heads))
         v = self._mix_values(recorder, x, kv_heads, head_dim)
         recorder.hold(q=q, k=k, v=v)
-        k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
+        k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
         recorder.hold(k=k, v=v)
         recorder.mask(q, k, causal=recorder.causal, window=window)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
@@ -129,7 +129,7 @@ class CompressedConvAttention(WindowedMixer):
         joined_heads = recorder.cat(q, k, axes=(joined_axes, head_dim))
         recorder.hold(q=q, k=k, joined=joined_heads)
         recorder.state(
-            "conv_state", joined_axes, head_dim, Axis("steps", head_kernel + group_kernel - 2), kind="conv_state"
+            "conv_state", joined_axes, head_dim, Axis("steps", head_kernel + group_kernel - 2), state_kind="conv_state"
         )
         padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state="conv_state")
         recorder.hold(seen=padded_rows)
@@ -175,7 +175,7 @@ class CompressedConvAttention(WindowedMixer):
                 recorder.apply_again(recorder.zeros(x, state="value_state"), projected, has_bias), state="value_state"
             )
             recorder.hold(made=projected, first=first_row)
-            recorder.state("value_state", half_width, last=(projected,))
+            recorder.state("value_state", half_width, last_values=(projected,))
             delayed_values = recorder.delayed(projected, first_row)
             recorder.hold(late=delayed_values)
             return recorder.cat(

@@ -74,13 +74,13 @@ class ChunkedAttention(MultiHeadMixer):
             with recorder.scope("hashing", role="no_grad"):
                 recorder.core("", rotations, q, axes=(heads,))
         v = recorder.linear("v_proj", x, heads, head_dim)
-        limits: dict[str, Any] = {
+        key_limits: dict[str, Any] = {
             "block": self.chunk_length,
             "before": self.chunks_before,
             "after": self.chunks_after,
             "hashes": self.num_hashes,
         }
-        attn_output = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **limits)
+        attn_output = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **key_limits)
         return recorder.linear("o_proj", attn_output, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
@@ -129,8 +129,10 @@ def _reference_class() -> type[nn.Module]:
             if has_chunks:
                 q, k, v = (x.unflatten(2, (-1, self.length)) for x in (q, k, v))
                 position = position.unflatten(-1, (-1, self.length))
-                k, v = (torch.cat([x.roll(-i, 2) for i in self.neighbours], 3) for x in (k, v))
-                key_position = torch.cat([position.roll(-i, -2) for i in self.neighbours], -1)
+                k, v = (
+                    torch.cat([x.roll(-chunk_distance, 2) for chunk_distance in self.neighbours], 3) for x in (k, v)
+                )
+                key_position = torch.cat([position.roll(-chunk_distance, -2) for chunk_distance in self.neighbours], -1)
             else:
                 key_position = position
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5

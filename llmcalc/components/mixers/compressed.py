@@ -133,7 +133,8 @@ class CompressedAttention(EntryAttention):
                 recorder.zeros(gate_delayed_series, state="last_window"),
             )
             first_window, first_gate = (
-                recorder.resumed(zero_window, "last_window", i) for i, zero_window in enumerate(zero_windows)
+                recorder.resumed(zero_window, "last_window", window_index)
+                for window_index, zero_window in enumerate(zero_windows)
             )
             recorder.hold(first=first_window, gate_first=first_gate)
             op = ops.LastWindow(head_dim.size, rate_axis.size, rows=tokens)

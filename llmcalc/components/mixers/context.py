@@ -77,7 +77,7 @@ class ContextAttention(TwoSetsMixer):
             self.cache_kind,
             recorder.rope(context_keys, self.position),
             recorder.apply_again(context, values, bias),
-            limit=self.sliding_window,
+            token_limit=self.sliding_window,
         )
         core_sizes = heads.size, head_dim.size, head_dim.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)

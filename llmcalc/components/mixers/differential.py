@@ -152,7 +152,7 @@ class DifferentialAttention(WindowedMixer):
         keys = self._rotated(recorder, recorder.linear("k_proj", x, kv_heads, head_dim, bias=self.attention_bias))
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=self.attention_bias)
         recorder.memo[memo_key] = keys, values = recorder.cache(
-            "cache", self.cache_kind, keys, values, limit=self.sliding_window
+            "cache", self.cache_kind, keys, values, token_limit=self.sliding_window
         )
         if recorder.memo.get("lends"):
             recorder.keep(**{f"keys of {self.sharing_key_of()}": keys, f"values of {self.sharing_key_of()}": values})

@@ -77,8 +77,8 @@ class DynamicMaskAttention(WindowedMixer):
             "k_norm", recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias), self.norm, (head_dim,)
         )
         k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias)
-        k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
-        limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
+        k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
+        key_limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
         recorder.hold(q=q, k=k, v=v)
         recorder.mask(q, k, causal=True, window=window)
         with recorder.function():
@@ -87,11 +87,11 @@ class DynamicMaskAttention(WindowedMixer):
             recorder.hold(steps=step_sizes)
             strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")
             recorder.hold(strength=strength)
-            mask = recorder.strongest(strength, q, k, **limits)
+            mask = recorder.strongest(strength, q, k, **key_limits)
         recorder.hold(mask=mask)
         k, v, mask = (recorder.repeat(tensor, heads) for tensor in (k, v, mask))
         recorder.hold(k=k, v=v, mask=mask)
-        attn_output = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
+        attn_output = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **key_limits)
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 

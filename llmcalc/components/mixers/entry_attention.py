@@ -120,7 +120,11 @@ class EntryAttention(TokenMixer):
     def length_limits(self) -> tuple[int, ...]:
         compress_rate, max_entries = self.compress_rate, self.selected_entries
         selected_tokens = None if compress_rate is None or max_entries is None else compress_rate * max_entries
-        return tuple(limit for limit in (self.sliding_window, compress_rate, selected_tokens) if limit is not None)
+        return tuple(
+            length_limit
+            for length_limit in (self.sliding_window, compress_rate, selected_tokens)
+            if length_limit is not None
+        )
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable(
@@ -141,7 +145,7 @@ class EntryAttention(TokenMixer):
         recorder.hold(q=q)
         k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, head_dim), self.norm), rope)
         cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
-        (k,) = recorder.cache("cache", cache_kind, k, limit=self.sliding_window)
+        (k,) = recorder.cache("cache", cache_kind, k, token_limit=self.sliding_window)
         recorder.hold(k=k)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
         scores = [recorder.scores("core", q, k, values=k, window=self.sliding_window)]
@@ -151,10 +155,16 @@ class EntryAttention(TokenMixer):
             with recorder.function():
                 mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, head_dim, rope)
             recorder.hold(entries=entries, entries_seen=mask)
-            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
+            key_limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
                 recorder.scores(
-                    "entry_core", q, entries, values=entries, is_cross_attention=True, core=ops.EntryScores, **limits
+                    "entry_core",
+                    q,
+                    entries,
+                    values=entries,
+                    is_cross_attention=True,
+                    core=ops.EntryScores,
+                    **key_limits,
                 )
             )
         attention_weights = recorder.joint_softmax(
@@ -274,7 +284,7 @@ def entry_attention_class() -> Any:
             q = self.q_b_proj(compressed_query).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
             q = self._rotate(self.unit(q), forward_pass)
             (k,) = self.cache(forward_pass, self._rotate(self.kv_norm(self.kv_proj(x)), forward_pass))
-            keys = k.shape[1]
+            key_count = k.shape[1]
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             scores, entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
@@ -286,9 +296,9 @@ def entry_attention_class() -> Any:
             sink_scores = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
             attention_weights = torch.cat([scores, sink_scores], -1).softmax(-1)[..., :-1]
-            attn_output = self.core(q, k, attention_weights[..., :keys])
+            attn_output = self.core(q, k, attention_weights[..., :key_count])
             if entries is not None:
-                attn_output = attn_output + self.entry_core(q, entries, attention_weights[..., keys:])
+                attn_output = attn_output + self.entry_core(q, entries, attention_weights[..., key_count:])
             attn_output = (
                 self._rotate(attn_output, forward_pass, inverse=True)
                 .transpose(1, 2)

@@ -82,10 +82,10 @@ class GatedDeltaNet(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        keys, value_heads = self.linear_num_key_heads, self.linear_num_value_heads
-        if value_heads % keys:
+        key_heads, value_heads = self.linear_num_key_heads, self.linear_num_value_heads
+        if value_heads % key_heads:
             raise ValueError(
-                f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {value_heads}; "
+                f"linear_num_key_heads: {key_heads} does not divide linear_num_value_heads {value_heads}; "
                 "expected a divisor "
                 f"of {value_heads}"
             )
@@ -105,7 +105,7 @@ class GatedDeltaNet(TokenMixer):
         qkv_axes = JoinedShapes((keys, keys, value_axes))
         qkv = recorder.cat(q, k, v, axes=(qkv_axes,))
         qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
-        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
+        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
         q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
         q, k = recorder.repeat(q, heads), recorder.repeat(k, heads)
         decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")  # the decay rate of each head

@@ -71,7 +71,7 @@ class GatedProfileAttention(ProfileAttention):
         profile_weights = recorder.normalized(
             recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
         )
-        keys, values = recorder.cache("cache", self.cache_kind, keys, values, limit=window)
+        keys, values = recorder.cache("cache", self.cache_kind, keys, values, token_limit=window)
         recorder.mask(q, keys, causal=True, window=window)
         bias = self.bias_of(recorder, profile_weights, q, keys)
         recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
@@ -97,7 +97,7 @@ class GatedProfileAttention(ProfileAttention):
             weights = recorder.mul(
                 weights, recorder.vector("static_weight", heads, head_dim, taps), axes=(heads, head_dim, taps)
             )
-            recorder.state("conv_state", heads, head_dim, taps, kind="conv_state")
+            recorder.state("conv_state", heads, head_dim, taps, state_kind="conv_state")
             return recorder.add(
                 recorder.sum(recorder.mul(weights, x, axes=(heads, head_dim, taps)), heads, head_dim), x
             )

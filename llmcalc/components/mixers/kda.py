@@ -99,7 +99,7 @@ class KimiDeltaAttention(TokenMixer):
             axes=(qkv_axes,),
         )
         qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
-        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
+        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
         q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
         inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)

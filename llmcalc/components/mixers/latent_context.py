@@ -126,7 +126,7 @@ class LatentContextAttention(TokenMixer):
             "latent_attention",
             recorder.normalized(context_c, self.norm, (latent,), like=normed),
             recorder.rope(context_rope, self.position),
-            limit=self.sliding_window,
+            token_limit=self.sliding_window,
         )
         context_keys = recorder.cat(context_c, context_rope, axes=(key_axis,))
         core_sizes = heads.size, latent.size + rope.size, latent.size

@@ -87,7 +87,7 @@ class Mamba(TokenMixer):
         inner_x = recorder.conv(
             "conv1d", inner_x, inner_axis, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
         )
-        recorder.state("conv_state", inner_axis, Axis("kernel", kernel), kind="conv_state")
+        recorder.state("conv_state", inner_axis, Axis("kernel", kernel), state_kind="conv_state")
         inner_x = recorder.act(inner_x, self.hidden_act)
         time_step, b, c = self._scan_inputs(recorder, inner_x, inner_axis, state_axis)
         op = SelectiveScan(inner_x.width, self.state_size, inner_x.rows)
@@ -116,15 +116,15 @@ class Mamba(TokenMixer):
                 c = recorder.norm("c_norm", c, self.norm)
             return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
-        head_rows = inner_x.view(channels, rows=Routed(of=inner_x.rows, top_k=a))
+        head_rows = inner_x.view(channels, new_rows=Routed(of=inner_x.rows, top_k=a))
         time_step, b, c = recorder.split(
             recorder.experts("x_proj", head_rows, heads, a, JoinedShapes(split_shapes)), *split_shapes
         )
         time_step = recorder.experts("dt_proj", time_step, heads, a, channels, bias=True)
         return (
-            time_step.view(inner_axis, rows=inner_x.rows),
-            b.view(heads, state_axis, rows=inner_x.rows),
-            c.view(heads, state_axis, rows=inner_x.rows),
+            time_step.view(inner_axis, new_rows=inner_x.rows),
+            b.view(heads, state_axis, new_rows=inner_x.rows),
+            c.view(heads, state_axis, new_rows=inner_x.rows),
         )
 
     def describe(self, hidden_size: int) -> str:

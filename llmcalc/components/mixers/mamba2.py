@@ -107,7 +107,7 @@ class Mamba2(TokenMixer):
         inner_x = recorder.conv(
             "conv1d", inner_x, conv_channels, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
         )
-        recorder.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
+        recorder.state("conv_state", conv_channels, Axis("kernel", kernel), state_kind="conv_state")
         inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_channels.parts)
         scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows

@@ -142,14 +142,14 @@ def _reference_class() -> type[nn.Module]:
             self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
-            selected_tokens, keys, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
+            selected_tokens, key_count, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
             if forward_pass.past and tokens == 1:
                 selected_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
                 k, v = (tensor.gather(2, selected_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
             positions = forward_pass.positions(forward_pass.past, forward_pass.past + tokens, x.device)
-            all_keys = forward_pass.positions(0, keys, x.device)
-            mask = torch.zeros(x.shape[0], tokens, keys, dtype=torch.bool, device=x.device)
+            all_keys = forward_pass.positions(0, key_count, x.device)
+            mask = torch.zeros(x.shape[0], tokens, key_count, dtype=torch.bool, device=x.device)
             mask = mask.scatter(-1, selected_tokens, True) & (all_keys <= positions[:, None])
             return k, v, mask[:, None]
 

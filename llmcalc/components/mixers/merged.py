@@ -79,7 +79,7 @@ class MergedAttention(TwoSetsMixer):
         normed = self._normalize(recorder, "k_norm", keys, head_dim)
         own_keys = recorder.rope(normed, self.position)
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias, counted=joint_rows)
-        own_keys, own_values = recorder.cache("cache", self.cache_kind, own_keys, values, limit=window)
+        own_keys, own_values = recorder.cache("cache", self.cache_kind, own_keys, values, token_limit=window)
         memory_keys = recorder.apply_again(memory, keys, has_bias)
         memory_keys = (
             memory_keys if self.norm is None else recorder.normalized(memory_keys, self.norm, (head_dim,), like=normed)

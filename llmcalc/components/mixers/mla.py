@@ -156,7 +156,9 @@ class MLA(TokenMixer):
 
     def length_limits(self) -> tuple[int, ...]:
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
-        return tuple(limit for limit in (self.sliding_window, selected_tokens) if limit is not None)
+        return tuple(
+            length_limit for length_limit in (self.sliding_window, selected_tokens) if length_limit is not None
+        )
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
@@ -201,8 +203,10 @@ class MLA(TokenMixer):
             full_rotation = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else full_rotation
             recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
-        limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
-        limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
+        key_limits: dict[str, Any] = (
+            {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
+        )
+        key_limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
             is_selection_lent = recorder.memo.get("lends_selection", False)
@@ -212,9 +216,9 @@ class MLA(TokenMixer):
             "causal": recorder.causal,
             "sinks": self.sinks,
             "selection": selection,
-            **limits,
+            **key_limits,
         }
-        core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
+        core = ops.AttentionCore if key_limits.get("pool") is None else ops.PooledCore
         head, latent_key = JoinedShapes(((nope_axis,), (rope,))), JoinedShapes(((latent,), (rope,)))
 
         def expanded() -> Value:
@@ -224,11 +228,11 @@ class MLA(TokenMixer):
                 latents,
                 heads,
                 JoinedShapes(((nope_axis,), (head_axis,))),
-                rows=WithPast(of=latents.rows, **limits),
+                rows=WithPast(of=latents.rows, **key_limits),
             )
             recorder.hold(expanded=keys_and_values)
             k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, head_axis))
-            k = recorder.cat(k_nope, k_rope, axes=(heads, head), rows=latents.rows)
+            k = recorder.cat(k_nope, k_rope, axes=(heads, head), output_rows=latents.rows)
             recorder.hold(k=k)
             q = recorder.cat(q_nope, q_rope, axes=(heads, head))
             return recorder.attention("core", q, k, values, core=core, **attention_options)
@@ -274,7 +278,7 @@ class MLA(TokenMixer):
             k_rope = self._normalize(recorder, "k_rope_norm", k_rope)
             recorder.hold(latent=latents, k_rope=k_rope)
         k_rope = self._rotated(recorder, k_rope)
-        latents, k_rope = recorder.cache("cache", "latent_attention", latents, k_rope, limit=self.sliding_window)
+        latents, k_rope = recorder.cache("cache", "latent_attention", latents, k_rope, token_limit=self.sliding_window)
         recorder.hold(latent=latents, k_rope=k_rope)
         computed_latents.append((latent_key, latents, k_rope))
         if recorder.memo.get("lends"):

@@ -137,12 +137,12 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(chunk_outputs, 2), state
 
         def _run_chunk(
-            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
+            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, norm, largest_exponent = state
             log_decay = log_f.cumsum(-1)
             mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
-            pair_exponent = (log_decay[..., :, None] - log_decay[..., None, :] + i[..., None, :]).masked_fill(
+            pair_exponent = (log_decay[..., :, None] - log_decay[..., None, :] + input_gate[..., None, :]).masked_fill(
                 ~mask, float("-inf")
             )
             state_exponent = log_decay + largest_exponent
@@ -154,7 +154,7 @@ def _reference_class() -> type[nn.Module]:
             memory_output = (
                 numerator / (torch.maximum(denominator.abs(), (-largest_score_exponent).exp()) + 1e-6)[..., None]
             )
-            input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + i, log_decay[..., -1:]
+            input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + input_gate, log_decay[..., -1:]
             new_largest = torch.maximum(chunk_decay + largest_exponent, input_exponent.max(-1, keepdim=True).values)
             write_strength = k * (input_exponent - new_largest).exp()[..., None]
             state_scale = (chunk_decay + largest_exponent - new_largest).exp()
@@ -165,11 +165,11 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def _run_token(
-            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
+            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             memory, norm, largest_exponent = state
-            new_largest = torch.maximum(log_f + largest_exponent, i)
-            state_scale, input_scale = (log_f + largest_exponent - new_largest).exp(), (i - new_largest).exp()
+            new_largest = torch.maximum(log_f + largest_exponent, input_gate)
+            state_scale, input_scale = (log_f + largest_exponent - new_largest).exp(), (input_gate - new_largest).exp()
             memory = state_scale[..., None] * memory + input_scale[..., None] * (k.transpose(-1, -2) @ v)
             norm = state_scale * norm + input_scale * k[:, :, 0]
             denominator = (q @ norm[..., None])[..., 0]
@@ -184,8 +184,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: MLSTM, hidden_size: int) -> None:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
-            keys, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
-            for projection, output_width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
+            key_width, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
+            for projection, output_width in (
+                ("q", key_width),
+                ("k", key_width),
+                ("v", value_width),
+                ("ogate", value_width),
+            ):
                 self.add_module(projection, nn.Linear(hidden_size, output_width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
             self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), state_class()()
@@ -198,8 +203,8 @@ def _reference_class() -> type[nn.Module]:
             return self.get_submodule(letter)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
 
         def _gate(self, gate_name: str, x: Tensor) -> Tensor:
-            cap = self.spec.gate_soft_cap
-            return cap * torch.tanh(self._split_heads(gate_name, x)[..., 0] / cap)
+            gate_cap = self.spec.gate_soft_cap
+            return gate_cap * torch.tanh(self._split_heads(gate_name, x)[..., 0] / gate_cap)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (self._split_heads(letter, x) for letter in "qkv")

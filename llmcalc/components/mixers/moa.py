@@ -98,7 +98,7 @@ class MixtureOfAttention(TokenMixer):
         recorder.hold(rows=routed_rows)
         q = recorder.to_tokens(recorder.experts("q_proj", routed_rows, experts, top_k, kv_heads, head_dim))
         recorder.hold(q=q)
-        q = recorder.rope(q.view(heads, head_dim, rows=x.rows), self.position)
+        q = recorder.rope(q.view(heads, head_dim, new_rows=x.rows), self.position)
         recorder.hold(q=q)
         k = recorder.rope(recorder.linear("k_proj", x, kv_heads, head_dim), self.position)
         k, v = recorder.cache("cache", "full_attention", k, recorder.linear("v_proj", x, kv_heads, head_dim))
@@ -110,7 +110,7 @@ class MixtureOfAttention(TokenMixer):
         attn_output = recorder.attention("core", q, k, v)
         recorder.hold(out=attn_output)
         routed_rows = recorder.dispatch(
-            attn_output.view(kv_heads, head_dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
+            attn_output.view(kv_heads, head_dim, new_rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
         )
         recorder.hold(rows=routed_rows)
         attn_output = recorder.combine(

@@ -74,7 +74,7 @@ class PredictStreams(ResidualStreams):
         """Records the rows of the main stream and the predict streams. x: the token embeddings."""
         stream_rows = Multiple(of=x.rows, by=self.ngram)
         streams, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
-        return recorder.cat(x, streams, axes=x.axes, rows=Multiple(of=x.rows, by=self.ngram + 1))
+        return recorder.cat(x, streams, axes=x.axes, output_rows=Multiple(of=x.rows, by=self.ngram + 1))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self, model_properties.hidden_size)
@@ -131,7 +131,7 @@ class NgramAttention(EqualHeadsMixer):
         prediction = recorder.core(
             "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, head_dim), rows=streams
         )
-        joined_streams = recorder.cat(attn_output, prediction, axes=(heads, head_dim), rows=x.rows)
+        joined_streams = recorder.cat(attn_output, prediction, axes=(heads, head_dim), output_rows=x.rows)
         recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 
@@ -215,9 +215,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             stream_outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, distance_index))]
             is_same_token = torch.eye(key_count, dtype=torch.bool, device=x.device)
             self_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
-            for i, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
+            for stream_index, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
                 stream_q, stream_k, stream_v, stream_scores = stream
-                mask = torch.cat([(distance >= i) | (all_keys == 0), is_same_token], -1)
+                mask = torch.cat([(distance >= stream_index) | (all_keys == 0), is_same_token], -1)
                 bias = stream_scores.gather(-1, torch.cat([distance_index, self_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
                 stream_outputs.append(self.predict_core(stream_q, joined_keys, joined_values, mask, bias))

@@ -87,7 +87,7 @@ class ProfileAttention(WindowedMixer):
             for letter in ("k", "v")
         )
         keys = self._normed(recorder, "k_norm", keys)
-        keys, values = recorder.cache("cache", self.cache_kind, keys, values, limit=window)
+        keys, values = recorder.cache("cache", self.cache_kind, keys, values, token_limit=window)
         recorder.mask(q, keys, causal=True, window=window)
         bias = self.bias_of(
             recorder, recorder.linear("r_proj", x, heads, Axis("profiles", self.relative_rank)), q, keys
@@ -166,15 +166,15 @@ def profile_attention_class() -> type[nn.Module]:
             self.profiles, self.profile_core = Profiles(spec.relative_extent, spec.relative_rank), ProfileCore()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
-        def bias_of(self, profile_weights: Tensor, forward_pass: ForwardPass, end: int, keys: int) -> Tensor:
-            """Returns the score bias of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
+        def bias_of(self, profile_weights: Tensor, forward_pass: ForwardPass, end_position: int, keys: int) -> Tensor:
+            """Returns the score bias of the last `keys` tokens before `end_position`, [batch, heads, tokens, keys].
 
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """
             spec, device = self.spec, profile_weights.device
             weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
-            queries = forward_pass.positions(forward_pass.past, end, device)
-            key_positions = forward_pass.positions(end - keys, end, device)
+            queries = forward_pass.positions(forward_pass.past, end_position, device)
+            key_positions = forward_pass.positions(end_position - keys, end_position, device)
             distance = queries[:, None] - key_positions
             distance_index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
             bias: Tensor = weights_by_distance.gather(-1, distance_index)

@@ -67,7 +67,7 @@ class RGLRU(TokenMixer):
         inner_x = recorder.conv(
             "conv_1d", inner_x, lru_axis, kernel=kernel, groups=inner_x.width, bias=True, padding=kernel - 1
         )
-        recorder.state("conv_state", lru_axis, Axis("kept", kernel - 1), kind="conv_state")
+        recorder.state("conv_state", lru_axis, Axis("kept", kernel - 1), state_kind="conv_state")
         recurrence_gate = recorder.act(
             recorder.blocks("recurrent_gate", inner_x, blocks, lru_axis, bias=True), "sigmoid"
         )

@@ -89,7 +89,7 @@ class ShortConv(TokenMixer):
                 padding=kernel - 1,
                 state="conv_state",
             )
-            recorder.state("conv_state", *channels, Axis("kernel", kernel), kind="conv_state")
+            recorder.state("conv_state", *channels, Axis("kernel", kernel), state_kind="conv_state")
         recorder.hold(mixed=convolved)
         return recorder.linear("out_proj", recorder.mul(c, convolved), *x.axes, bias=has_bias)
 

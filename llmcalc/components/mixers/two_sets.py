@@ -41,11 +41,11 @@ class TwoSetsMixer(WindowedMixer):
     def _normalize(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
         return x if self.norm is None else recorder.norm(norm_name, x, self.norm, (head_dim,))
 
-    def _heading_with_keys(self, keys: str) -> str:
-        """Describes the heads and the window. keys: the attended tokens, in words."""
+    def _heading_with_keys(self, key_text: str) -> str:
+        """Describes the heads and the window. key_text: the attended tokens, in words."""
         a, k = self.num_attention_heads, self.num_key_value_heads
         window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {keys}{window_text}"
+        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {key_text}{window_text}"
 
 
 @cache

@@ -89,7 +89,9 @@ class ProductKeyMoE(Network):
                 "up_embed", expert_rows, recorder.mul(units, weights), top_units, axes=x.axes
             )
         recorder.hold(y=expert_outputs)
-        return recorder.add(expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
+        return recorder.add(
+            expert_outputs, recorder.part("shared_expert", self.shared_expert, x, node_kind="shared_expert")
+        )
 
     def describe(self, hidden_size: int) -> str:
         return (
@@ -159,8 +161,8 @@ def _reference_class() -> type[nn.Module]:
 
         def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
-            row_scores, columns = self.router(x).float().chunk(2, -1)
-            scores, top_units = (row_scores[..., None] + columns[..., None, :]).flatten(2).topk(self.top_k, -1)
+            row_scores, column_scores = self.router(x).float().chunk(2, -1)
+            scores, top_units = (row_scores[..., None] + column_scores[..., None, :]).flatten(2).topk(self.top_k, -1)
             return scores.softmax(-1).to(x.dtype), top_units
 
     return ProductKeyReference

@@ -154,14 +154,14 @@ class Conformer(TowerPart):
             x.rows,
         )
         if self.segment is not None:
-            x = x.view(*x.axes, rows=PaddedBeyond(of=frames, block=self.segment, least=self.segment))
+            x = x.view(*x.axes, new_rows=PaddedBeyond(of=frames, block=self.segment, least=self.segment))
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
         layer_indices = range(layer_kind) if isinstance(layer_kind, int) else None
         x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_kind, layer_indices, kind="layer")
         if self.segment is not None:
-            x = x.view(*x.axes, rows=frames)
-        x = x.view(*x.axes, rows=Strided(of=frames, stride=self.reduction))
+            x = x.view(*x.axes, new_rows=frames)
+        x = x.view(*x.axes, new_rows=Strided(of=frames, stride=self.reduction))
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", layer_kind), Axis("bounds", self.clamps))
         if self.output_size is not None:
@@ -290,13 +290,13 @@ def _reference_class() -> type[nn.Module]:
         def _attention_in_chunks(self, q: Tensor, k: Tensor, v: Tensor, distance_keys: Tensor | None) -> Tensor:
             """Computes chunks of queries with the keys of their windows. q, k, v: [clips, heads, frames, head_dim]."""
             frames, chunk = q.shape[2], self.chunk_size
-            keys = chunk + self.left - 1 + self.right
+            key_count = chunk + self.left - 1 + self.right
             padded_queries = nn.functional.pad(q, (0, 0, 0, -frames % chunk))
             q = padded_queries.unflatten(2, (-1, chunk))
             padding = (0, 0, self.left - 1, self.right + chunk - 1)
-            k, v = (nn.functional.pad(x, padding).unfold(2, keys, chunk) for x in (k, v))
+            k, v = (nn.functional.pad(x, padding).unfold(2, key_count, chunk) for x in (k, v))
             scores = q @ k
-            query_indices, key_indices = torch.arange(chunk, device=q.device), torch.arange(keys, device=q.device)
+            query_indices, key_indices = torch.arange(chunk, device=q.device), torch.arange(key_count, device=q.device)
             offsets = key_indices - query_indices[:, None]
             if distance_keys is not None:
                 by_distance = (padded_queries @ distance_keys).unflatten(2, (-1, chunk))

@@ -114,12 +114,12 @@ class ConvNextEncoder(TowerPart):
 
     def _decode(self, recorder: Flow, x: Value) -> None:
         """Records the decoder. x: the encoder's output."""
-        for i, stage_index in enumerate(reversed(range(len(self.depths)))):
-            stride = self.downsampling_ratios[stage_index] if i else 1
-            kernel_size = 2 * stride if i else self.kernel_size
+        for block_index, stage_index in enumerate(reversed(range(len(self.depths)))):
+            stride = self.downsampling_ratios[stage_index] if block_index else 1
+            kernel_size = 2 * stride if block_index else self.kernel_size
             channels = Axis("channels", self.channels_of(stage_index))
-            with recorder.scope(f"stage_{i}"):
-                position_rows = Multiple("positions", of=x.rows, by=stride) if i else x.rows
+            with recorder.scope(f"stage_{block_index}"):
+                position_rows = Multiple("positions", of=x.rows, by=stride) if block_index else x.rows
                 x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=position_rows)
                 x = self._record_blocks(recorder, x, stage_index)
         recorder.conv("conv_out", x, Axis("samples", self.channels), kernel=self.kernel_size, bias=True)
@@ -237,18 +237,18 @@ def _reference_class() -> type[nn.Module]:
             return upsampled[..., : input.shape[2] * self.stride[0]]
 
     def add_stage(
-        parent_module: nn.Module, i: int, convolution: nn.Module, spec: ConvNextEncoder, stage_index: int
+        parent_module: nn.Module, block_index: int, convolution: nn.Module, spec: ConvNextEncoder, stage_index: int
     ) -> None:
         stage_module = nn.Module()
         stage_module.add_module("conv", convolution)
         stage_module.add_module(
             "layers", nn.ModuleList(Block(spec, stage_index) for _ in range(spec.depths[stage_index]))
         )
-        parent_module.add_module(f"stage_{i}", stage_module)
+        parent_module.add_module(f"stage_{block_index}", stage_module)
 
     def run_stages(parent_module: nn.Module, x: Tensor, stage_count: int) -> Tensor:
-        for i in range(stage_count):
-            stage = parent_module.get_submodule(f"stage_{i}")
+        for block_index in range(stage_count):
+            stage = parent_module.get_submodule(f"stage_{block_index}")
             for stage_module in (stage.get_submodule("conv"), *stage.get_submodule("layers").children()):
                 x = stage_module(x)
         return x
@@ -259,15 +259,15 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ConvNextEncoder) -> None:
             super().__init__()
             self.stage_count, width = len(spec.depths), spec.output_size
-            for i, stage_index in enumerate(reversed(range(self.stage_count))):
+            for block_index, stage_index in enumerate(reversed(range(self.stage_count))):
                 channels = spec.num_filters * 2**stage_index
                 convolution: nn.Module
-                if i:
+                if block_index:
                     stride = spec.downsampling_ratios[stage_index]
                     convolution = TransposedConvolution(width, channels, 2 * stride, stride)
                 else:
                     convolution = CausalConvolution(width, channels, spec.kernel_size)
-                add_stage(self, i, convolution, spec, stage_index)
+                add_stage(self, block_index, convolution, spec, stage_index)
                 width = channels
             self.conv_out = CausalConvolution(width, spec.channels, spec.kernel_size)
 
@@ -281,10 +281,13 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ConvNextEncoder) -> None:
             super().__init__()
             self.stage_count, width = len(spec.depths), spec.channels
-            for i in range(self.stage_count):
-                stride, channels = spec.downsampling_ratios[i - 1] if i else 1, spec.num_filters * 2**i
-                kernel_size = 2 * stride if i else spec.kernel_size
-                add_stage(self, i, CausalConvolution(width, channels, kernel_size, stride), spec, i)
+            for block_index in range(self.stage_count):
+                stride, channels = (
+                    spec.downsampling_ratios[block_index - 1] if block_index else 1,
+                    spec.num_filters * 2**block_index,
+                )
+                kernel_size = 2 * stride if block_index else spec.kernel_size
+                add_stage(self, block_index, CausalConvolution(width, channels, kernel_size, stride), spec, block_index)
                 width = channels
             self.conv_out = CausalConvolution(width, spec.output_size, spec.kernel_size)
             if spec.rescaled:

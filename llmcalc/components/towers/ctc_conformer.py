@@ -134,15 +134,15 @@ class CtcConformer(TowerPart):
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
         frames, head_dim = x.rows, Axis("head_dim", self.head_dim)
         head_axes = Axis("heads", self.num_attention_heads), head_dim
-        x = x.view(*x.axes, rows=Padded(of=frames, block=self.block))
+        x = x.view(*x.axes, new_rows=Padded(of=frames, block=self.block))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes) for letter in "qkv")
         distance_rows = Table(name="distances", length=self.block * self.block)
         recorder.table(
             "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
         )
-        limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
-        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", attn_output.view(*attn_output.axes, rows=frames), *x.axes, bias=True)
+        key_limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
+        return recorder.linear("o_proj", attn_output.view(*attn_output.axes, new_rows=frames), *x.axes, bias=True)
 
     def _record_convolution(self, recorder: Flow, x: Value) -> Value:
         """Records a gated linear unit, a depthwise convolution with a batch norm, and a projection."""
@@ -276,9 +276,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, frames: Tensor) -> Tensor:
             x = self.input_proj(frames)
-            for i, layer in enumerate(self.layers, 1):
+            for layer_index, layer in enumerate(self.layers, 1):
                 x = layer(x)
-                if i == len(self.layers) // 2:
+                if layer_index == len(self.layers) // 2:
                     x = x + self.label_proj(self.label_head(x).softmax(-1))
             return x
 

@@ -56,7 +56,7 @@ class SpeakerEncoder(Part):
         head, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
         speaker_features = recorder.linear("proj", x, head, bias=True)
         speaker_features = recorder.conv("upsampler", speaker_features, frame_axis, head, kernel=KERNEL_SIZE, bias=True)
-        speaker_features = speaker_features.view(head, rows=Multiple("frames", of=x.rows, by=frame_count))
+        speaker_features = speaker_features.view(head, new_rows=Multiple("frames", of=x.rows, by=frame_count))
         speaker_features = recorder.act(
             recorder.linear("dense", recorder.act(speaker_features, "relu"), head, bias=True), "relu"
         )

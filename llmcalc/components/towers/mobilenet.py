@@ -199,11 +199,11 @@ class MobileNet(TowerPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns output_side × output_side positions of an image."""
         pixels = Multiple("positions", of=x.rows, by=self.patches.patch_size**2)
-        x = x.view(Axis("channels", self.num_channels), rows=pixels)
+        x = x.view(Axis("channels", self.num_channels), new_rows=pixels)
         x = self._record_conv(recorder, "stem", x, self.stem_channels, kernel=3, stride=2, bias=True, is_activated=True)
         stage_outputs: list[Value] = []
-        for i, stage in enumerate(self.stages, 1):
-            with recorder.scope(f"stage_{i}"):
+        for stage_index, stage in enumerate(self.stages, 1):
+            with recorder.scope(f"stage_{stage_index}"):
                 for group_index, group in enumerate(stage.groups, 1):
                     x = self._record_group(recorder, f"group_{group_index}", x, group)
             stage_outputs.append(x)
@@ -363,13 +363,13 @@ def _stride_of(blocks: tuple[Any, ...]) -> int:
     return prod(block.stride for block in blocks if block.type != "attention")
 
 
-def _strided_rows(rows: Rows, stride: Stride) -> Rows:
+def _strided_rows(input_rows: Rows, stride: Stride) -> Rows:
     """Returns the positions of a grid after a convolution with a stride."""
     if stride == 1:
-        return rows
-    if isinstance(rows, Multiple) and isinstance(rows.by, int) and rows.by % 4 == 0:
-        return Multiple(rows.name, of=rows.of, by=rows.by // 4)
-    return Merged(of=rows, side=2)
+        return input_rows
+    if isinstance(input_rows, Multiple) and isinstance(input_rows.by, int) and input_rows.by % 4 == 0:
+        return Multiple(input_rows.name, of=input_rows.of, by=input_rows.by // 4)
+    return Merged(of=input_rows, side=2)
 
 
 @cache
@@ -521,7 +521,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec.norm, spec.hidden_act)
             in_channels = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
             self.fused_stages, self.stage_count, widths = spec.fused_stages, len(spec.stages), list[int]()
-            for i, stage in enumerate(spec.stages, 1):
+            for stage_index, stage in enumerate(spec.stages, 1):
                 groups = nn.Module()
                 for group_index, group in enumerate(stage.groups, 1):
                     repeats = list[nn.Module]()
@@ -535,14 +535,14 @@ def _reference_class() -> type[nn.Module]:
                     groups.add_module(
                         f"group_{group_index}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats)
                     )
-                self.add_module(f"stage_{i}", groups)
+                self.add_module(f"stage_{stage_index}", groups)
                 widths.append(in_channels)
             self.fusion = FusionReference(spec, sum(widths[-spec.fused_stages :]))
 
         def forward(self, pixels: Tensor) -> Tensor:
             x, stage_outputs = self.convolve("stem", pixels[:, :, 0], is_activated=True), list[torch.Tensor]()
-            for i in range(1, self.stage_count + 1):
-                for group in self.get_submodule(f"stage_{i}").children():
+            for stage_index in range(1, self.stage_count + 1):
+                for group in self.get_submodule(f"stage_{stage_index}").children():
                     x = group(x)
                 stage_outputs.append(x)
             return self.fusion(stage_outputs[-self.fused_stages :])

@@ -100,21 +100,23 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, pixels: Tensor) -> Tensor:
             patch_size, temporal_size = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
-            rows, columns = pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size
+            patch_rows, patch_columns = pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size
             patches = (
-                pixels[:, :, :temporal_size].unflatten(-1, (columns, patch_size)).unflatten(-3, (rows, patch_size))
+                pixels[:, :, :temporal_size]
+                .unflatten(-1, (patch_columns, patch_size))
+                .unflatten(-3, (patch_rows, patch_size))
             )
             x = self.patch_norm(
                 self.patch_embedding(self.pixel_norm(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)))
             )
-            positions = torch.arange(rows * columns, device=x.device)
+            positions = torch.arange(patch_rows * patch_columns, device=x.device)
             if self.spec.positions.axes == 1:
                 x = x + self.position_embedding(positions)
             else:
                 x = (
                     x
-                    + self.position_embedding(positions % columns)
-                    + self.position_embedding(self.spec.positions.rows + positions // columns)
+                    + self.position_embedding(positions % patch_columns)
+                    + self.position_embedding(self.spec.positions.rows + positions // patch_columns)
                 )
             return self.norm(x)
 

@@ -102,14 +102,14 @@ class Resampler(LearnedQueries):
         keys = recorder.part("kv_norm", self.norm, keys)
         query_rows = Multiple(name="queries", of=IMAGES, by=self.queries)
         query = recorder.vector("query", query_count, hidden_axis, count=self.queries).view(
-            hidden_axis, rows=query_rows
+            hidden_axis, new_rows=query_rows
         )
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
                 query,
                 recorder.vector("positions", query_count, hidden_axis, count=self.queries).view(
-                    hidden_axis, rows=query_rows
+                    hidden_axis, new_rows=query_rows
                 ),
             )
         value_input: Value | None = None
@@ -249,8 +249,8 @@ class Projector(TowerPart):
         x = recorder.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
             x = self._append_marks(recorder, "input_marks", x, self.input_marks, *x.axes)
-        for i, linear in enumerate(self.maps, 1):
-            x = linear.flow(recorder, x, f"map_{i}")
+        for map_index, linear in enumerate(self.maps, 1):
+            x = linear.flow(recorder, x, f"map_{map_index}")
         if self.output_marks:
             x = self._append_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else recorder.part("out_norm", self.out_norm, x)
@@ -273,7 +273,7 @@ class Projector(TowerPart):
     ) -> Value:
         """Appends learned marker vectors to x."""
         vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, count=mark_count)
-        return recorder.cat(x, vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
+        return recorder.cat(x, vectors, axes=x.axes, output_rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(map_width) for map_width in (self.input_size, *(linear.size for linear in self.maps)))
@@ -412,8 +412,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if spec.norm is not None:
                 normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else input_width
                 self.norm = spec.norm.reference(ModelProperties(normed_width))
-            for i, linear in enumerate(spec.maps, 1):
-                self.add_module(f"map_{i}", nn.Linear(input_width, linear.size, bias=linear.bias))
+            for map_index, linear in enumerate(spec.maps, 1):
+                self.add_module(f"map_{map_index}", nn.Linear(input_width, linear.size, bias=linear.bias))
                 input_width = linear.size // 2 if linear.gated else linear.size
             if spec.output_marks:
                 self.output_marks = MarkerVectors(spec.output_marks, input_width)
@@ -431,8 +431,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self._apply_maps(self.token_norm(self.token_embedding(ids)))
 
         def _apply_maps(self, x: Tensor) -> Tensor:
-            for i, linear in enumerate(self.spec.maps, 1):
-                projected = self.get_submodule(f"map_{i}")(x)
+            for map_index, linear in enumerate(self.spec.maps, 1):
+                projected = self.get_submodule(f"map_{map_index}")(x)
                 if linear.gated:
                     gated_half, gate = projected.chunk(2, -1)
                     x = gated_half * activate(linear.hidden_act, gate)

@@ -57,7 +57,9 @@ class QFormer(LearnedQueries):
                 f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
                 "expected a divisor"
             )
-        if 0 not in self.reading_layers or not all(0 <= i < self.num_hidden_layers for i in self.reading_layers):
+        if 0 not in self.reading_layers or not all(
+            0 <= layer_index < self.num_hidden_layers for layer_index in self.reading_layers
+        ):
             raise ValueError(
                 f"reading_layers: {list(self.reading_layers)}; expected 0, and others below num_hidden_layers "
                 f"({self.num_hidden_layers})"
@@ -74,11 +76,11 @@ class QFormer(LearnedQueries):
         """Records the layers and returns the queries for each image or window. x: the patches."""
         hidden_axis, window = Axis("hidden", self.hidden_size), self.window
         window_axis = IMAGES if window is None else Windows(of=x.rows, window=window)
-        patches = x if window is None else x.view(*x.axes, rows=Padded(of=x.rows, block=window))
+        patches = x if window is None else x.view(*x.axes, new_rows=Padded(of=x.rows, block=window))
         queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, count=self.queries)
         query_rows = Multiple(name="queries", of=window_axis, by=self.queries)
         single_rows = query_rows if window is None else Table(name="queries", length=self.queries)
-        queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, rows=single_rows))
+        queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
         for label, reads_patches, layer_indices in self._kinds_of_later_layers():
@@ -94,7 +96,9 @@ class QFormer(LearnedQueries):
         """Yields each kind of layer above the first: its label, whether it attends to the patches, and its indices."""
         layers = range(1, self.num_hidden_layers)
         for label, reads_patches in (("reading", True), ("", False)):
-            layer_indices = [i for i in layers if (i in self.reading_layers) == reads_patches]
+            layer_indices = [
+                layer_index for layer_index in layers if (layer_index in self.reading_layers) == reads_patches
+            ]
             if layer_indices:
                 yield label, reads_patches, layer_indices
 
@@ -104,13 +108,13 @@ class QFormer(LearnedQueries):
             if memory is not None:
                 with recorder.scope(attention_name, kind="attention"):
                     sublayer_output = self._record_attention(recorder, x, memory, query_rows)
-                x = x.view(*x.axes, rows=query_rows)
+                x = x.view(*x.axes, new_rows=query_rows)
                 x = recorder.part(f"{attention_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
         sublayer_output = recorder.part("mlp", self.feed_forward, x)
         return recorder.part("mlp_post_norm", self.norm, recorder.add(x, sublayer_output))
 
-    def _record_attention(self, recorder: Flow, x: Value, memory: Value, rows: Rows) -> Value:
-        """Records the attention of queries. rows: the queries of all windows, to which the queries are copied."""
+    def _record_attention(self, recorder: Flow, x: Value, memory: Value, query_rows: Rows) -> Value:
+        """Records the attention of queries. query_rows: the queries of all windows, to which the queries are copied."""
         head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), head_dim
         inputs = {"q": x, "k": memory, "v": memory}
@@ -118,16 +122,16 @@ class QFormer(LearnedQueries):
             recorder.linear(f"{letter}_proj", projection_input, *head_axes, bias=True)
             for letter, projection_input in inputs.items()
         )
-        if isinstance(rows, Table):
-            single_set = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, rows, rows)
+        if isinstance(query_rows, Table):
+            single_set = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)
             attn_output = recorder.core("", single_set, q, k, v, axes=v.axes)
             return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
-        q = q.view(*q.axes, rows=rows)
-        limits: dict[str, Any] = {}
+        q = q.view(*q.axes, new_rows=query_rows)
+        key_limits: dict[str, Any] = {}
         if self.window is not None:
             context = 0 if memory is x else self.window - self.queries
-            limits = {"core": ops.ChunkedCore, "chunk": self.queries, "context": context}
-        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+            key_limits = {"core": ops.ChunkedCore, "chunk": self.queries, "context": context}
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -202,7 +206,9 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.window, self.query = spec.window, LearnedQueryTable(spec.queries, spec.hidden_size)
             self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
-            self.layers = nn.ModuleList(Layer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers))
+            self.layers = nn.ModuleList(
+                Layer(spec, layer_index in spec.reading_layers) for layer_index in range(spec.num_hidden_layers)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             images = len(x)

@@ -115,9 +115,9 @@ class SamEncoder(TowerPart):
                 recorder.vector("factor", Axis("factor", 1))
         with recorder.scope("neck"):
             x = self._record_neck(recorder, x)
-        for i, channels in enumerate(self.halvings, 1):
-            merged_rows = Merged(of=patches, side=2**i)
-            x = recorder.conv(f"halving_{i}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
+        for halving_index, channels in enumerate(self.halvings, 1):
+            merged_rows = Merged(of=patches, side=2**halving_index)
+            x = recorder.conv(f"halving_{halving_index}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
         return x
 
     def _kinds_of_layers(self) -> Iterator[tuple[str, int | None, Number, list[int] | None]]:
@@ -125,7 +125,9 @@ class SamEncoder(TowerPart):
         layer_count: Number = self.num_hidden_layers
         global_indices = sorted({*self.global_layers})
         windowed_layers = (
-            [i for i in range(layer_count) if i not in global_indices] if isinstance(layer_count, int) else None
+            [layer_index for layer_index in range(layer_count) if layer_index not in global_indices]
+            if isinstance(layer_count, int)
+            else None
         )
         if windowed_layers != []:
             yield "window", self.window_size, layer_count - len(global_indices), windowed_layers
@@ -144,7 +146,7 @@ class SamEncoder(TowerPart):
         window_side, patches = self.grid if window is None else window, x.rows
         head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), head_dim
-        x = x if window is None else x.view(*x.axes, rows=PaddedSquares(side=window))
+        x = x if window is None else x.view(*x.axes, new_rows=PaddedSquares(side=window))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.qkv_bias) for letter in "qkv")
         scored_distances = 0
         if self.relative_positions:
@@ -154,13 +156,13 @@ class SamEncoder(TowerPart):
                 recorder.table(
                     table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distances, by="positions"
                 )
-        limits: dict[str, Any] = {
+        key_limits: dict[str, Any] = {
             "core": ops.ChunkedCore,
             "chunk": window_side * window_side,
             "distances": scored_distances,
         }
-        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, rows=patches)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, new_rows=patches)
 
     def _record_neck(self, recorder: Flow, x: Value) -> Value:
         """Records two convolutions with norms."""
@@ -232,16 +234,16 @@ def _reference_class() -> type[nn.Module]:
                 )
 
         def forward(self, x: Tensor) -> Tensor:
-            rows, columns, window_side = x.shape[1], x.shape[2], self.window
+            patch_rows, patch_columns, window_side = x.shape[1], x.shape[2], self.window
             if window_side is not None:
-                x = functional.pad(x, (0, 0, 0, -columns % window_side, 0, -rows % window_side))
+                x = functional.pad(x, (0, 0, 0, -patch_columns % window_side, 0, -patch_rows % window_side))
                 padded_rows, padded_columns = x.shape[1:3]
                 x = x.unflatten(2, (-1, window_side)).unflatten(1, (-1, window_side)).transpose(2, 3).flatten(0, 2)
             x = self._attend(x)
             if window_side is not None:
                 x = x.unflatten(0, (-1, padded_rows // window_side, padded_columns // window_side)).transpose(2, 3)
                 x = x.flatten(3, 4).flatten(1, 2)
-            return x[:, :rows, :columns]
+            return x[:, :patch_rows, :patch_columns]
 
         def _attend(self, x: Tensor) -> Tensor:
             """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
@@ -307,15 +309,18 @@ def _reference_class() -> type[nn.Module]:
             self.patch_embedding = nn.Linear(patch_values, hidden_size, bias=patches.bias)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
-            windows = (None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers))
+            windows = (
+                None if layer_index in spec.global_layers else spec.window_size
+                for layer_index in range(spec.num_hidden_layers)
+            )
             self.layers = nn.ModuleList(Layer(spec, window) for window in windows)
             self.neck = Neck(spec)
             if spec.second_neck:
                 self.second_neck = SecondNeck(spec)
             channels = spec.output_channels
-            for i, halved_channels in enumerate(spec.halvings, 1):
+            for layer_index, halved_channels in enumerate(spec.halvings, 1):
                 halving_convolution = nn.Conv2d(channels, halved_channels, 3, 2, 1, bias=False)
-                self.add_module(f"halving_{i}", halving_convolution)
+                self.add_module(f"halving_{layer_index}", halving_convolution)
                 channels = halved_channels
 
         def forward(self, pixels: Tensor) -> Tensor:
@@ -332,8 +337,8 @@ def _reference_class() -> type[nn.Module]:
             for layer in self.layers:
                 x = layer(x)
             x = self.neck(x.permute(0, 3, 1, 2))
-            for i in range(1, len(self.spec.halvings) + 1):
-                x = self.get_submodule(f"halving_{i}")(x)
+            for halving_index in range(1, len(self.spec.halvings) + 1):
+                x = self.get_submodule(f"halving_{halving_index}")(x)
             return x.flatten(2).transpose(1, 2)
 
     return SamReference

@@ -86,7 +86,7 @@ class SanMEncoder(TowerPart):
         """Yields each kind of layer above the first: its label, whether it ends in a norm, and its indices."""
         layers = range(1, self.num_hidden_layers)
         for label, has_norm in (("", False), ("normed", True)):
-            layer_indices = [i for i in layers if (i in self.normed_layers) == has_norm]
+            layer_indices = [layer_index for layer_index in layers if (layer_index in self.normed_layers) == has_norm]
             if layer_indices:
                 yield label, has_norm, layer_indices
 
@@ -179,7 +179,9 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.hidden_size = spec.hidden_size
             widths = [spec.input_size, *[spec.hidden_size] * (spec.num_hidden_layers - 1)]
-            self.layers = nn.ModuleList(Layer(spec, width, i in spec.normed_layers) for i, width in enumerate(widths))
+            self.layers = nn.ModuleList(
+                Layer(spec, width, layer_index in spec.normed_layers) for layer_index, width in enumerate(widths)
+            )
 
         def forward(self, frames: Tensor) -> Tensor:
             rate_count = frames.shape[-1] // 2

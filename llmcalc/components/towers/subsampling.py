@@ -112,15 +112,15 @@ class Subsampling(Component):
             )
             x = recorder.mul(recorder.add(x, channel_mean), scale)
         output_axes, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
-        convolved = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
-        for i, conv in enumerate(self.convolutions, 1):
+        convolved = x.view(Axis("channels", 1), new_rows=Multiple("spectrum", of=frames, by=pitches))
+        for conv_index, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
-            frames = self._rows(frames, i)
+            frames = self._rows(frames, conv_index)
             pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
             spectrum_rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
                 convolved = recorder.conv(
-                    f"depthwise_{i}",
+                    f"depthwise_{conv_index}",
                     convolved,
                     *convolved.axes,
                     kernel=time * pitch,
@@ -128,15 +128,18 @@ class Subsampling(Component):
                     bias=conv.bias,
                     rows=spectrum_rows,
                 )
-                convolved = recorder.conv(f"pointwise_{i}", convolved, channels, kernel=1, bias=conv.bias)
+                convolved = recorder.conv(f"pointwise_{conv_index}", convolved, channels, kernel=1, bias=conv.bias)
             else:
                 convolved = recorder.conv(
-                    f"conv_{i}", convolved, channels, kernel=time * pitch, bias=conv.bias, rows=spectrum_rows
+                    f"conv_{conv_index}", convolved, channels, kernel=time * pitch, bias=conv.bias, rows=spectrum_rows
                 )
-            convolved = convolved if self.norm is None else recorder.part(f"norm_{i}", self.norm, convolved)
+            convolved = convolved if self.norm is None else recorder.part(f"norm_{conv_index}", self.norm, convolved)
             convolved = recorder.act(convolved, self.hidden_act)
         return recorder.linear(
-            "proj", convolved.view(*convolved.axes, Axis("pitches", pitches), rows=frames), *output_axes, bias=self.bias
+            "proj",
+            convolved.view(*convolved.axes, Axis("pitches", pitches), new_rows=frames),
+            *output_axes,
+            bias=self.bias,
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -168,23 +171,23 @@ def _reference_class() -> type[nn.Module]:
             self.spec, channels, mel_bins = spec, 1, spec.num_mel_bins
             if spec.standardize:
                 self.standardize = Standardize(spec.num_mel_bins)
-            for i, conv in enumerate(spec.convolutions, 1):
+            for conv_index, conv in enumerate(spec.convolutions, 1):
                 padding = (conv.kernel[0] // 2, 1)
                 if conv.separable:
                     self.add_module(
-                        f"depthwise_{i}",
+                        f"depthwise_{conv_index}",
                         nn.Conv2d(
                             channels, channels, conv.kernel, conv.stride, padding, groups=channels, bias=conv.bias
                         ),
                     )
-                    self.add_module(f"pointwise_{i}", nn.Linear(channels, conv.channels, bias=conv.bias))
+                    self.add_module(f"pointwise_{conv_index}", nn.Linear(channels, conv.channels, bias=conv.bias))
                 else:
                     self.add_module(
-                        f"conv_{i}",
+                        f"conv_{conv_index}",
                         nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias),
                     )
                 if spec.norm is not None:
-                    self.add_module(f"norm_{i}", spec.norm.reference(ModelProperties(conv.channels)))
+                    self.add_module(f"norm_{conv_index}", spec.norm.reference(ModelProperties(conv.channels)))
                 channels, mel_bins = conv.channels, (mel_bins + 2 - conv.kernel[1]) // conv.stride[1] + 1
             self.proj = nn.Linear(channels * mel_bins, hidden_size, bias=spec.bias)
 
@@ -204,15 +207,19 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "standardize"):
                 frames = self.standardize(frames)
             x = frames[:, None]  # [clips, channels, frames, mel bins]
-            for i, conv in enumerate(self.spec.convolutions, 1):
-                x = self.get_submodule(f"depthwise_{i}" if conv.separable else f"conv_{i}")(x)
+            for conv_index, conv in enumerate(self.spec.convolutions, 1):
+                x = self.get_submodule(f"depthwise_{conv_index}" if conv.separable else f"conv_{conv_index}")(x)
                 if conv.separable or self.spec.norm is not None:
                     channels_last = x.permute(0, 2, 3, 1)
                     channels_last = (
-                        self.get_submodule(f"pointwise_{i}")(channels_last) if conv.separable else channels_last
+                        self.get_submodule(f"pointwise_{conv_index}")(channels_last)
+                        if conv.separable
+                        else channels_last
                     )
                     channels_last = (
-                        self.get_submodule(f"norm_{i}")(channels_last) if self.spec.norm is not None else channels_last
+                        self.get_submodule(f"norm_{conv_index}")(channels_last)
+                        if self.spec.norm is not None
+                        else channels_last
                     )
                     x = channels_last.permute(0, 3, 1, 2)
                 x = activate(self.spec.hidden_act, x)

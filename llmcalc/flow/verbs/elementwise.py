@@ -27,8 +27,8 @@ class ElementwiseVerbs(Recorder):
 
         float32: whether b is in float32 and the product is converted to the number format of a, false by default.
         """
-        output = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
-        return self.step("mul", "", (a, b), output, float32=float32)
+        output_value = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
+        return self.step("mul", "", (a, b), output_value, float32=float32)
 
     def add(self, a: Value, b: Value) -> Value:
         """Records a + b."""
@@ -74,9 +74,9 @@ class ElementwiseVerbs(Recorder):
         """
         return self.step("shift", "", (x,), Value(x.rows, x.axes), state=state)
 
-    def scan(self, kind: str, *ins: Value, axes: Shape) -> Value:
-        """Records an elementwise recurrence along the rows. kind: the name of the recurrence."""
-        return self.step("scan", "", ins, Value(ins[0].rows, axes), kind=kind)
+    def scan(self, scan_kind: str, *ins: Value, axes: Shape) -> Value:
+        """Records an elementwise recurrence along the rows. scan_kind: the name of the recurrence."""
+        return self.step("scan", "", ins, Value(ins[0].rows, axes), kind=scan_kind)
 
     def complement(self, x: Value) -> Value:
         """Records 1 − x, elementwise."""
@@ -131,31 +131,33 @@ class ElementwiseVerbs(Recorder):
         """Records an expansion of x along a new first axis, as a view."""
         return self.step("copies", "", (x,), x.view(over, *x.axes))
 
-    def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
-        """Records a concatenation of values along the axes or, with `rows`, along the rows."""
+    def cat(self, *parts: Value, axes: Shape, output_rows: Rows | None = None) -> Value:
+        """Records a concatenation of values along the axes or, with `output_rows`, along the rows."""
         cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
-        return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
+        return self.step(
+            "cat", "", parts, Value(parts[0].rows if output_rows is None else output_rows, axes, cache=cache)
+        )
 
-    def resized(self, x: Value, rows: Rows) -> Value:
+    def resized(self, x: Value, output_rows: Rows) -> Value:
         """Records padding of x with zero rows, or the removal of rows at the ends."""
-        return self.step("resized", "", (x,), Value(rows, x.axes))
+        return self.step("resized", "", (x,), Value(output_rows, x.axes))
 
-    def resampled(self, x: Value, rows: Rows) -> Value:
-        """Records averages of neighbouring rows, or repeated rows. rows: the rows of the result."""
-        return self.step("resampled", "", (x,), Value(rows, x.axes))
+    def resampled(self, x: Value, output_rows: Rows) -> Value:
+        """Records averages of neighbouring rows, or repeated rows. output_rows: the rows of the result."""
+        return self.step("resampled", "", (x,), Value(output_rows, x.axes))
 
-    def prefixed(self, x: Value, table: Weight, rows: Rows) -> Value:
-        """Records the concatenation of table rows and x. rows: the rows of the result."""
-        return self.step("prefixed", "", (x,), Value(rows, x.axes), weight=table)
+    def prefixed(self, x: Value, table: Weight, output_rows: Rows) -> Value:
+        """Records the concatenation of table rows and x. output_rows: the rows of the result."""
+        return self.step("prefixed", "", (x,), Value(output_rows, x.axes), weight=table)
 
     def absent(self, name: str, *axes: Axis | JoinedShapes) -> Value:
         """Records a value with zero rows, such as the features of a missing image. name: the meaning of a row."""
         return self.step("absent", "", (), Value(Fixed(name, length=0), axes))
 
-    def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
+    def merge(self, x: Value, output_rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
         """Records a merge of neighbouring rows: a concatenation along other axes, or an average."""
         axes = x.axes if mean else (*neighbours, *x.axes)
-        return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
+        return self.step("merge", "", (x,), Value(output_rows, axes), neighbours=neighbours, mean=mean)
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
         """Records the repetition of keys or values for each query head; nothing if the head counts are equal.
@@ -165,13 +167,13 @@ class ElementwiseVerbs(Recorder):
         """
         if same(x.axes[0].size, heads.size):
             return x
-        output = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
-        output.once = x
-        return self.step("repeat", "", (x,), output, tiled=tiled)
+        output_value = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
+        output_value.once = x
+        return self.step("repeat", "", (x,), output_value, tiled=tiled)
 
-    def added_sinusoids(self, rows: Rows, *axes: Axis | JoinedShapes) -> Value:
+    def added_sinusoids(self, output_rows: Rows, *axes: Axis | JoinedShapes) -> Value:
         """Records sinusoidal positions of these rows as a node of the tree, shared by all sequences."""
-        return self.step("added_sinusoids", "", (), Value(rows, axes, fixed=True), op=ops.Elementwise())
+        return self.step("added_sinusoids", "", (), Value(output_rows, axes, fixed=True), op=ops.Elementwise())
 
     def in_format_of(self, x: Value, source: Value) -> Value:
         """Records a cast of a value to the number format of x."""

@@ -91,5 +91,5 @@ class ExpertVerbs(Recorder):
 
         float32: whether products and sum are in float32, false by default.
         """
-        output = Value(weights.rows, routed.axes)
-        return self.step("combine", "", (routed, weights), output, experts=experts, top_k=top_k, float32=float32)
+        output_value = Value(weights.rows, routed.axes)
+        return self.step("combine", "", (routed, weights), output_value, experts=experts, top_k=top_k, float32=float32)

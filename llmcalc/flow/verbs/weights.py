@@ -59,12 +59,12 @@ class WeightVerbs(Recorder):
             x.width, self.element_count(out), bias, output_rows if counted is None else counted, tied, x.fixed
         )
         weight = Weight(name, out, x.axes) if weight is None else weight
-        output = Value(output_rows, out)
+        output_value = Value(output_rows, out)
         return self.step(
             "linear",
             name,
             (x,),
-            output,
+            output_value,
             op=op,
             weight=weight,
             about=node_fields,
@@ -84,11 +84,11 @@ class WeightVerbs(Recorder):
         All such steps together cost as much as the projection itself for the same number of rows. The first of them,
         which has its name, carries the whole cost.
         """
-        output = Value(x.rows, (x.axes[0], *out))
+        output_value = Value(x.rows, (x.axes[0], *out))
         if not name:
-            return self.step("absorb", "", (x,), output, weight=weight)
+            return self.step("absorb", "", (x,), output_value, weight=weight)
         op = ops.Linear(self.element_count(weight.ins), self.element_count(weight.out), rows=x.rows)
-        return self.step("absorb", name, (x,), output, op=op, weight=weight)
+        return self.step("absorb", name, (x,), output_value, op=op, weight=weight)
 
     def blocks(
         self, name: str, x: Value, blocks: Axis, *out: Axis | JoinedShapes, bias: bool = False, **node_fields: Any
@@ -187,8 +187,10 @@ class WeightVerbs(Recorder):
         weight_axes = over if heads is None else (heads, *over)
         width = x.width if weight_axes is x.axes else self.element_count(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
-        output = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
-        return self.step("norm", name, (x,), output, op=op, about=node_fields, spec=spec, over=over, groups=groups)
+        output_value = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
+        return self.step(
+            "norm", name, (x,), output_value, op=op, about=node_fields, spec=spec, over=over, groups=groups
+        )
 
     def _norm_groups(self, norm_name: str, x: Value, groups: int, over: Shape | None) -> Axis:
         """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""
@@ -228,8 +230,8 @@ class WeightVerbs(Recorder):
         )
         options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state, "shared": shared}
         weight = Weight(name, out, x.axes)
-        output = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
-        return self.step("conv", name, (x,), output, op=op, weight=weight, about=node_fields, **options)
+        output_value = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
+        return self.step("conv", name, (x,), output_value, op=op, weight=weight, about=node_fields, **options)
 
     def vector(
         self,
@@ -261,23 +263,29 @@ class WeightVerbs(Recorder):
         """
         return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state)
 
-    def resumed(self, first: Value, state: str, index: int = 0) -> Value:
-        """Records the row before the first row: the last row of an earlier pass, else `first`.
+    def resumed(self, first_value: Value, state: str, index: int = 0) -> Value:
+        """Records the row before the first row: the last row of an earlier pass, else `first_value`.
 
         state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
-        return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
+        return self.step("resumed", "", (first_value,), first_value.view(*first_value.axes), state=state, index=index)
 
     def buffer(self, name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
         """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
-        output = Value(ONCE, axes, fixed=True)
+        output_value = Value(ONCE, axes, fixed=True)
         return self.step(
-            "buffer", name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
+            "buffer",
+            name,
+            (),
+            output_value,
+            op=ops.Buffer(self.element_count(axes)),
+            about=node_fields,
+            indices=indices,
         )
 
 
-def _rows_padded(rows: Rows, padding: Number) -> Rows:
+def _rows_padded(input_rows: Rows, padding: Number) -> Rows:
     """Returns the axis of rows with `padding` more rows before the first row."""
     from ...workload.derived_rows import RowsWithExtra
 
-    return RowsWithExtra(of=rows, more=padding)
+    return RowsWithExtra(of=input_rows, more=padding)

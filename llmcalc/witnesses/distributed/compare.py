@@ -97,8 +97,8 @@ def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", sec
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {i}", LOSS, single_loss, loss, witness, within=WITHIN)
-        for i, (single_loss, loss) in enumerate(loss_pairs, start=1)
+        Check(f"step {step_number}", LOSS, single_loss, loss, witness, within=WITHIN)
+        for step_number, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     verdict_info = {
         "layout": job.layout.data(), "batch": job.batch, "seq": job.seq, "microbatches": job.microbatches,

@@ -116,18 +116,18 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtyp
     prefetch: number of following layers whose parameters each layer all-gathers ahead; default 0.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for i, layer in enumerate(module.layers):
-        is_last_layer = i == len(module.layers) - 1
+    for layer_index, layer in enumerate(module.layers):
+        is_last_layer = layer_index == len(module.layers) - 1
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard and not is_last_layer)
         layer.forward = partial(_unwrap_state, layer.forward)
         layer.register_forward_pre_hook(_wrap_state, prepend=True)
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     layers = list(module.layers)
-    for i, layer in enumerate(layers):
-        if prefetch and i + prefetch < len(layers):
-            layer.set_modules_to_forward_prefetch(layers[i + 1 : i + 1 + prefetch])
-        if prefetch and i >= prefetch:
-            layer.set_modules_to_backward_prefetch(layers[i - prefetch : i][::-1])
+    for layer_index, layer in enumerate(layers):
+        if prefetch and layer_index + prefetch < len(layers):
+            layer.set_modules_to_forward_prefetch(layers[layer_index + 1 : layer_index + 1 + prefetch])
+        if prefetch and layer_index >= prefetch:
+            layer.set_modules_to_backward_prefetch(layers[layer_index - prefetch : layer_index][::-1])
 
 
 class SharedState:
@@ -154,7 +154,7 @@ class StageInput(nn.Module):
 
 def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
     """Removes the layers of other pipeline stages, and the embedding or head if another stage has it."""
-    stage_layers = nn.ModuleList(module.layers[i] for i in layers)
+    stage_layers = nn.ModuleList(module.layers[layer_index] for layer_index in layers)
     for stack_owner in (module, module._only[0]):
         stack_owner.layers = stage_layers
         removed_modules = (() if is_first_stage else BEFORE_LAYERS) + (() if is_last_stage else ("norm",))

@@ -58,46 +58,50 @@ class RankStorageTracker(CpuStorageTracker):
         super().__init__(device="cpu")
         self.sizes: dict[int, int] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(type_, WRAPPERS) for type_ in types):
             return NotImplemented  # a distributed tensor first decomposes the operation
-        if func.namespace in ("c10d", "_c10d_functional"):
-            return self._collective(func, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        if function.namespace in ("c10d", "_c10d_functional"):
+            return self._collective(function, args, kwargs or {})
+        return super().__torch_dispatch__(function, types, args, kwargs)
 
-    def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _collective(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Runs a collective and waits until gloo's threads release its tensors, so that every run counts the same."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         use_counts = [leaf._use_count() for leaf in tensors]
-        output = func(*args, **kwargs)
-        if func.namespace == "c10d" and func._opname not in POINT_TO_POINT:
+        output = function(*args, **kwargs)
+        if function.namespace == "c10d" and function._opname not in POINT_TO_POINT:
             *results, work_handle = output
             dist.Work.unbox(work_handle).wait()
-            if func._opname in BUCKET_OPERATIONS:
+            if function._opname in BUCKET_OPERATIONS:
                 return output
             del work_handle
             finished_future: torch.futures.Future[Any] = torch.futures.Future()
             finished_future.set_result([])
             output = (*results, c10d._create_work_from_future(finished_future).boxed())
-        elif func.namespace == "_c10d_functional" and isinstance(output, Tensor) and func._opname != "wait_tensor":
+        elif (
+            function.namespace == "_c10d_functional"
+            and isinstance(output, Tensor)
+            and function._opname != "wait_tensor"
+        ):
             torch.ops._c10d_functional.wait_tensor(output)
             tensors.append(output)
             use_counts.append(1)
-        if func._opname not in POINT_TO_POINT:
+        if function._opname not in POINT_TO_POINT:
             wait_for_release(tensors, use_counts)
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
-                self._follow(tensor, func)
+                self._follow(tensor, function)
         return output
 
-    def _follow(self, tensor: Tensor, func: Any) -> None:
+    def _follow(self, tensor: Tensor, function: Any) -> None:
         if isinstance(tensor, (*WRAPPERS, FakeTensor)):
             return
         if not self.set_up and tensor.dtype is torch.int32:  # numbers of ranks, which a mesh stores on the host
             self.tracked.add(tensor.untyped_storage()._cdata)
             weakref.finalize(tensor.untyped_storage(), self.tracked.discard, tensor.untyped_storage()._cdata)
             return
-        super()._follow(tensor, func)
+        super()._follow(tensor, function)
 
     def _release(self, storage_key: int, byte_count: int) -> None:
         super()._release(storage_key, self.sizes.pop(storage_key, byte_count))
@@ -218,7 +222,7 @@ class Rank:
             quantities["set_up_bytes"] = tracker.now
             tracker.set_up = True
             run_passes = self.pipeline_runner() if job.layout.pp > 1 else self.run_micro_batches
-            for i in range(STEPS):
+            for step_index in range(STEPS):
                 self.peaks.clear()
                 tracker.peak = tracker.now
                 losses.append(run_passes(ids))
@@ -231,7 +235,7 @@ class Rank:
                     optimizer.step()
                 self.record_phase("step")
                 self.module.zero_grad(set_to_none=True)
-                if i == 0:
+                if step_index == 0:
                     quantities["first_step_peak_bytes"] = self.peaks["step"]
             quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
             quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": tracker.now}
@@ -283,9 +287,9 @@ class Rank:
     def run_micro_batches(self, ids: Tensor) -> float:
         """Runs the passes of a step and returns the sum of the losses."""
         summed_loss = 0.0
-        for i in range(self.job.microbatches):
-            self.ids: Tensor = ids[i].clone()
-            is_last = i == self.job.microbatches - 1
+        for micro_batch in range(self.job.microbatches):
+            self.ids: Tensor = ids[micro_batch].clone()
+            is_last = micro_batch == self.job.microbatches - 1
             with self.gradient_context(is_last), self.loss_context():
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)
                 self.record_phase("forward")
