@@ -38,10 +38,10 @@ class Learned(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         row_count = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
-        vectors, recorder.positions = recorder.table(
+        position_vectors, recorder.positions = recorder.table(
             "", Axis("positions", row_count), *x.axes, of=x.rows, by="positions"
         )
-        return vectors
+        return position_vectors
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["learned"](self, model_properties.hidden_size)

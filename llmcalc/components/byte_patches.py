@@ -142,21 +142,21 @@ class PatchStreams(ResidualStreams):
         if self.patcher is not None:
             self._record_patcher(recorder, self.patcher, x)
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
-        groups = Multiple("groups of bytes", of=x.rows, by=self.hash_tables)
-        hashed, _ = recorder.table("hash_embedding", hash_axis, *x.axes, of=groups, rows_read=1, kind=self.kind)
+        byte_groups = Multiple("groups of bytes", of=x.rows, by=self.hash_tables)
+        hashed, _ = recorder.table("hash_embedding", hash_axis, *x.axes, of=byte_groups, rows_read=1, kind=self.kind)
         x = recorder.add(
             x, recorder.sum(hashed.view(Axis("tables", self.hash_tables), *x.axes, new_rows=x.rows), *x.axes)
         )
         with recorder.scope("local_encoder"):
             with recorder.apart(recorder.causal):
                 x = self.encoder.flow(recorder, x)
-            patches, vectors = BytePatches(of=x.rows, patch=self.patch_size), Axis("vectors", self.vectors)
+            patches, vector_axis = BytePatches(of=x.rows, patch=self.patch_size), Axis("vectors", self.vectors)
             patch_means = recorder.resampled(x, patches)
-            patch_vectors = recorder.linear("patch_proj", patch_means, vectors, *x.axes, kind=self.kind)
+            patch_vectors = recorder.linear("patch_proj", patch_means, vector_axis, *x.axes, kind=self.kind)
             patch_vectors = recorder.part(
                 "reads", self.reads, self._view_as_vectors(patch_vectors, x, patches), memory=x
             )
-            patch_vectors = patch_vectors.view(vectors, *x.axes, new_rows=patches)
+            patch_vectors = patch_vectors.view(vector_axis, *x.axes, new_rows=patches)
         recorder.memo["bytes"] = x
         recorder.keep(bytes=x)
         return (
@@ -240,7 +240,7 @@ def _reference_class() -> type[nn.Module]:
             return x, self.reads(self.split_into_vectors(patch_maxima), x).unflatten(1, (patches, -1)).flatten(2)
 
     class ReadingFirst(nn.Module):
-        """A byte layer after cross-attention to the patches."""
+        """A byte layer with a preceding cross-attention to the patch vectors."""
 
         def __init__(self, block: nn.Module, cross_attention: nn.Module) -> None:
             super().__init__()
@@ -310,8 +310,8 @@ def _reference_class() -> type[nn.Module]:
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if self.spec.patcher is not None and self.spec.patcher_runs:
                 self.patcher(forward_pass.ids)
-            ids = torch.zeros(*x.shape[:2], self.spec.hash_tables, dtype=torch.long, device=x.device)
-            x, byte_states = self.local_encoder(x + self.hash_embedding(ids).sum(2))
+            token_ids = torch.zeros(*x.shape[:2], self.spec.hash_tables, dtype=torch.long, device=x.device)
+            x, byte_states = self.local_encoder(x + self.hash_embedding(token_ids).sum(2))
             forward_pass.memo["bytes"] = x
             patches: Tensor = self.in_proj(byte_states) if hasattr(self, "in_proj") else byte_states
             return patches

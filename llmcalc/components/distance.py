@@ -78,7 +78,7 @@ class TransformerXL(AttentionPosition):
     def flow(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
-        """Adds the scores of the queries against the embedding of every distance."""
+        """Records the scores that depend on positions: each query with the projected embedding of every distance."""
         from ..workload.derived_rows import Distances
 
         heads, head_dim = q.axes

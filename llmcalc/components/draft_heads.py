@@ -108,8 +108,10 @@ class SpeculatorHeads(DraftHeads):
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         inner_axis = Axis("inner", self.inner_size)
-        state = x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
-        recorder.hold(state=state)
+        head_state = (
+            x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
+        )
+        recorder.hold(state=head_state)
         logits: list[Value] = []
         first_of_weights: dict[str, Value] = {}
         token_table: Weight | None = None
@@ -122,24 +124,29 @@ class SpeculatorHeads(DraftHeads):
                 )
             recorder.hold(token=token_vector)
             with recorder.function():
-                state = self._next_state(recorder, head_index, state, token_vector, first_of_weights)
-            recorder.hold(state=state)
+                head_state = self._next_state(recorder, head_index, head_state, token_vector, first_of_weights)
+            recorder.hold(state=head_state)
             if head_index and self.tied:
-                logits.append(recorder.apply_again(state, logits[0]))
+                logits.append(recorder.apply_again(head_state, logits[0]))
                 continue
             counted_rows = Multiple(of=x.rows, by=self.num_heads) if self.tied else None
-            logits.append(recorder.linear(f"head_{head_index}", state, proposed_tokens, counted=counted_rows))
+            logits.append(recorder.linear(f"head_{head_index}", head_state, proposed_tokens, counted=counted_rows))
         return logits
 
     def _next_state(
-        self, recorder: Flow, head_index: int, state: Value, token_vector: Value, first_of_weights: dict[str, Value]
+        self,
+        recorder: Flow,
+        head_index: int,
+        head_state: Value,
+        token_vector: Value,
+        first_of_weights: dict[str, Value],
     ) -> Value:
         """Records a stage and returns its state. first_of_weights: the first output of each shared weight."""
         if head_index > 1 and self.tied:
-            projected = recorder.apply_again(state, first_of_weights["proj"])
+            projected = recorder.apply_again(head_state, first_of_weights["proj"])
         else:
-            counted_rows = Multiple(of=state.rows, by=self.num_heads - 1) if self.tied and head_index else None
-            projected = recorder.linear(f"proj_{head_index}", state, *token_vector.axes, counted=counted_rows)
+            counted_rows = Multiple(of=head_state.rows, by=self.num_heads - 1) if self.tied and head_index else None
+            projected = recorder.linear(f"proj_{head_index}", head_state, *token_vector.axes, counted=counted_rows)
             first_of_weights["proj"] = projected
         recorder.hold(projected=projected)
         state_weight = 0.5 ** (0.5 / self.num_heads)
@@ -212,13 +219,13 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
                     self.add_module(f"ln_{head_index}", spec.norm.reference(ModelProperties(inner_width)))
                     self.add_module(f"head_{head_index}", nn.Linear(inner_width, proposed_tokens, bias=False))
 
-        def _next_state(self, head_index: int, state: Tensor, token_vector: Tensor) -> Tensor:
-            projected = self.get_submodule(f"proj_{min(head_index, 1) if self.tied else head_index}")(state)
+        def _next_state(self, head_index: int, head_state: Tensor, token_vector: Tensor) -> Tensor:
+            projected = self.get_submodule(f"proj_{min(head_index, 1) if self.tied else head_index}")(head_state)
             state_and_token = projected * self.state_weight + token_vector * self.token_weight
             return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else head_index}")(state_and_token))
 
         def forward(self, x: Tensor) -> Tensor:
-            state = self.ln0(x) * 0.5**0.5 if hasattr(self, "ln0") else x
+            head_state = self.ln0(x) * 0.5**0.5 if hasattr(self, "ln0") else x
             logits: list[Tensor] = []
             for head_index in range(self.stages):
                 stage_index = 0 if self.tied else head_index
@@ -226,8 +233,8 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
                 token_vector = table_module(
                     logits[-1].argmax(-1) if logits else x.new_zeros(x.shape[:-1], dtype=torch.long)
                 )
-                state = self._next_state(head_index, state, token_vector)
-                logits.append(self.get_submodule(f"head_{stage_index}")(state))
+                head_state = self._next_state(head_index, head_state, token_vector)
+                logits.append(self.get_submodule(f"head_{stage_index}")(head_state))
             return logits[0] if self.stages == 1 else torch.cat(logits, 1)
 
     return MedusaReference, SpeculatorReference

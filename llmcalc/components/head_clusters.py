@@ -54,14 +54,14 @@ class Clusters(Part):
                 "a divisor, for clusters have equally many tokens"
             )
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis, output: Weight | None, rows: Rows) -> Value:
-        """Records the head. x: the hidden states. output: the embedding's weight, if tied."""
+    def flow(self, recorder: Flow, x: Value, vocab: Axis, output_weight: Weight | None, rows: Rows) -> Value:
+        """Records the head. x: the hidden states. output_weight: the embedding's weight, if tied."""
         (hidden_axis,) = x.axes
         assert isinstance(hidden_axis, Axis)
         with recorder.scope("centroids", role="no_grad"):  # their scores choose clusters, and enter no logit
             recorder.linear("", x, Axis("centroids", self.num_centroids), rows=rows)
         recorder.buffer("token_ordering", vocab, indices=True)
-        weight = recorder.unread_table("decoder", vocab, hidden_axis) if output is None else output
+        weight = recorder.unread_table("decoder", vocab, hidden_axis) if output_weight is None else output_weight
         chosen_tokens = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
         embeddings = recorder.look_up(weight, Multiple(of=rows, by=chosen_tokens), by="chosen")
         scored_tokens = Axis("vocab", chosen_tokens)

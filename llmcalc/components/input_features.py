@@ -86,8 +86,8 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(hidden_size + sum(spec.embedding_sizes), hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-            feature_rows = [self.get_submodule(f"embed_{table_index}")(ids) for table_index in range(self.tables)]
+            token_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+            feature_rows = [self.get_submodule(f"embed_{table_index}")(token_ids) for table_index in range(self.tables)]
             return self.proj(torch.cat([x, *feature_rows], -1))
 
     return InputFeaturesReference

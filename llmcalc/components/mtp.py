@@ -60,39 +60,39 @@ class MultiTokenPrediction(OutputPart):
         """Returns the decoder layer that each prediction module runs."""
         return stack.layer(self.layer or stack.pattern[-1])
 
-    def check_output(self, output: ModelOutput) -> None:
-        stack, head = output.stack, output.head
-        if output.kind != "decoder" or not isinstance(head, LMHead):
+    def check_output(self, model_output: ModelOutput) -> None:
+        stack, head = model_output.stack, model_output.head
+        if model_output.kind != "decoder" or not isinstance(head, LMHead):
             raise ValueError("mtp: multi-token prediction stands on a decoder with a language-model head")
         if self.layer not in (None, "block", *stack.variants):
             raise ValueError(
                 f"mtp.layer: there is no layer called '{self.layer}'; expected one of "
                 f"{', '.join(('block', *stack.variants))}"
             )
-        if output.embedding_size is not None or head.transform is not None:
+        if model_output.embedding_size is not None or head.transform is not None:
             raise ValueError(
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
-        field = self.prediction_block(stack).borrowing_field()
-        if field:
+        field_name = self.prediction_block(stack).borrowing_field()
+        if field_name:
             raise ValueError(
-                f"mtp.layer: a layer with {field} needs what stands around it in the decoder; expected another "
+                f"mtp.layer: a layer with {field_name} needs what stands around it in the decoder; expected another "
                 "kind, or no mtp"
             )
 
     def flow(
-        self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, embedding_weight: Weight, output: Weight
+        self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, embedding_weight: Weight, output_weight: Weight
     ) -> Value:
         """Records all prediction modules in sequence. x: the last hidden states.
 
-        embedding_weight: the embedding's weight. output: the weight of the model's head.
+        embedding_weight: the embedding's weight. output_weight: the weight of the model's head.
         """
-        module_count, block = self.num_nextn_predict_layers, self.prediction_block(stack)
+        module_count, prediction_block = self.num_nextn_predict_layers, self.prediction_block(stack)
         module_indices = range(module_count) if isinstance(module_count, int) else None
         node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.formula_source}
 
         def record_module(module_input: Value) -> Value:
-            return self._record_module(recorder, module_input, block, vocab, embedding_weight, output)
+            return self._record_module(recorder, module_input, prediction_block, vocab, embedding_weight, output_weight)
 
         if not self.repeated or (isinstance(module_count, int) and module_count == 1):
             return recorder.layers(x, record_module, module_count, module_indices, "mtp", **node_fields)
@@ -112,7 +112,13 @@ class MultiTokenPrediction(OutputPart):
         )
 
     def _record_module(
-        self, recorder: Flow, x: Value, block: Layer, vocab: Axis, embedding_weight: Weight, output_weight: Weight
+        self,
+        recorder: Flow,
+        x: Value,
+        prediction_block: Layer,
+        vocab: Axis,
+        embedding_weight: Weight,
+        output_weight: Weight,
     ) -> Value:
         """Records one prediction module. x: hidden states of the model or of the previous module."""
         embedded = recorder.look_up(embedding_weight, x.rows).view(*x.axes)
@@ -122,7 +128,7 @@ class MultiTokenPrediction(OutputPart):
             "eh_proj", recorder.cat(*normed, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
         )
         recorder.hold(joined=module_input)
-        block_output = recorder.part("block", block, module_input, is_separate_model=True)
+        block_output = recorder.part("block", prediction_block, module_input, is_separate_model=True)
         recorder.hold(y=block_output)
         recorder.add_output(
             recorder.linear(
@@ -172,13 +178,13 @@ def _reference_class() -> Callable[..., nn.Module]:
             self,
             spec: MultiTokenPrediction,
             model_properties: ModelProperties,
-            block: Layer,
+            prediction_block: Layer,
             output_weight: nn.Parameter,
         ) -> None:
             super().__init__()
             self.enorm, self.hnorm = spec.norm.reference(model_properties), spec.norm.reference(model_properties)
             self.eh_proj = nn.Linear(2 * model_properties.hidden_size, model_properties.hidden_size, bias=False)
-            self.block, self.norm = block.reference(model_properties), spec.norm.reference(model_properties)
+            self.block, self.norm = prediction_block.reference(model_properties), spec.norm.reference(model_properties)
             self.lm_head = TiedProjection(output_weight)
 
         def forward(
@@ -201,11 +207,14 @@ def _reference_class() -> Callable[..., nn.Module]:
             return predictions
 
     def build_modules(
-        spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output_weight: nn.Parameter
+        spec: MultiTokenPrediction,
+        model_properties: ModelProperties,
+        prediction_block: Layer,
+        output_weight: nn.Parameter,
     ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
         prediction = PredictionReference(
-            ModuleReference(spec, model_properties, block, output_weight) for _ in range(module_count)
+            ModuleReference(spec, model_properties, prediction_block, output_weight) for _ in range(module_count)
         )
         for prediction_module in prediction if spec.repeated else ():
             share_tensors(prediction[0], prediction_module)

@@ -62,9 +62,9 @@ class NgramInput(Component):
             rows_read=self.ngram_heads,
             kind=self.kind,
         )
-        vectors = ngram_rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, new_rows=x.rows)
-        recorder.hold(vectors=vectors)
-        keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
+        ngram_vectors = ngram_rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, new_rows=x.rows)
+        recorder.hold(vectors=ngram_vectors)
+        keys = recorder.norm("key_norm", recorder.linear("key_proj", ngram_vectors, *x.axes), self.norm, groups=streams)
         recorder.hold(keys=keys)
         queries = recorder.norm("query_norm", x, self.norm, groups=streams)
         recorder.hold(queries=queries)
@@ -73,7 +73,7 @@ class NgramInput(Component):
         gate = recorder.act(gate, "signed_root")
         recorder.hold(gate=gate)
         gate = recorder.act(gate, "sigmoid")
-        ngram_value = recorder.linear("value_proj", vectors, hidden_axis)
+        ngram_value = recorder.linear("value_proj", ngram_vectors, hidden_axis)
         gated = recorder.mul(gate, ngram_value, axes=x.axes)
         recorder.hold(gated=gated)
         if kernel is None:
@@ -82,7 +82,7 @@ class NgramInput(Component):
         recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), state_kind="conv_state")
         with recorder.function():
             recorder.hold(x=normed)
-            padded_rows = recorder.padded(normed, past_rows, state="conv_state")
+            padded_rows = recorder.padded(normed, past_rows, state_name="conv_state")
             recorder.hold(seen=padded_rows)
             convolved = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel, groups=x.width, rows=x.rows)
         return recorder.add(gated, recorder.act(convolved, "silu"))
@@ -111,11 +111,11 @@ def _reference_class() -> type[nn.Module]:
             self.key_proj = nn.Linear(embedding_width, streams_width, bias=False)
             self.value_proj = nn.Linear(embedding_width, hidden_size, bias=False)
             self.key_norm, self.query_norm = (
-                norm_reference(spec.norm, streams_width, groups=spec.streams) for _ in range(2)
+                norm_reference(spec.norm, streams_width, group_count=spec.streams) for _ in range(2)
             )
             if spec.conv_kernel_size is None:
                 return
-            self.conv_norm = norm_reference(spec.norm, streams_width, groups=spec.streams)
+            self.conv_norm = norm_reference(spec.norm, streams_width, group_count=spec.streams)
             self.conv1d = nn.Conv1d(
                 streams_width,
                 streams_width,
@@ -141,12 +141,12 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             streams = self.spec.streams
-            ids = torch.zeros(*x.shape[:2], self.spec.ngram_heads, dtype=torch.long, device=x.device)
-            vectors = self.embedding(ids).flatten(2)
-            keys, queries = self.key_norm(self.key_proj(vectors)), self.query_norm(x.flatten(2))
+            token_ids = torch.zeros(*x.shape[:2], self.spec.ngram_heads, dtype=torch.long, device=x.device)
+            ngram_vectors = self.embedding(token_ids).flatten(2)
+            keys, queries = self.key_norm(self.key_proj(ngram_vectors)), self.query_norm(x.flatten(2))
             gate = (keys * queries).unflatten(-1, (streams, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
             gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
-            gated: Tensor = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
+            gated: Tensor = gate.sigmoid() * self.value_proj(ngram_vectors)[:, :, None]
             if self.spec.conv_kernel_size is None:
                 return gated
             convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))

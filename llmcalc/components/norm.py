@@ -118,9 +118,9 @@ def _reference_class() -> type[nn.Module]:
         groups: the number of equal parts of x that are normalized separately; those of the spec by default.
         """
 
-        def __init__(self, spec: Norm, *shape: int, groups: int = 0) -> None:
+        def __init__(self, spec: Norm, *shape: int, group_count: int = 0) -> None:
             super().__init__()
-            self.kind, self.eps, self.groups = spec.type, spec.eps, groups or spec.groups
+            self.kind, self.eps, self.groups = spec.type, spec.eps, group_count or spec.groups
             self.unit_offset, self.float32_product = spec.unit_offset, spec.float32_product
             self.scales_x = spec.scales_x
             bias = spec.bias if spec.bias is not None else (spec.type != "rmsnorm" and spec.weight)
@@ -153,9 +153,9 @@ def _reference_class() -> type[nn.Module]:
     return NormReference
 
 
-def norm_reference(spec: Norm, *shape: int, groups: int = 0) -> nn.Module:
+def norm_reference(spec: Norm, *shape: int, group_count: int = 0) -> nn.Module:
     """Builds a norm with weights of the given shape.
 
-    groups: equal parts of x that are normalized separately; those of the spec by default.
+    group_count: equal parts of x that are normalized separately; those of the spec by default.
     """
-    return _reference_class()(spec, *shape, groups=groups)
+    return _reference_class()(spec, *shape, groups=group_count)

@@ -1,4 +1,4 @@
-"""Additional outputs of a draft model: logit bias, acceptance probability, and next input.
+"""Additional outputs of a draft model: a bias on logits, the probability of acceptance, and the next input.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 DFlash 2 scores pairs of the best tokens of neighbouring positions. Sources: specforge/modeling/draft/dspark.py,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Proposal(OutputPart):
-    """The logit bias of a draft model, over the vocabulary of the draft's head.
+    """A draft model's bias on its logits, over the vocabulary of the draft's head.
 
     markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
     markov: how the bias depends on the hidden state: not at all (`vanilla`, the default), by a gate (`gated`) or by the
@@ -65,8 +65,8 @@ class Proposal(OutputPart):
             raise ValueError("markov_rank: missing; markov and confidence_reads_token are about its bias")
         return self
 
-    def check_output(self, output: ModelOutput) -> None:
-        if output.kind != "decoder" or not isinstance(output.head, LMHead):
+    def check_output(self, model_output: ModelOutput) -> None:
+        if model_output.kind != "decoder" or not isinstance(model_output.head, LMHead):
             raise ValueError("proposal: stands on a decoder with a language-model head")
 
     @property
@@ -87,8 +87,8 @@ class Proposal(OutputPart):
             gates = JoinedShapes(((state_axis,), (state_axis,), (state_axis,)))
             recorder.linear("gru_input", x, gates)
             recorder.linear("gru_state", Value(FromZeros(of=LOGITS), (state_axis,)), gates)
-            state = Value(LOGITS, (state_axis,))
-            joined_input = recorder.cat(x, state, axes=(JoinedShapes((x.axes, (state_axis,))),))
+            gru_state = Value(LOGITS, (state_axis,))
+            joined_input = recorder.cat(x, gru_state, axes=(JoinedShapes((x.axes, (state_axis,))),))
             recorder.linear(
                 "gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed_tokens
             )
@@ -190,13 +190,13 @@ def _reference_class() -> type[nn.Module]:
                 return gate * token
             if self.spec.markov == "vanilla":
                 return token
-            state, token_outputs = torch.zeros_like(token[:, :1]), []
+            gru_state, token_outputs = torch.zeros_like(token[:, :1]), []
             for token_index in range(x.shape[1]):
                 joint_input = torch.cat(
-                    [state, token[:, token_index : token_index + 1], x[:, token_index : token_index + 1]], -1
+                    [gru_state, token[:, token_index : token_index + 1], x[:, token_index : token_index + 1]], -1
                 )
                 gate, candidate_state, output_gate = self.joint_proj(joint_input).chunk(3, -1)
-                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
+                gru_state = gate.sigmoid() * gru_state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
                 token_outputs.append(torch.tanh(output_gate))
             return torch.cat(token_outputs, 1)
 
@@ -209,14 +209,14 @@ def _reference_class() -> type[nn.Module]:
 
         def _run_gru(self, x: Tensor) -> Tensor:
             """Returns the states of a GRU (Cho 2014) over the rows."""
-            state, gru_states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
+            gru_state, gru_states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
             for token_index in range(x.shape[1]):
                 reset, update_part, new_state = self.gru_input(x[:, token_index : token_index + 1]).chunk(3, -1)
-                state_reset, state_update, state_new = self.gru_state(state).chunk(3, -1)
+                state_reset, state_update, state_new = self.gru_state(gru_state).chunk(3, -1)
                 update_gate = (update_part + state_update).sigmoid()
                 candidate_state = torch.tanh(new_state + (reset + state_reset).sigmoid() * state_new)
-                state = update_gate * state + (1 - update_gate) * candidate_state
-                gru_states.append(state)
+                gru_state = update_gate * gru_state + (1 - update_gate) * candidate_state
+                gru_states.append(gru_state)
             return torch.cat(gru_states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:

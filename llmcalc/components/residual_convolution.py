@@ -28,7 +28,7 @@ def add_convolution(recorder: Flow, conv_name: str, x: Value, kernel: Number) ->
             kernel=kernel,
             groups=x.width,
             padding=kernel - 1,
-            state="conv_state",
+            state_name="conv_state",
             kind="convolution",
         )
         recorder.state("conv_state", *x.axes, Axis("kernel", kernel), state_kind="conv_state")

@@ -77,7 +77,7 @@ class ForwardPass:
 
 
 def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
-    """Applies the module's dropout of a place in the layer, if the module has such a dropout.
+    """Applies the module's dropout at a point of the layer; returns x unchanged without dropout there.
 
     A reference runs without dropout unless a comparison attaches it.
     """
@@ -223,7 +223,7 @@ def state_class() -> type[nn.Module]:
     from torch import nn
 
     class State(nn.Module):
-        """The state of a recurrence between passes: tensors whose size does not grow with the number of tokens.
+        """The state of a recurrence between passes: tensors of a size that does not depend on the number of tokens.
 
         `load` returns the tensors of the last pass, None at the first token or in a pass without a cache.
         `keep` replaces them.
@@ -293,7 +293,7 @@ def attention_mask(
     *,
     causal: bool,
     window: int | None = None,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """Returns the mask [queries, keys] of the keys that each query of this pass may attend to.
 
@@ -314,10 +314,10 @@ def attention_mask(
         mask = key_positions <= query_positions
         if window is not None:
             mask = mask & (key_positions > query_positions - window)
-        if chunk is not None:
-            mask = mask & (key_positions // chunk == query_positions // chunk)
+        if chunk_size is not None:
+            mask = mask & (key_positions // chunk_size == query_positions // chunk_size)
         return mask
 
     return forward_pass.computed_once(
-        ("mask", end_position, query_count, key_count, causal, window, chunk), compute_mask
+        ("mask", end_position, query_count, key_count, causal, window, chunk_size), compute_mask
     )

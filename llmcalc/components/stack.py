@@ -176,11 +176,12 @@ class Stack(Component):
         if BASE in self.variants:
             raise ValueError(f"variants.{BASE}: 'block' is the name of the base layer; expected another name")
         layer_kinds = dict.fromkeys((BASE, *self.variants))
-        for field in ("first_layers", "pattern", "shared_layers"):
-            for layer_name in getattr(self, field):
+        for field_name in ("first_layers", "pattern", "shared_layers"):
+            for layer_name in getattr(self, field_name):
                 if layer_name not in layer_kinds:
                     raise ValueError(
-                        f"{field}: there is no layer called '{layer_name}'; expected one of {', '.join(layer_kinds)}"
+                        f"{field_name}: there is no layer called '{layer_name}'; "
+                        f"expected one of {', '.join(layer_kinds)}"
                     )
         if not self.pattern:
             raise ValueError("pattern: is empty; expected at least one name of a layer")
@@ -189,9 +190,11 @@ class Stack(Component):
         for component in slots.values():
             component.check_layers(layers)
         for layer_name, layer in layers.items():
-            for slot, fields in layer.required_slots().items():
+            for slot, slot_fields in layer.required_slots().items():
                 if slot not in slots:
-                    requirement = ", ".join(f"{field} = {field_value!r}" for field, field_value in fields.items())
+                    requirement = ", ".join(
+                        f"{field_name} = {field_value!r}" for field_name, field_value in slot_fields.items()
+                    )
                     raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
         return self
 
@@ -205,19 +208,19 @@ class Stack(Component):
             if isinstance(layer.attention, TokenMixer)
         }
         if self.reads_no_embedding or not any(
-            field for fields_by_result in shared_results.values() for field in fields_by_result.values()
+            field_name for fields_by_result in shared_results.values() for field_name in fields_by_result.values()
         ):
             return
         layers_with_scores: set[object] = set()
         for layer_name in self.layer_names():
-            for result_kind, field in shared_results.get(layer_name, {}).items():
-                if field and result_kind not in layers_with_scores:
+            for result_kind, field_name in shared_results.get(layer_name, {}).items():
+                if field_name and result_kind not in layers_with_scores:
                     raise ValueError(
-                        f"{field}: no layer below '{layer_name}' attends alike and makes what it would share; "
+                        f"{field_name}: no layer below '{layer_name}' attends alike and makes what it would share; "
                         "expected a "
                         "layer below that does"
                     )
-                if not field:
+                if not field_name:
                     layers_with_scores.add(result_kind)
 
     @property
@@ -258,8 +261,8 @@ class Stack(Component):
 
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer or component that cannot be used at its position in the stack."""
-        for layer_name, block in self.kinds().items():
-            block.check_place(
+        for layer_name, layer in self.kinds().items():
+            layer.check_place(
                 replace(
                     stack_position,
                     where=f"{stack_position.where}.{BASE if layer_name == BASE else f'variants.{layer_name}'}",
@@ -408,32 +411,32 @@ class Stack(Component):
         return recorder.linear("input_proj", x, *hidden_axes, bias=True, kind="embedding")
 
     def _record_layers(
-        self, recorder: Flow, x: Value, kind_name: str, block: Layer, repeat: Number, layer_indices: Any
+        self, recorder: Flow, x: Value, kind_name: str, layer: Layer, repeat: Number, layer_indices: Any
     ) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
         shown_label, node_fields = (
             "" if kind_name == BASE else kind_name,
-            {"kind": "layer", "source": block.formula_source},
+            {"kind": "layer", "source": layer.formula_source},
         )
         if kind_name not in self.shared_layers:
             return recorder.layers(
-                x, lambda v: block.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
+                x, lambda v: layer.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
             )
         first_index, other_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
         is_single = isinstance(repeat, int) and repeat == 1
         others_count = 0 if is_single else repeat - 1
         sharing = None if is_single else Sharing(is_first=True, other_layers=others_count)
         x = recorder.layers(
-            x, lambda v: block.flow(recorder, v, sharing), 1, first_index, label=shown_label, **node_fields
+            x, lambda v: layer.flow(recorder, v, sharing), 1, first_index, label=shown_label, **node_fields
         )
         if is_single:
             return x
-        role_field = {"role": "shared"} if block.shares_all else {}
+        role_field = {"role": "shared"} if layer.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED
         later_sharing = Sharing(is_first=False, other_layers=others_count)
         return recorder.layers(
             x,
-            lambda v: block.flow(recorder, v, later_sharing),
+            lambda v: layer.flow(recorder, v, later_sharing),
             others_count,
             other_indices,
             label=shared_label,
@@ -692,8 +695,8 @@ def _reference_class() -> type[nn.Module]:
             if component is None:
                 return ()
             component_module = component.reference(model_properties)
-            for child_name, child in component_module.named_children():
-                self.add_module(child_name, child)
+            for child_name, child_module in component_module.named_children():
+                self.add_module(child_name, child_module)
             return (component_module,)
 
         def _share_parameters(self, first_layer: nn.Module, layer: nn.Module) -> None:
@@ -705,7 +708,7 @@ def _reference_class() -> type[nn.Module]:
             share_tensors(first_layer, layer)
 
         def _output_of(self, module_name: str, x: Tensor) -> Tensor:
-            """Returns an optional module's output for x, or x without a module."""
+            """Returns the output of an optional module for x; x itself without a module."""
             optional_module: Any = getattr(self, module_name, None)
             return x if optional_module is None else optional_module(x)
 

@@ -97,8 +97,10 @@ class WaveStem(Stem):
             recorder.vector("length", Axis("taps", kernel))
             padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
             padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=padding)
-            groups = self.position_groups
-            positions = recorder.conv("conv", frames, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
+            conv_groups = self.position_groups
+            positions = recorder.conv(
+                "conv", frames, *axes, kernel=kernel, groups=conv_groups, bias=True, rows=padded_rows
+            )
         return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE), self.hidden_act))
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
@@ -134,9 +136,9 @@ def _reference_class() -> type[nn.Module]:
         x: [batch, channels, positions] → same shape, or one position more.
         """
 
-        def __init__(self, hidden_size: int, kernel: int, groups: int) -> None:
+        def __init__(self, hidden_size: int, kernel: int, conv_groups: int) -> None:
             super().__init__()
-            self.conv = nn.Conv1d(hidden_size, hidden_size, kernel, padding=kernel // 2, groups=groups)
+            self.conv = nn.Conv1d(hidden_size, hidden_size, kernel, padding=kernel // 2, groups=conv_groups)
             self.length = vector(torch.ones(kernel))
 
         def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The names that published models give to the modules of a spec's tree.
+"""The names of a model's modules in its published checkpoint, by the path of the node in llmcalc's tree.
 
 `USUAL` has the names of most classes of `transformers`; a family's record has those of its own classes. `EARLIER` has
 names in checkpoints that an earlier version or another library wrote. Names are known without building a class; the
@@ -68,7 +68,7 @@ WRAPPED = ("", "model.", "model.language_model.", "language_model.model.")
 
 
 class ModuleNames:
-    """The published names of the modules in a spec's tree.
+    """A table from the paths of a spec's tree nodes to module names in a published checkpoint.
 
     A call with the path of a node returns its names, most usual first; numbers of layers are those of the path, and of
     several experts the first stands for all.
@@ -78,58 +78,81 @@ class ModuleNames:
         self,
         tree: Node,
         model_kind: str,
-        names: Mapping[str, str],
+        published_names: Mapping[str, str],
         earlier_names: Mapping[str, str] | None = None,
         prefixes: Sequence[str] = WRAPPED,
     ) -> None:
         """Builds the names for the modules of a spec's tree. model_kind: the kind of the spec.
 
-        names: the modules of its family's record.
+        published_names: the modules of its family's record.
         earlier_names: the names of earlier checkpoints in that record.
         prefixes: prefixes of the modules of its classes, `` or ending with a dot.
         """
         self._earlier_patterns = [
             _name_pattern(current_name, earlier_name) for current_name, earlier_name in (earlier_names or {}).items()
         ]
-        self._published_names_by_path, self._names = names, {**USUAL, **names}
+        self._published_names_by_path, self._names = published_names, {**USUAL, **published_names}
         self._names_outside_layers: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_LayerNames]] = {}
-        text_prefixes = [f"{current_name}." for current_name in _split_alternatives(names.get("", "")) if current_name]
+        text_prefixes = [
+            f"{current_name}." for current_name in _split_alternatives(published_names.get("", "")) if current_name
+        ]
         roots = tuple(
             dict.fromkeys(
                 (*prefixes, *(f"{prefix}{current_name}" for prefix in prefixes for current_name in text_prefixes))
             )
         )
-        stacks = {child.name: child for child in tree.children if child.is_stack and model_kind == "encoder-decoder"}
-        other_children = [child for child in tree.children if child.name not in stacks and child.optional != "towers"]
+        stacks = {
+            child_node.name: child_node
+            for child_node in tree.children
+            if child_node.is_stack and model_kind == "encoder-decoder"
+        }
+        other_children = [
+            child_node
+            for child_node in tree.children
+            if child_node.name not in stacks and child_node.optional != "towers"
+        ]
         if stacks:
             self._stack_names("", other_children, roots)
             for current_name, stack in stacks.items():
                 self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, roots))
         else:
-            has_one_side = model_kind == "encoder" or any(table_key.startswith("decoder.") for table_key in names)
+            has_one_side = model_kind == "encoder" or any(
+                table_key.startswith("decoder.") for table_key in published_names
+            )
             self._stack_names("", other_children, self._side_names(model_kind, roots) if has_one_side else roots)
 
-    def __call__(self, path: str) -> tuple[str, ...]:
-        names = self._published_names(path)
-        return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier_patterns else names
+    def __call__(self, module_path: str) -> tuple[str, ...]:
+        module_names = self._published_names(module_path)
+        return (
+            tuple(dict.fromkeys((*module_names, *map(self._earlier_name, module_names))))
+            if self._earlier_patterns
+            else module_names
+        )
 
     def _earlier_name(self, current_name: str) -> str:
         for name_pattern, replacement in self._earlier_patterns:
             current_name = name_pattern.sub(replacement, current_name)
         return current_name
 
-    def _published_names(self, path: str) -> tuple[str, ...]:
-        layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
-        pattern = replace_numbers(path if layer_match is None else layer_match[3])
+    def _published_names(self, module_path: str) -> tuple[str, ...]:
+        layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", module_path)
+        pattern = replace_numbers(module_path if layer_match is None else layer_match[3])
         if layer_match is None:
-            names, layer_numbers = self._names_outside_layers.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
-            return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in names) or (path,)
+            module_names, layer_numbers = (
+                self._names_outside_layers.get(pattern, ()),
+                re.findall(r"(?<=\.)\d+(?=\.|$)", module_path),
+            )
+            return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in module_names) or (
+                module_path,
+            )
         layers, layer_nodes = self._layer_names(layer_match[1], int(layer_match[2]))
         layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
-        names = tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(pattern, ()))
-        joined_names = (_name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in names)
-        return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (path,)
+        module_names = tuple(
+            _fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(pattern, ())
+        )
+        joined_names = (_name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in module_names)
+        return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (module_path,)
 
     def _layer_names(self, stack: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
         """Returns the published names of a layer and of the layer's modules by path."""
@@ -146,15 +169,16 @@ class ModuleNames:
 
     def _stack_names(self, stack_name: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
         """Adds the names of a stack's nodes: layers by module list, and parts before and after the layers."""
-        layers = [child for child in children if child.name == "layers"]
-        predictors = [child for child in children if child.name == "mtp"]
-        for child in children:
-            if child.name not in ("layers", "mtp"):
+        layers = [child_node for child_node in children if child_node.name == "layers"]
+        predictors = [child_node for child_node in children if child_node.name == "mtp"]
+        for child_node in children:
+            if child_node.name not in ("layers", "mtp"):
                 child_names = self._node_names(
-                    child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name)
+                    child_node, child_node.name, roots, roots, (f"{stack_name}{child_node.name}", child_node.name)
                 )
                 self._names_outside_layers |= {
-                    f"{stack_name}{path}": _add_earlier_names(path, names) for path, names in child_names
+                    f"{stack_name}{module_path}": _add_earlier_names(module_path, module_names)
+                    for module_path, module_names in child_names
                 }
         labels_of_own_lists = {
             layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._published_names_by_path
@@ -172,8 +196,10 @@ class ModuleNames:
             for layer_part in _layer_parts(layer):
                 table_keys = (f"{stack_name}{layer_part.name}", layer_part.name)
                 part_names |= {
-                    path: _add_earlier_names(path, names)
-                    for path, names in self._node_names(layer_part, layer_part.name, ("",), ("",), table_keys)
+                    module_path: _add_earlier_names(module_path, module_names)
+                    for module_path, module_names in self._node_names(
+                        layer_part, layer_part.name, ("",), ("",), table_keys
+                    )
                 }
             module_lists = tuple(stack_name for list_name in lists for stack_name in list_name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
@@ -185,7 +211,7 @@ class ModuleNames:
     def _node_names(
         self,
         node: Node,
-        path: str,
+        module_path: str,
         parent_paths: tuple[str, ...],
         outer_parents: tuple[str, ...],
         table_keys: tuple[str, ...],
@@ -197,8 +223,8 @@ class ModuleNames:
         table_keys: its path in the layer, and every suffix of that path.
         """
         child_keys = {
-            child.name: (*(f"{table_key}.{child.name}" for table_key in table_keys), child.name)
-            for child in node.children
+            child_node.name: (*(f"{table_key}.{child_node.name}" for table_key in table_keys), child_node.name)
+            for child_node in node.children
         }
         outer_words = {
             module
@@ -209,14 +235,14 @@ class ModuleNames:
         separate_words = outer_words if node.children else None
         name_entry = self._table_entry(table_keys)
         if name_entry == "":
-            names: tuple[str, ...] = ()
+            module_names: tuple[str, ...] = ()
             child_prefixes = parent_paths
         else:
             alternatives = _parse_alternatives(name_entry or node.name, separate_words)
             separate_parts = (
                 [[node.name]] if "/" in (name_entry or "") else []
             )  # checkpoints with the parts of a fused layer apart
-            names = tuple(
+            module_names = tuple(
                 dict.fromkeys(
                     module_name
                     for option in alternatives + separate_parts
@@ -232,23 +258,27 @@ class ModuleNames:
                 )
             )
             if node.indices is not None:
-                names = tuple(f"{module_name}.*" for module_name in names)
+                module_names = tuple(f"{module_name}.*" for module_name in module_names)
                 child_prefixes = tuple(f"{module_name}*." for module_name in child_prefixes)
-        path = path if node.indices is None else f"{path}.*"
-        yield path, names
-        for child in node.children:
+        module_path = module_path if node.indices is None else f"{module_path}.*"
+        yield module_path, module_names
+        for child_node in node.children:
             yield from self._node_names(
-                child, f"{path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name]
+                child_node,
+                f"{module_path}.{child_node.name}",
+                child_prefixes,
+                outer_parents,
+                child_keys[child_node.name],
             )
 
     def _table_entry(self, table_keys: tuple[str, ...]) -> str | None:
         """Returns the published-name entry for a node's path, from the family's table first; None without an entry."""
         return next(
             (
-                names[table_key]
-                for names in (self._published_names_by_path, self._names)
+                module_names[table_key]
+                for module_names in (self._published_names_by_path, self._names)
                 for table_key in table_keys
-                if table_key in names
+                if table_key in module_names
             ),
             None,
         )
@@ -259,7 +289,7 @@ class ModuleNames:
 
 
 class _LayerNames(NamedTuple):
-    """The layers of one kind in a stack.
+    """The layers of one kind in a stack, with the names of the module lists that contain them.
 
     indices: their indices. are_predictors: whether they are modules of multi-token prediction, numbered after the rest.
     numbers: index → number among the stack's layers with parameters of their own.
@@ -280,14 +310,16 @@ class _LayerNames(NamedTuple):
             len(self.numbers) + layer_index if self.are_predictors else self.numbers.get(layer_index, layer_index)
         )
         layer_names = [_layer_name(list_name, layer_number, len(self.numbers)) for list_name in self.lists]
-        names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
+        module_names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
         return (
-            (*names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}") if self.are_predictors else names
+            (*module_names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}")
+            if self.are_predictors
+            else module_names
         )
 
 
 def _name_in_layer(layer: str, name_in_layer: str) -> str:
-    """Returns the published name of a module in a layer; empty for modules of another module list."""
+    """Returns the checkpoint name of a module inside a layer; empty for a module of another module list."""
     if name_in_layer.startswith("&"):
         module_list, _, name_in_layer = name_in_layer[1:].partition(".")
         if module_list not in layer.split("."):
@@ -296,7 +328,7 @@ def _name_in_layer(layer: str, name_in_layer: str) -> str:
 
 
 def _layer_name(lists: str, layer_number: int, layers: int) -> str:
-    """Returns the published name of a layer. Several module lists of equal length are joined by ` + `.
+    """Returns the checkpoint name of a layer. With several module lists of equal length, ` + ` joins the names.
 
     layer_number: its number among the layers with parameters of their own.
     layers: how many these are.
@@ -312,7 +344,7 @@ def _layer_name(lists: str, layer_number: int, layers: int) -> str:
 
 
 def _layer_parts(layer: Node) -> Iterator[Node]:
-    """Yields the parts of a layer; the block of a prediction module counts as a layer.
+    """Yields the nodes inside a layer. The block of a multi-token-prediction module counts as a layer.
 
     DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
     """
@@ -341,7 +373,7 @@ class Checkpoint:
 
 
 def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None) -> list[list[str]]:
-    """Parses a table name into alternative names, each of which may join several modules.
+    """Parses an entry of the name table into alternative module names; an alternative may join several modules.
 
     separate_words: names of the node's parts that the tables give from the layer down; None for a node without parts.
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
@@ -367,7 +399,7 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
 
 
 def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns an alternative's modules that can contain others, except joined modules inside of these."""
+    """Returns the modules of an alternative that can contain other modules, without joined modules inside of them."""
     if len(option) == 1:
         return option
     return [module_name for module_name in option if f".{module_name.removeprefix('.')}" not in part_names] or option
@@ -376,7 +408,7 @@ def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
 def _paths_below(
     module_names: list[str], parent_paths: tuple[str, ...], outer_parents: tuple[str, ...]
 ) -> Iterator[str]:
-    """Yields the paths of modules below parents. A name with a leading dot is below `outer_parents`."""
+    """Yields the module paths of `names` below parent modules. A name with a leading dot is below `outer_parents`."""
     for module_name in module_names:
         for prefix in outer_parents if module_name.startswith(".") else parent_paths:
             yield prefix + module_name.removeprefix(".")
@@ -392,16 +424,18 @@ def _split_alternatives(joined_names: str) -> list[str]:
     return joined_names.split(" | ")
 
 
-def _add_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds names in earlier checkpoints and names of single experts to the names of the node at `path`.
+def _add_earlier_names(path: str, module_names: tuple[str, ...]) -> tuple[str, ...]:
+    """Adds module names of older checkpoints, and the names of single experts, to the names of a node.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
     *ancestors, last_name = path.split(".")
-    known_names = list(names)
+    known_names = list(module_names)
     if ancestors and ancestors[-1] == "experts":
         expert_modules = [
-            module_name.rpartition(".")[0] for module_name in names if module_name.split(".")[-2:-1] == ["experts"]
+            module_name.rpartition(".")[0]
+            for module_name in module_names
+            if module_name.split(".")[-2:-1] == ["experts"]
         ]
         known_names += [
             f"{module}.0.{leaf}" for module in expert_modules for leaf in EXPERT.get(last_name, (last_name,))
@@ -415,12 +449,12 @@ def _add_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(variants))
 
 
-def replace_numbers(path: str) -> str:
-    """Returns a path with a star for each number of a layer or another copy."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+def replace_numbers(module_path: str) -> str:
+    """Returns a module path with `*` in place of every number, such as a layer index."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module_path)
 
 
 def _fill_stars(name_with_stars: str, layer_numbers: Sequence[str]) -> str:
-    """Replaces the stars of a name by layer indices in order, and further stars by 0."""
+    """Replaces each `*` of a name by the next layer index; when the indices are used up, by 0."""
     remaining = iter(layer_numbers)
     return re.sub(r"\*", lambda _: next(remaining, "0"), name_with_stars)

@@ -15,7 +15,7 @@ from .value import Value, Weight
 
 
 class Recordable(Protocol):
-    """The interface of a recordable component: its kind, the source of its formula, and the method `flow`."""
+    """The interface of a component that a recorder can record: its kind, its formula's source, and `flow`."""
 
     kind: ClassVar[str]
 
@@ -73,7 +73,7 @@ class Recorder:
 
     def part(
         self,
-        name: str,
+        part_name: str,
         part: Recordable,
         x: Value,
         *,
@@ -95,7 +95,7 @@ class Recorder:
         """
         index_field: dict[str, Any] = {} if list_index is None else {"indices": (list_index,)}
         with self.scope(
-            name, kind=node_kind or part.kind, source=part.formula_source, role=role, **index_field
+            part_name, kind=node_kind or part.kind, source=part.formula_source, role=role, **index_field
         ) as scope:
             scope.list_index, scope.argument = list_index, x
             scope.is_separate_model, scope.first_layer_output = is_separate_model, first_layer_output
@@ -123,7 +123,7 @@ class Recorder:
 
     def side_by_side(
         self,
-        name: str,
+        list_name: str,
         over: Axis,
         x: Value,
         record_module: Callable[[Value], Value],
@@ -132,13 +132,13 @@ class Recorder:
         split: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """Records equal modules once, with an axis for their number, and stacks the outputs after the value `after`.
+        """Records equal parallel modules once, with an axis for their number, and stacks their outputs after `after`.
 
         split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
         module_indices = range(over.size) if isinstance(over.size, int) else None
         module_input = x.view(*x.axes[1:]) if split else x
-        with self.scope(name, repeat=over.size, indices=module_indices, **node_fields) as scope:
+        with self.scope(list_name, repeat=over.size, indices=module_indices, **node_fields) as scope:
             scope.stacked_axis, scope.argument, scope.argument_slice = over, x, module_input if split else None
             output_value = scope.output = record_module(module_input)
         stacked_axis = Axis(over.name, over.size + 1)
@@ -147,7 +147,7 @@ class Recorder:
         )
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
-        """Records several ways to compute one value: form name → function. The first form is the default.
+        """Records several equivalent computations of one value, by form name. The first form is the default.
 
         Returns the value of the first form; each branch's scope has its own.
         """
@@ -163,7 +163,7 @@ class Recorder:
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
-        """Records the operations inside a `with` block as a separate stack, without values of other layers."""
+        """Records the operations inside a `with` block as a separate stack, which cannot read other layers' values."""
         outer_state = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}
         try:
@@ -177,7 +177,7 @@ class Recorder:
         return node_fields
 
     def rank_part(self, argument: Any) -> Any:
-        """Returns an axis, a shape or a weight unchanged; `RankFlow` overrides the method to return one rank's part."""
+        """Returns an axis, a shape or a weight unchanged. `RankFlow` overrides this to return one rank's part."""
         return argument
 
     def element_count(self, shape: Shape) -> Number:
@@ -206,14 +206,14 @@ class Recorder:
             Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
         )
 
-    def step(self, verb: str, node_name: str, ins: tuple[Value, ...], output: Value, **options: Any) -> Value:
+    def step(self, verb: str, node_name: str, inputs: tuple[Value, ...], output: Value, **options: Any) -> Value:
         """Records one step and returns the step's output."""
-        self.record(verb, node_name, ins, (output,), **options)
+        self.record(verb, node_name, inputs, (output,), **options)
         return output
 
     @contextmanager
     def function(self) -> Iterator[None]:
-        """Records the operations inside a `with` block as a function without a module.
+        """Records the operations inside a `with` block as a Python function of the model, without a module.
 
         At its end, the variables that `hold` names inside let go of their values.
         """
@@ -222,7 +222,7 @@ class Recorder:
         self.record("leave", "", ())
 
     def add_output(self, output_value: Value) -> None:
-        """Records a second model output besides `result`: predictions with a separate loss."""
+        """Records another output of the model besides `result`, such as predictions with a separate loss."""
         self.record("add_output", "", (output_value,))
 
     def hold(self, **variables: Value) -> None:

@@ -55,9 +55,9 @@ class Weight:
 
     __slots__ = ("ins", "is_counted", "name", "out", "tied")
 
-    def __init__(self, weight_name: str, output_axes: Shape, ins: Shape) -> None:
+    def __init__(self, weight_name: str, output_axes: Shape, input_axes: Shape) -> None:
         self.name: str = weight_name
         self.out: Shape = output_axes
-        self.ins: Shape = ins
+        self.ins: Shape = input_axes
         self.is_counted: bool = False
         self.tied: bool = False

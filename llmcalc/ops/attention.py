@@ -179,19 +179,19 @@ class KVCache(Op):
         return run_config.batch * tokens * self.width * kv_bits
 
 
-def _causal_pairs(depth: Number, window: Number, chunk: Number) -> Number:
+def _causal_pairs(depth: Number, window: Number, chunk_size: Number) -> Number:
     """Returns the number of allowed pairs of n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
         m = minimum(depth, window)
         return triangle(m) + (depth - m) * window
-    if chunk is not None:
-        whole_chunks = floor_div(depth, chunk)
-        return whole_chunks * triangle(chunk) + triangle(depth - whole_chunks * chunk)
+    if chunk_size is not None:
+        whole_chunks = floor_div(depth, chunk_size)
+        return whole_chunks * triangle(chunk_size) + triangle(depth - whole_chunks * chunk_size)
     return triangle(depth)
 
 
 def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) -> Number:
-    """Returns the number of patch pairs in the same square of an image, or of positions in the same stretch of audio.
+    """Returns the number of (query, key) pairs in the same square of patches, or in the same stretch of audio.
 
     Squares at the edges of an image are smaller, and so is the last stretch.
     """

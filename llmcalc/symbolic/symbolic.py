@@ -51,7 +51,7 @@ class SizeOccurrence:
 
 @dataclass(frozen=True, slots=True)
 class SymbolMeaning:
-    """The meaning of a symbol: name, field and value."""
+    """The meaning of a symbol: a name for readers, the field of the spec, and the value."""
 
     name: str
     field: str
@@ -101,7 +101,7 @@ _latest: dict[int, tuple[ModelSpec, Symbolic]] = {}
 
 
 def cached_symbolic(spec: ModelSpec) -> Symbolic:
-    """Returns the tree of `symbolic`, from a cache of the last model.
+    """Returns the result of `symbolic`, cached for the last model.
 
     Who asks for the formulas of one part after another, as the page does, has the tree made once.
     """
@@ -119,12 +119,14 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
     meanings: dict[Any, SymbolMeaning] = {}
 
-    def symbol(layer_name: str, field: str, size: Number) -> Any:
+    def symbol(layer_name: str, field_name: str, size: Number) -> Any:
         layer_name = _remove_hyphens(layer_name)
         new_symbol = _symbol(layer_name)
-        meaning = meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size))
+        meaning = meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field_name, size))
         if meaning.value != size:
-            raise ArithmeticError(f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size}")
+            raise ArithmeticError(
+                f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field_name} = {size}"
+            )
         return new_symbol
 
     def symbol_or_size(occurrence: SizeOccurrence) -> Any:
@@ -140,7 +142,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
         else _rank_in_symbols(rank, symbol_or_size, symbol)
     )
     depths: dict[Any, frozenset[Any]] = {}
-    groups: dict[tuple[str, str], tuple[Any, str]] = {}
+    layer_groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
     for occurrence in _depth_size_occurrences(spec):
         stack = getattr(spec, occurrence.side)
@@ -148,11 +150,14 @@ def symbolic(spec: ModelSpec) -> Symbolic:
         labels_by_kind = {layer_name: layer_labels[layer_name] for layer_name in layer_counts}
         depth_symbol = symbol(symbol_names[occurrence], occurrence.field + suffix, sum(layer_counts.values()))
         if len(labels_by_kind) == 1:
-            groups[occurrence.side, next(iter(labels_by_kind))] = depth_symbol, next(iter(labels_by_kind.values()))
+            layer_groups[occurrence.side, next(iter(labels_by_kind))] = (
+                depth_symbol,
+                next(iter(labels_by_kind.values())),
+            )
             continue
         base = f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else symbol_names[occurrence]
         for layer_name, layer_count in layer_counts.items():
-            groups[occurrence.side, layer_name] = (
+            layer_groups[occurrence.side, layer_name] = (
                 symbol(
                     f"{base}_{labels_by_kind[layer_name]}",
                     f"{DEPTH} ({labels_by_kind[layer_name]}){suffix}",
@@ -160,9 +165,9 @@ def symbolic(spec: ModelSpec) -> Symbolic:
                 ),
                 labels_by_kind[layer_name],
             )
-        depths[depth_symbol] = frozenset(groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
+        depths[depth_symbol] = frozenset(layer_groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
     main_stack = "decoder" if spec.decoder is not None else "encoder"
-    return Symbolic(spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, groups), meanings, depths)
+    return Symbolic(spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, layer_groups), meanings, depths)
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
@@ -181,7 +186,7 @@ def _rank_suffix(rank: RankModel | None) -> str:
 
 
 def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
-    """Returns a rank's tree in symbols; its sizes are symbolic integers, because they depend on comparisons."""
+    """Returns the tree of one rank in symbols. Comparisons need values, so the sizes are integers with formulas."""
 
     def traced_size(occurrence: SizeOccurrence) -> Any:
         symbol_of_size = size_replacer(occurrence)
@@ -205,16 +210,17 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
 
 
 def _formulas_of(symbolic_value: Any) -> Any:
-    """Replaces symbolic integers by their formulas in a tree, an op or a size."""
+    """Returns a tree, an operation or a size with every `SymbolicInt` replaced by its formula."""
     if isinstance(symbolic_value, SymbolicInt):
         return symbolic_value.formula
     if isinstance(symbolic_value, tuple):
         return tuple(map(_formulas_of, symbolic_value))
     if isinstance(symbolic_value, dict):
-        return {field_key: _formulas_of(field) for field_key, field in symbolic_value.items()}
+        return {field_key: _formulas_of(symbolic_field) for field_key, symbolic_field in symbolic_value.items()}
     if is_dataclass(symbolic_value) and not isinstance(symbolic_value, type):
         changed_fields = {
-            field.name: _formulas_of(getattr(symbolic_value, field.name)) for field in fields(symbolic_value)
+            symbolic_field.name: _formulas_of(getattr(symbolic_value, symbolic_field.name))
+            for symbolic_field in fields(symbolic_value)
         }
         return replace(symbolic_value, **changed_fields)
     return symbolic_value
@@ -233,7 +239,7 @@ def spec_with_formulas(spec: ModelSpec) -> ModelSpec:
 
 
 def _remove_hyphens(symbol_name: str) -> str:
-    """Replaces hyphens in a name, which would look like a minus."""
+    """Removes the hyphens of a name, which would look like minus signs in a formula."""
     return symbol_name.replace("-", "_")
 
 
@@ -263,9 +269,9 @@ def sequences_symbol() -> Any:
 # --- where the sizes stand --------------------------------------------------------------------------------------------
 
 
-def letter_of_field(field: FieldInfo) -> str | None:
+def letter_of_field(field_info: FieldInfo) -> str | None:
     """Returns the letter of a field's type, or of the type inside `| None`."""
-    return _letter(field.metadata) or _letter_inside(field.annotation)
+    return _letter(field_info.metadata) or _letter_inside(field_info.annotation)
 
 
 def _letter(metadata: Iterable[Any]) -> str | None:
@@ -275,7 +281,9 @@ def _letter(metadata: Iterable[Any]) -> str | None:
 def _letter_inside(annotation: Any) -> str | None:
     if get_origin(annotation) is Annotated:
         return _letter(annotation.__metadata__)
-    return next((letter for argument in get_args(annotation) if (letter := _letter_inside(argument))), None)
+    return next(
+        (symbol_letter for argument in get_args(annotation) if (symbol_letter := _letter_inside(argument))), None
+    )
 
 
 def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
@@ -293,16 +301,16 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
         stack, stack_name, "", "", size_replacer, kept_fields=frozenset({"block", "variants", DEPTH})
     )
 
-    def with_symbols(layer_name: str, block: Layer) -> Part:
+    def with_symbols(layer_name: str, layer: Layer) -> Part:
         return (
-            _part_in_symbols(block, stack_name, layer_labels[layer_name], "", size_replacer)
+            _part_in_symbols(layer, stack_name, layer_labels[layer_name], "", size_replacer)
             if layer_name in layer_labels
-            else block
+            else layer
         )
 
     changed_fields["block"] = with_symbols(BASE, stack.block)
     changed_fields["variants"] = {
-        layer_name: with_symbols(layer_name, block) for layer_name, block in stack.variants.items()
+        layer_name: with_symbols(layer_name, layer) for layer_name, layer in stack.variants.items()
     }
     return stack.model_copy(update=changed_fields)
 
@@ -319,29 +327,31 @@ def _symbol_changes(
     size_replacer: SizeReplacer,
     kept_fields: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """Returns field → new value of the parts and sizes in which symbols replace numbers."""
+    """Returns the fields of a part that get symbols, each with its new value."""
     new_values: dict[str, Any] = {}
-    for field, field_info in type(part).model_fields.items():
-        field_value, letter = getattr(part, field), letter_of_field(field_info)
-        if field in kept_fields:
+    for field_name, field_info in type(part).model_fields.items():
+        field_value, symbol_letter = getattr(part, field_name), letter_of_field(field_info)
+        if field_name in kept_fields:
             continue
         if isinstance(field_value, Part):
-            new_values[field] = _part_in_symbols(field_value, stack_name, layer, field, size_replacer)
-        elif letter is not None and isinstance(field_value, int):
-            new_values[field] = size_replacer(SizeOccurrence(stack_name, layer, part_name, field, letter, field_value))
+            new_values[field_name] = _part_in_symbols(field_value, stack_name, layer, field_name, size_replacer)
+        elif symbol_letter is not None and isinstance(field_value, int):
+            new_values[field_name] = size_replacer(
+                SizeOccurrence(stack_name, layer, part_name, field_name, symbol_letter, field_value)
+            )
     return new_values
 
 
 def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
-    letter = letter_of_field(Stack.model_fields[DEPTH]) or "L"
+    symbol_letter = letter_of_field(Stack.model_fields[DEPTH]) or "L"
     return [
-        SizeOccurrence(stack_name, "", "", DEPTH, letter, stack.num_hidden_layers)
+        SizeOccurrence(stack_name, "", "", DEPTH, symbol_letter, stack.num_hidden_layers)
         for stack_name, stack in spec.stacks()
     ]
 
 
 def _occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
-    """Returns the sizes that affect a primitive, in the order of the spec, stacks first."""
+    """Returns the sizes that occur in a primitive operation, in the order of the spec, stacks first."""
     placeholder_symbols: dict[SizeOccurrence, Any] = {}
 
     def symbol_or_size(occurrence: SizeOccurrence) -> Any:
@@ -365,17 +375,17 @@ def _free_symbols(op: Any) -> set[Any]:
 
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
-    """Returns each kind of layer's label: a variant's name, or for `block` a distinguishing trait."""
+    """Returns a label per kind of layer: the name of a variant, or for `block` a property that distinguishes it."""
     blocks_by_kind = {
-        layer_name: block for layer_name, block, layer_count, _ in stack.groups() if not is_zero(layer_count)
+        layer_name: layer for layer_name, layer, layer_count, _ in stack.groups() if not is_zero(layer_count)
     }
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     other_traits = {
         trait
-        for layer_name, block in blocks_by_kind.items()
+        for layer_name, layer in blocks_by_kind.items()
         if layer_name != BASE
-        for trait in (layer_name, *_layer_traits(block))
+        for trait in (layer_name, *_layer_traits(layer))
     }
     trait_of_base = next(
         (layer_trait for layer_trait in _layer_traits(stack.block) if layer_trait not in other_traits), "base"
@@ -383,14 +393,17 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
     return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
 
 
-def _layer_traits(block: Layer) -> tuple[str, str]:
-    mixer, network = block.attention, block.feed_forward
+def _layer_traits(layer: Layer) -> tuple[str, str]:
+    mixer, network = layer.attention, layer.feed_forward
     mixer_kind = mixer.report_label() if isinstance(mixer, TokenMixer) else mixer.type
     return mixer_kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
 
 
 def _add_depth_symbols(
-    node: Node, stack_name: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
+    node: Node,
+    stack_name: str,
+    layer_groups: dict[tuple[str, str], tuple[Any, str]],
+    sharing: frozenset[str] = frozenset(),
 ) -> Node:
     """Adds labels, and symbols for the repeats of each kind of layer.
 
@@ -398,13 +411,15 @@ def _add_depth_symbols(
     """
     stack_name = node.name if node.name in SIDE_NAMES and node.is_stack else stack_name
     shared_labels = frozenset(
-        child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
+        child_node.label.removesuffix(SHARED) for child_node in node.children if child_node.label.endswith(SHARED)
     )
-    children = tuple(_add_depth_symbols(child, stack_name, groups, shared_labels) for child in node.children)
+    children = tuple(
+        _add_depth_symbols(child_node, stack_name, layer_groups, shared_labels) for child_node in node.children
+    )
     if node.kind != "layer":
         return replace(node, children=children)
     layer_kind = node.label.removesuffix(SHARED) or BASE
-    layer_count, label = groups[stack_name, layer_kind]
+    layer_count, label = layer_groups[stack_name, layer_kind]
     repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in sharing else layer_count
     return replace(node, repeat=repeat, label=node.label or label, children=children)
 
@@ -415,11 +430,17 @@ def _add_depth_symbols(
 def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
     symbol_names: dict[SizeOccurrence, str] = {}
-    for letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
-        occurrences_of_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
-        for i, field in enumerate(dict.fromkeys(occurrence.field for occurrence in occurrences_of_letter)):
-            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            occurrences_of_field = [occurrence for occurrence in occurrences_of_letter if occurrence.field == field]
+    for symbol_letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
+        occurrences_of_letter = [occurrence for occurrence in occurrences if occurrence.letter == symbol_letter]
+        for i, field_name in enumerate(dict.fromkeys(occurrence.field for occurrence in occurrences_of_letter)):
+            base_name = (
+                symbol_letter
+                if i == 0 and symbol_letter not in (KEYS, ELEMENT_BYTES)
+                else f"{symbol_letter}_{_short_name(field_name)}"
+            )
+            occurrences_of_field = [
+                occurrence for occurrence in occurrences_of_letter if occurrence.field == field_name
+            ]
             subscripts = _subscripts(occurrences_of_field)
             symbol_names |= {
                 occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name
@@ -428,8 +449,8 @@ def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str
     return symbol_names
 
 
-def _short_name(field: str) -> str:
-    short_name = field.removeprefix("num_")
+def _short_name(field_name: str) -> str:
+    short_name = field_name.removeprefix("num_")
     for suffix in ("_size", "_dim", "_embeddings"):
         short_name = short_name.removesuffix(suffix)
     return short_name

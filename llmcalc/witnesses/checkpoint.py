@@ -73,11 +73,11 @@ def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
         op_use = node_position.use
         if op_use is None or node_position.optional:
             continue
-        for path in module_paths(node_position):
+        for module_path in module_paths(node_position):
             for tensor in op_use.tensors():
-                yield ExpectedTensor(path, _remove_unit_axes(tensor.shape))
+                yield ExpectedTensor(module_path, _remove_unit_axes(tensor.shape))
             if op_use.buffers():
-                yield ExpectedTensor(path, (op_use.buffers(),), buffer=True)
+                yield ExpectedTensor(module_path, (op_use.buffers(),), buffer=True)
 
 
 def _remove_unit_axes(shape: Shape) -> Shape:
@@ -232,7 +232,7 @@ def _match_expert_stacks(
 def _match_fused(
     expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
-    """Matches two or three tensors of one parent with a fused tensor, by concatenated rows or columns."""
+    """Matches two or three tensors of one parent module with one stored tensor that concatenates them."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[
         int, dict[Shape, tuple[ExpectedTensor, ...]]
@@ -253,7 +253,7 @@ def _match_fused(
 
 
 def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axes: int) -> dict[Shape, tuple[ExpectedTensor, ...]]:
-    """Returns fused shape → the first tensors of a parent whose concatenation (or transpose) has this shape."""
+    """Returns a dict from each possible fused shape to the tensors of a parent module that concatenate to it."""
     tensors_by_shape: dict[Shape, tuple[ExpectedTensor, ...]] = {}
     for sibling_group in _tensor_groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
@@ -297,7 +297,7 @@ def _same_name(node_name: str, tensor_name: str) -> bool:
 
 
 def _match_across_layers(tensor_match: TensorMatch) -> None:
-    """Matches tensors that are inside a layer in the file but outside of layers in the spec, or the reverse.
+    """Matches tensors that the file has inside a layer and the spec outside of layers, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
     missing_words = {
@@ -354,7 +354,7 @@ def _stack_in_name(tensor_name: str) -> str:
 
 
 def _accept_tied_head_copies(spec: ModelSpec, tensor_match: TensorMatch) -> None:
-    """Accepts a stored output head as a second copy of a tied embedding."""
+    """Accepts an output head in the checkpoint that is a copy of the tied embedding."""
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)

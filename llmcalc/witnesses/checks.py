@@ -29,7 +29,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison: the number that llmcalc's formulas give, and the independently measured number.
+    """A comparison of one number from llmcalc's formulas with an independent measurement.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def where(self) -> str:
-        """The path of the node, and the length of the pass if several lengths were measured."""
+        """The path of the checked node, with the length of the pass if several lengths were measured."""
         node = self.node or "model"
         return node if self.seq is None else f"{node}, {self.seq:,} tokens"
 
@@ -162,7 +162,7 @@ def compare_nodes(
     run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """Yields a check for every node of the tree, and for optional parts in `include`.
+    """Yields a check for every node of the tree. include: the optional parts that are checked too.
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 
@@ -175,7 +175,10 @@ def compare_nodes(
             continue
         expected_count = closed_form(node_position)
         paths = module_paths(node_position)
-        counts_by_path = {path: measured_count.get(path, 0) if path in module_paths_run else None for path in paths}
+        counts_by_path = {
+            module_path: measured_count.get(module_path, 0) if module_path in module_paths_run else None
+            for module_path in paths
+        }
         yield from check_repeats(node_position.path or tree.name, quantity, expected_count, counts_by_path, witness)
 
 
@@ -187,11 +190,13 @@ def check_repeats(
     counts_by_path: path of a repeat → its measurement.
     """
     differing_readings = {
-        path: measured_count for path, measured_count in counts_by_path.items() if measured_count != expected_count
+        module_path: measured_count
+        for module_path, measured_count in counts_by_path.items()
+        if measured_count != expected_count
     }
     if differing_readings and len(counts_by_path) > 1 and len(differing_readings) < len(counts_by_path):
-        for path, measured_count in differing_readings.items():
-            yield Check(path, quantity, expected_count, measured_count, witness)
+        for module_path, measured_count in differing_readings.items():
+            yield Check(module_path, quantity, expected_count, measured_count, witness)
     else:
         yield Check(
             node_path,

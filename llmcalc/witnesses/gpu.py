@@ -170,7 +170,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
 
 
 def closed_form(device: DeviceMemory) -> dict[str, int]:
-    """Returns bytes by quantity from `llmcalc memory`, with workspaces in requested bytes."""
+    """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces in requested bytes."""
     workspaces = sum(memory_part.bytes for memory_part in device.terms if memory_part.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device.exact_bytes + workspaces,

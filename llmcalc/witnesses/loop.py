@@ -100,7 +100,7 @@ def loss_or_output(
 
 
 class TrainingLoop:
-    """The measured training loop. A new batch overwrites the attributes of the previous batch."""
+    """The training loop whose memory is measured. Each batch overwrites the tensors of the previous batch."""
 
     def __init__(self, spec: ModelSpec, training: Training, device: str) -> None:
         self.spec: ModelSpec = spec
@@ -143,7 +143,7 @@ class TrainingLoop:
 
     @property
     def outside(self) -> Iterable[Tensor]:
-        """Returns tensors that exist outside of a micro-batch's autograd graph: parameters, buffers and inputs."""
+        """Returns the tensors outside of a micro-batch's autograd graph: parameters, buffers and inputs."""
         source_tensors = () if self.source is None else (self.source,)
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source_tensors)
 
@@ -202,7 +202,7 @@ def build_optimizers(
     implementation: OptimizerImplementation | None = None,
     momentum: bool = False,
 ) -> list[torch.optim.Optimizer]:
-    """Builds torch's optimizers for an optimizer's name.
+    """Builds the torch optimizers for the name of an optimizer.
 
     parameters: (parameter, whether it is a matrix of a layer).
     implementation: None (default) for torch's default.
@@ -215,7 +215,7 @@ def build_optimizers(
 
 
 def layer_matrices(module: nn.Module) -> set[int]:
-    """Returns the ids of the weights of linear layers inside the model's layers."""
+    """Returns the Python ids of the weight matrices inside the model's layers."""
     return {
         id(submodule.weight)
         for module_name, submodule in module.named_modules()
@@ -261,9 +261,9 @@ class InferencePasses:
     def prefill(self) -> None:
         """Runs the prompt in one pass or in chunks."""
         seq = self.inference.seq
-        chunk = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
-        for past_tokens in range(0, seq, chunk):
-            self._run_pass(min(chunk, seq - past_tokens), past_tokens, last_only=self.store is not None)
+        chunk_size = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
+        for past_tokens in range(0, seq, chunk_size):
+            self._run_pass(min(chunk_size, seq - past_tokens), past_tokens, last_only=self.store is not None)
 
     def create_cache(self, cache_tensors: CacheShapes) -> None:
         """Creates the cache of a prompt. cache_tensors: the shapes of the cache's tensors."""

@@ -56,11 +56,11 @@ def encoder_input(
 def _sum_over_submodules(own_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Adds the values of submodules to each module's value. The keys are module paths, empty for the root."""
     summed_counts = {"": 0}
-    for path, own_count in own_counts:
+    for module_path, own_count in own_counts:
         summed_counts[""] += own_count
-        while path:
-            summed_counts[path] = summed_counts.get(path, 0) + own_count
-            path = path.rpartition(".")[0]
+        while module_path:
+            summed_counts[module_path] = summed_counts.get(module_path, 0) + own_count
+            module_path = module_path.rpartition(".")[0]
     return summed_counts
 
 
@@ -74,10 +74,10 @@ def parameters(module: nn.Module) -> dict[str, int]:
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
     """Returns parameters by module path. A shared parameter belongs to the first of `listed_modules`."""
-    position_by_path = {path: i for i, path in reversed([*enumerate(listed_modules)])}
+    position_by_path = {module_path: i for i, module_path in reversed([*enumerate(listed_modules)])}
 
     def list_position(tensor_name: str) -> int:
-        """Returns the index in `listed_modules` of the innermost listed module of a name."""
+        """Returns the index in `listed_modules` of the innermost module that contains a parameter."""
         while tensor_name and tensor_name not in position_by_path:
             tensor_name = tensor_name.rpartition(".")[0]
         return position_by_path.get(tensor_name, len(position_by_path))
@@ -110,16 +110,16 @@ def skip_modules(module: nn.Module, paths: Iterable[str]) -> None:
 
 
 def copy_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
-    """Adds the measurements of skipped modules, copied from equal modules that ran.
+    """Adds measurements for skipped modules: copies from the equal modules that ran.
 
     repeats: their paths by skipped path.
     """
     completed_values = dict(measured_values)
-    for path, measured_path in repeats.items():
+    for module_path, measured_path in repeats.items():
         for name, measured_count in measured_values.items():
             if name == measured_path or name.startswith(measured_path + "."):
-                completed_values[path + name[len(measured_path) :]] = measured_count
-        parent_path = path
+                completed_values[module_path + name[len(measured_path) :]] = measured_count
+        parent_path = module_path
         while parent_path:
             parent_path = parent_path.rpartition(".")[0]
             completed_values[parent_path] = completed_values.get(parent_path, 0) + measured_values.get(measured_path, 0)
@@ -170,7 +170,9 @@ def count_flops(
         backward = owners.backward(model_outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
-    forward_and_backward = {path: forward.get(path, 0) + backward.get(path, 0) for path in {*forward, *backward}}
+    forward_and_backward = {
+        module_path: forward.get(module_path, 0) + backward.get(module_path, 0) for module_path in {*forward, *backward}
+    }
     return forward, forward_and_backward
 
 
@@ -187,10 +189,12 @@ class BackwardOwners:
         self.owner: dict[Any, str] = {}
         self.stack: list[str] = [""]
         self.handles: list[Any] = []
-        for module_name, child in module.named_modules():
+        for module_name, child_module in module.named_modules():
             if module_name:
-                self.handles.append(child.register_forward_pre_hook(self._enter_module(module_name), with_kwargs=True))
-                self.handles.append(child.register_forward_hook(self._leave_module))
+                self.handles.append(
+                    child_module.register_forward_pre_hook(self._enter_module(module_name), with_kwargs=True)
+                )
+                self.handles.append(child_module.register_forward_hook(self._leave_module))
 
     def _enter_module(self, module_name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:

@@ -65,7 +65,7 @@ SMALL_VOCABULARY = 1024
 
 @dataclass
 class MemoryComparison:
-    """The result of comparing a model's memory.
+    """The memory checks of a model, and the runs that could not be compared.
 
     checks: one per quantity.
     runs: description of each run.
@@ -79,7 +79,7 @@ class MemoryComparison:
     info: dict[str, Any] = field(default_factory=dict)
 
     def add_memory_checks(self, verdict: Verdict, seconds: float) -> Verdict:
-        """Returns the verdict with the checks of memory added."""
+        """Returns a verdict that also has the checks of memory."""
         verdict_info = {"runs": self.runs, "left_out": self.left_out, **self.info}
         return replace(
             verdict,
@@ -176,7 +176,7 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 
 def reference_settings(settings: Settings) -> Settings:
-    """Returns the settings with the PyTorch reference's default for every setting that is not set.
+    """Returns the settings with unset fields filled by the defaults of the PyTorch reference.
 
     That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
     chooses.
@@ -191,7 +191,7 @@ def reference_settings(settings: Settings) -> Settings:
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """Returns the run with these settings, completed by `reference_settings`."""
+    """Returns the training or inference run of these settings, completed by `reference_settings`."""
     settings = reference_settings(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
@@ -240,7 +240,7 @@ def _recurrent_module(spec: ModelSpec) -> str:
     An attention layer with a convolution has a state too, and runs as the reference does.
     """
     for node_position in spec.tree().walk():
-        ops = [child.op for child in node_position.node.children]
+        ops = [child_node.op for child_node in node_position.node.children]
         if any(isinstance(op, State) for op in ops) and not any(isinstance(op, AttentionCore) for op in ops):
             return node_position.path
     return ""
@@ -299,7 +299,7 @@ def _check_size(spec: ModelSpec, settings: Settings) -> None:
 
 
 class StepBytes(NamedTuple):
-    """Bytes of a training step, including weights.
+    """The bytes of a training step, weights included.
 
     forward, backward, step: peak of each phase.
     after: bytes after the step.
@@ -317,14 +317,14 @@ class StepBytes(NamedTuple):
 
 
 class TrainingBytes(NamedTuple):
-    """Bytes after set-up, in the first step and in the second step (equal for runs of one step)."""
+    """The bytes after set-up, in the first step and in the second step; the last two are equal for one step."""
 
     set_up: int
     first: StepBytes
     second: StepBytes
 
     def named(self) -> dict[str, int]:
-        """Returns the bytes by quantity, for the first step only the peak."""
+        """Returns the bytes by name of quantity; for the first step only the peak."""
         second_step = self.second
         saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
@@ -346,7 +346,7 @@ class InferenceBytes(NamedTuple):
     after: int
 
     def named(self, phase: str) -> dict[str, int]:
-        """Returns the bytes by quantity."""
+        """Returns the bytes by name of quantity."""
         return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after}
 
 

@@ -79,7 +79,7 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """Returns the longest prompt within the learned positions, less one for decoding; None without learned positions.
+    """Returns the longest prompt that leaves a learned position for decoding; None without learned positions.
 
     Raises `InputError` if none fit.
     """

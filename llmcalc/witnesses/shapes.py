@@ -33,7 +33,7 @@ class ShapeCache(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns false, so that torch omits two wrappers around every call, which only torch.compile needs."""
+        """Returns false, so that torch skips two wrappers per call that only torch.compile needs."""
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,7 +63,7 @@ class ShapeCache(TorchDispatchMode):
 
 @cache
 def _is_composed(function: Any) -> bool:
-    """Whether an operation consists of several others, some of them possibly with FLOPs."""
+    """Whether an operation is implemented by several other operations, some of which may have FLOPs."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
 
 
@@ -101,7 +101,7 @@ def _is_cacheable(results: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _result_description(call_result: Any) -> Any:
-    """Returns the arguments with which `torch.empty_strided` creates each tensor of a result again."""
+    """Returns, for each tensor of a result, the arguments with which `torch.empty_strided` creates it again."""
     if isinstance(call_result, torch.Tensor):
         return call_result.shape, call_result.stride(), call_result.dtype
     return [None if tensor is None else _result_description(tensor) for tensor in call_result]

@@ -38,7 +38,7 @@ class StorageTracker(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns false, so that torch omits two wrappers around every call, which only torch.compile needs."""
+        """Returns false, so that torch skips two wrappers per call that only torch.compile needs."""
         return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,7 +49,7 @@ class StorageTracker(TorchDispatchMode):
         return results
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tracks storages whose creation this mode does not see, such as those of `torch.tensor`."""
+        """Tracks the storages of tensors that this mode did not see created, such as those of `torch.tensor`."""
         for tensor in tensors:
             self._follow(tensor, "created before")
 

@@ -1,4 +1,4 @@
-"""The rule for images scaled to a budget of tokens in their aspect ratio; padding fills the rest of the budget.
+"""The rule that scales an image to a budget of tokens; padding fills the rest of the budget.
 
 Gemma 4. transformers: models/gemma4/image_processing_gemma4.py.
 """

@@ -1,4 +1,4 @@
-"""The rule for images padded to the tile grid that changes their scale least, beside the whole image.
+"""The rule that pads an image to the tile grid closest to its size, and adds a tile of the whole image.
 
 Llama 4. transformers: models/llama4/image_processing_llama4.py and processing_llama4.py.
 """

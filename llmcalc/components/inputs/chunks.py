@@ -1,4 +1,4 @@
-"""The rule for recordings that an encoder convolves in chunks of frames; the last chunk may be shorter.
+"""The rule that cuts a recording into chunks of audio frames; the encoder convolves each chunk separately.
 
 Qwen2.5-Omni, Qwen3-Omni and Qwen3-ASR. transformers: processing files of models/qwen2_5_omni, qwen3_omni_moe and
 qwen3_asr.
@@ -17,7 +17,7 @@ from .clips import HOP, RATE
 
 
 class Chunks(AudioRule):
-    """The rule for chunks of frames, 100 frames per second.
+    """The rule that cuts a recording, at 100 frames per second, into chunks; the last chunk may be shorter.
 
     chunk: the frames of a chunk.
     halvings: the number of convolutions with a stride of 2.

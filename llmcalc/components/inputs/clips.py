@@ -1,4 +1,4 @@
-"""The rule for audio that is cut into clips of equal length, the last of them padded, as for Whisper.
+"""The rule that cuts audio into clips of equal length and pads the last clip, as for Whisper.
 
 Whisper (Radford 2022, arXiv:2212.04356, §2.2), Qwen2-Audio, Voxtral, Audio Flamingo 3. transformers:
 models/whisper/feature_extraction_whisper.py, models/qwen2_audio/processing_qwen2_audio.py,

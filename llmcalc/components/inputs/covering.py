@@ -1,4 +1,4 @@
-"""The rule for images cut into the fewest tiles that cover them at full resolution, beside the whole image.
+"""The rule that cuts an image at full resolution into the fewest tiles, and adds a tile of the whole image.
 
 Ovis (Lu 2024, arXiv:2405.20797). transformers: models/ovis2/image_processing_ovis2.py and processing_ovis2.py.
 """

@@ -1,4 +1,4 @@
-"""The rule for images that keep their size up to a number of tokens; larger images become tiles and a shrunk image.
+"""The rule that keeps an image's size up to a number of tokens, and cuts larger images into tiles.
 
 LFM2-VL. transformers: models/lfm2_vl/image_processing_lfm2_vl.py, models/lfm2_vl/processing_lfm2_vl.py.
 """

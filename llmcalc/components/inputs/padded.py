@@ -1,4 +1,4 @@
-"""The rule for images that are shrunk if too large, and then padded to whole squares of merged patches.
+"""The rule that shrinks an image if it is too large, and pads it to whole squares of merged patches.
 
 Kimi K2.5 (MoonViT: 2025, arXiv:2504.07491, §2.1). transformers: models/kimi_k25/image_processing_kimi_k25.py.
 """

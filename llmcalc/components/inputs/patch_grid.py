@@ -1,4 +1,4 @@
-"""The rule for images that are scaled only if their number of patches is outside of limits.
+"""The rule that scales an image only if its number of patches is outside of limits.
 
 transformers: models/nemotron_h_omni/image_processing_nemotron_h_omni.py (`get_patch_grid_size`).
 """

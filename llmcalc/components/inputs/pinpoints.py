@@ -1,4 +1,4 @@
-"""The rule for images fitted into the best of several resolutions and cut into tiles, beside the whole image.
+"""The rule that fits an image into the best of several resolutions, cuts tiles, and adds the whole image.
 
 The tokens of the padding are left out, and each line of tokens ends in a mark. LLaVA-NeXT and LLaVA-OneVision (Li 2024,
 arXiv:2408.03326, §3.2). transformers: models/llava_next/processing_llava_next.py,

@@ -1,4 +1,4 @@
-"""The rule for recordings that are read whole, in a number of frames that depends on their length.
+"""The rule that reads a recording whole, in a number of frames that depends on its length.
 
 transformers: models/gemma3n, gemma4, gemma4_unified, phi4_multimodal, parakeet and granite_speech
 (feature_extraction and processing files).
@@ -49,8 +49,8 @@ class Recording(AudioRule):
         frames = self._frames_of(sample_count)
         if frames < 1:
             raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")
-        groups = -(-frames // self.frames_per_token)
-        tokens = groups * self.tokens_at_once if self.tokens is None else self.tokens
+        frame_groups = -(-frames // self.frames_per_token)
+        tokens = frame_groups * self.tokens_at_once if self.tokens is None else self.tokens
         padded_samples = -(-sample_count // self.multiple) * self.multiple
         return EncodedInput(1, self._frames_of(padded_samples), 1, tokens + self.marks)
 

@@ -1,4 +1,4 @@
-"""The rule for images read whole and, if large, in slices that have about the pixels of a square.
+"""The rule that reads an image whole and, if it is large, also in slices of about `size`² pixels.
 
 MiniCPM-V (Yao 2024, arXiv:2408.01800, §3.2). transformers: models/minicpmv4_6/image_processing_minicpmv4_6.py, with
 fewer patches per token than the processors of versions 2.6, 4.0 and 4.5 in their own code.
@@ -16,7 +16,7 @@ from .base import EncodedInput, ImageRule
 
 
 class Slices(ImageRule):
-    """The rule for slices of about `size`² pixels, beside the whole image shrunk to about as many pixels.
+    """The rule for slices of about `size`² pixels, beside the whole image at about the same number of pixels.
 
     size: the side in pixels of a square with as many pixels as a slice.
     max_slices: the most slices, without the whole image.

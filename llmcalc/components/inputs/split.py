@@ -1,4 +1,4 @@
-"""The rule for images scaled to a fixed longer side and cut into square tiles, beside the whole image.
+"""The rule that scales an image to a fixed longer side, cuts square tiles, and adds the whole image.
 
 Idefics3 (Laurençon 2024, arXiv:2408.12637, §3), SmolVLM. transformers: models/idefics3/image_processing_idefics3.py and
 processing_idefics3.py.

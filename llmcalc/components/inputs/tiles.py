@@ -1,4 +1,4 @@
-"""The rule for images stretched to the tile grid of nearest aspect ratio, beside the whole image.
+"""The rule that stretches an image to the tile grid of nearest aspect ratio, and adds the whole image.
 
 InternVL (Chen 2024, arXiv:2404.16821, §3.3), Aya Vision, Command A Vision. transformers:
 models/got_ocr2/image_processing_got_ocr2.py, models/internvl/processing_internvl.py,

@@ -152,8 +152,10 @@ class Layer(Component):
 
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
-        for field, component, input_width in self.mixers(stack_position.width):
-            component.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=input_width))
+        for field_name, component, input_width in self.mixers(stack_position.width):
+            component.check_place(
+                replace(stack_position, where=f"{stack_position.where}.{field_name}", width=input_width)
+            )
 
     def reads_encoder(self) -> bool:
         """Whether the layer attends to an encoder's output."""
@@ -168,10 +170,10 @@ class Layer(Component):
     def borrowing_field(self) -> str:
         if not self.alone:
             return f"type '{type(self).model_fields['type'].default}'"
-        for field, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
+        for field_name, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
             field_of_part = component.borrowing_field() if isinstance(component, Component) else ""
             if field_of_part:
-                return f"{field}.{field_of_part}"
+                return f"{field_name}.{field_of_part}"
         return ""
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
@@ -262,7 +264,7 @@ class Block(Layer):
 
     def sublayers(self) -> list[tuple[str, Component]]:
         """The sublayers in execution order: (name in the model's tree, component)."""
-        sublayer_parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
+        sublayer_parts: list[Any] = [getattr(self, field_name) for field_name in SUBLAYERS]
         sublayer_names = (
             "cross_attn" if sublayer_index == 1 else getattr(component, "node_name", "")
             for sublayer_index, component in enumerate(sublayer_parts)

@@ -173,10 +173,10 @@ class BlockResiduals(ResidualStreams):
         return block_residual_classes()["streams"](self, model_properties)
 
 
-def block_residual_example(**fields: Any) -> BlockResidualLayer:
-    """Returns a small layer, by default the first one. fields: values that override its default fields."""
+def block_residual_example(**layer_fields: Any) -> BlockResidualLayer:
+    """Returns a small layer, by default the first one. layer_fields: values that override its default fields."""
     defaults = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
-    return BlockResidualLayer(**{**defaults, **fields})
+    return BlockResidualLayer(**{**defaults, **layer_fields})
 
 
 @cache

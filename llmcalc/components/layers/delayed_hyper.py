@@ -76,9 +76,9 @@ class DelayedHyperStreams(CopiedStreams):
         return _reference_classes()["streams"](self.hc_mult)
 
 
-def delayed_hyper_example(**fields: Any) -> DelayedHyperLayer:
-    """Returns a small layer. fields: values that override its default fields."""
-    return DelayedHyperLayer(**{**small_sublayers(), "hc_mult": 3, **fields})
+def delayed_hyper_example(**layer_fields: Any) -> DelayedHyperLayer:
+    """Returns a small layer. layer_fields: values that override its default fields."""
+    return DelayedHyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
 
 
 @cache

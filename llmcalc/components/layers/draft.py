@@ -63,10 +63,10 @@ class DraftLayer(PreNormLayer):
         return _reference_class()(self, model_properties)
 
 
-def draft_example(**fields: Any) -> DraftLayer:
+def draft_example(**layer_fields: Any) -> DraftLayer:
     """Returns a small layer for a stack's examples."""
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6, position=Rope())
-    return DraftLayer(**{**small_sublayers(), "attention": attention}, **fields)
+    return DraftLayer(**{**small_sublayers(), "attention": attention}, **layer_fields)
 
 
 @cache

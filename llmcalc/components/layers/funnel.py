@@ -266,14 +266,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.mlp_post_norm = spec.norm.reference(model_properties)
 
         def share_parameters(self, first_layer: FunnelReference) -> None:
-            """Shares the first layer's weights; only the first layer of a block halves the tokens."""
+            """Shares the first layer's weights with this layer; only the first layer of a block halves the tokens."""
             if first_layer is self:
                 return
             self.halves = False
             share_tensors(first_layer, self)
 
         def _halve_tokens(self, x: Tensor) -> Tensor:
-            """Averages pairs of tokens; with a separate first token, pairs it with a copy."""
+            """Returns averages of pairs of tokens. A separate first token is paired with a copy of itself."""
             if x.shape[1] <= (2 if self.spec.separate_cls else 1):
                 return x
             if self.spec.separate_cls:

@@ -113,12 +113,12 @@ class GatedStreams(CopiedStreams):
         return _reference_classes()["streams"](self, model_properties)
 
 
-def gated_streams_example(**fields: Any) -> GatedStreamsLayer:
-    """Returns a small layer. fields: values that override its default fields."""
+def gated_streams_example(**layer_fields: Any) -> GatedStreamsLayer:
+    """Returns a small layer. layer_fields: values that override its default fields."""
     indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer)
     defaults = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
-    return GatedStreamsLayer(**{**defaults, **fields})
+    return GatedStreamsLayer(**{**defaults, **layer_fields})
 
 
 @cache
@@ -132,7 +132,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, norm: Norm, streams: int, rank: int, hidden_size: int, has_writes: bool) -> None:
             super().__init__()
             self.streams, streams_width = streams, streams * hidden_size
-            self.norm = norm_reference(norm, streams_width, groups=streams)
+            self.norm = norm_reference(norm, streams_width, group_count=streams)
             self.down, self.up = nn.Linear(streams_width, rank, bias=False), nn.Linear(rank, streams_width, bias=False)
             self.write = nn.Linear(streams_width, streams, bias=False) if has_writes else None
 

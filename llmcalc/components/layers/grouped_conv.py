@@ -58,8 +58,8 @@ class GroupedConvLayer(PreNormLayer):
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             normed = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
             side_axis, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
-            groups = Axis("groups", exact_div(x.width, self.conv_group_size))
-            channels = groups, Axis("channels", self.conv_group_size)
+            channel_groups = Axis("groups", exact_div(x.width, self.conv_group_size))
+            channels = channel_groups, Axis("channels", self.conv_group_size)
             with recorder.scope(f"{sublayer}_conv", kind="convolution"):
                 base_rows = [
                     [
@@ -68,7 +68,9 @@ class GroupedConvLayer(PreNormLayer):
                     ]
                     for convolution_side in range(2)
                 ]
-                computed_kernels = recorder.linear("kernel_projection", normed, side_axis, taps, groups, Axis("one", 1))
+                computed_kernels = recorder.linear(
+                    "kernel_projection", normed, side_axis, taps, channel_groups, Axis("one", 1)
+                )
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
             residual_branch = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
             residual_branch = recorder.part(sublayer, component, residual_branch)
@@ -76,7 +78,7 @@ class GroupedConvLayer(PreNormLayer):
         return x
 
     def _convolve(self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added: Value) -> Value:
-        """Records the sum of x and the tokens before it, each times its row of the kernel.
+        """Records a convolution of x over the tokens: a sum of shifted copies, each times a row of the kernel.
 
         base_rows: the trained rows of the kernel. added: what the sublayer's input adds to them.
         """
@@ -94,11 +96,11 @@ class GroupedConvLayer(PreNormLayer):
         return _reference_class()(self, model_properties)
 
 
-def grouped_conv_example(**fields: Any) -> GroupedConvLayer:
+def grouped_conv_example(**layer_fields: Any) -> GroupedConvLayer:
     """Returns a small layer for a stack's examples."""
     attention = ContextAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     kernel_sizes = {"conv_kernel_size": 2, "conv_group_size": 4}
-    return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **kernel_sizes, **fields})
+    return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **kernel_sizes, **layer_fields})
 
 
 @cache

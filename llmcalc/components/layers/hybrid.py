@@ -72,8 +72,8 @@ class HybridBlock(PreNormLayer):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=40, hidden_act="silu", gated=True)
-        fields = {**small_sublayers(), "feed_forward": network}
-        return [cls(**fields, state_space=mixer) for mixer in (Mamba2.examples()[0], Mamba.examples()[0])]
+        layer_fields = {**small_sublayers(), "feed_forward": network}
+        return [cls(**layer_fields, state_space=mixer) for mixer in (Mamba2.examples()[0], Mamba.examples()[0])]
 
 
 @cache

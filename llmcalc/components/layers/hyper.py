@@ -148,9 +148,9 @@ def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> 
     return weight_parts
 
 
-def hyper_example(**fields: Any) -> HyperLayer:
-    """Returns a small layer. fields: values that override its default fields."""
-    return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **fields})
+def hyper_example(**layer_fields: Any) -> HyperLayer:
+    """Returns a small layer. layer_fields: values that override its default fields."""
+    return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
 
 
 @cache

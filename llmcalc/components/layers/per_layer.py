@@ -84,7 +84,7 @@ class PerLayerGate(Part):
     hidden_act: Activation
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        """The stack components that compute the vector, as in `Layer.required_slots`."""
+        """The components of the stack that compute the gated vector, as in `Layer.required_slots`."""
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
@@ -92,10 +92,10 @@ class PerLayerGate(Part):
         vector_axis = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, vector_axis), self.hidden_act)
         placeholder = Value(x.rows, (vector_axis,), fixed=True)  # for a gate that is recorded without its stack
-        vectors: Value = recorder.memo.get(
+        layer_vectors: Value = recorder.memo.get(
             "per_layer_embedding", placeholder
         )  # of all layers; each layer reads its own
-        gated = recorder.mul(gate, recorder.take(vectors, vector_axis))
+        gated = recorder.mul(gate, recorder.take(layer_vectors, vector_axis))
         recorder.hold(y=gated)
         return recorder.part("norm", norm, recorder.linear("projection", gated, *x.axes))
 
@@ -131,10 +131,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             projected = self.projection(x) * self.hidden**-0.5
             if table_vectors is None:
                 return self.norm(projected.unflatten(-1, (-1, self.width)))
-            vectors: Tensor = self.norm(projected.unflatten(-1, (-1, self.width))) + table_vectors.unflatten(
+            layer_vectors: Tensor = self.norm(projected.unflatten(-1, (-1, self.width))) + table_vectors.unflatten(
                 -1, (-1, self.width)
             )
-            return vectors * 2**-0.5
+            return layer_vectors * 2**-0.5
 
     class VectorGate(nn.Module):
         """Gates the per-layer vector of one layer. x: [batch, tokens, hidden] → the term added to x."""

@@ -1,4 +1,4 @@
-"""Reversible layers: two residual streams, of which each sublayer reads one and is added to the other (Reformer).
+"""Reversible layers: each sublayer reads one of two residual streams and adds its output to the other (Reformer).
 
 Gomez et al. 2017 (arXiv:1707.04585), Kitaev et al. 2020 (arXiv:2001.04451, §3). Training computes each layer again
 instead of keeping its activations. transformers: models/reformer (`ReformerLayer`, `_ReversibleFunction`).

@@ -228,7 +228,7 @@ class ZambaLayer(Layer):
         attention = Attention(num_attention_heads=4)
         network = FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
         rotary = attention.model_copy(update={"position": Rope()})
-        blocks: list[tuple[Any, SharedBlock]] = [
+        shared_blocks: list[tuple[Any, SharedBlock]] = [
             (Mamba.examples()[0], SharedBlock(attention=attention, feed_forward=network)),
             (Mamba2.examples()[0], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3)),
             (
@@ -242,7 +242,10 @@ class ZambaLayer(Layer):
                 ),
             ),
         ]
-        return [cls(attention=mixer, transformer=block, norm=Norm(type="rmsnorm")) for mixer, block in blocks]
+        return [
+            cls(attention=mixer, transformer=shared_block, norm=Norm(type="rmsnorm"))
+            for mixer, shared_block in shared_blocks
+        ]
 
 
 @cache
@@ -278,8 +281,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SharedBlock, model_properties: ModelProperties) -> None:
             super().__init__()
             self.act = spec.feed_forward.hidden_act
-            for child_name, child in spec.feed_forward.reference(model_properties).named_children():
-                self.add_module(child_name, child)
+            for child_name, child_module in spec.feed_forward.reference(model_properties).named_children():
+                self.add_module(child_name, child_module)
             if spec.adapter_rank is not None:
                 self.adapters = build_adapters(
                     spec, model_properties.hidden_size, 2 * spec.feed_forward.intermediate_size
@@ -297,17 +300,20 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            block, hidden_size = spec.transformer, model_properties.hidden_size
+            shared_block, hidden_size = spec.transformer, model_properties.hidden_size
             block_context = ModelProperties(2 * hidden_size, output_size=hidden_size)
             self.self_attn_pre_norm = spec.norm.reference(block_context)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
-            self.self_attn, self.mlp = block.attention.reference(block_context), Network(block, model_properties)
-            for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
+            self.self_attn, self.mlp = (
+                shared_block.attention.reference(block_context),
+                Network(shared_block, model_properties),
+            )
+            for projection in ("q_proj", "k_proj", "v_proj") if shared_block.attention_adapters else ():
                 linear: Any = getattr(self.self_attn, projection)
                 setattr(
                     self.self_attn,
                     projection,
-                    AdaptedLinear(linear.in_features, linear.out_features, block, linear.bias is not None),
+                    AdaptedLinear(linear.in_features, linear.out_features, shared_block, linear.bias is not None),
                 )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

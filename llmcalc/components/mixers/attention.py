@@ -244,10 +244,10 @@ class Attention(TokenMixer):
         return self.position
 
     def length_limits(self) -> tuple[int, ...]:
-        blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
+        chosen_blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(
             length_limit
-            for length_limit in (self.sliding_window, self.attention_chunk_size, blocks)
+            for length_limit in (self.sliding_window, self.attention_chunk_size, chosen_blocks)
             if length_limit is not None
         )
 
@@ -269,12 +269,12 @@ class Attention(TokenMixer):
             raise Unscalable("values have a separate size (v_head_dim); expected attention without v_head_dim")
         if self.position is not None:
             self.position.check_heads(head_sizes)
-        fields = {
+        mixer_fields = {
             "num_attention_heads": head_sizes.heads,
             "num_key_value_heads": head_sizes.kv_heads,
             "head_dim": head_sizes.head_dim,
         }
-        return self.model_copy(update=fields)
+        return self.model_copy(update=mixer_fields)
 
     def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
@@ -385,8 +385,8 @@ class Attention(TokenMixer):
             key_limits |= {} if self.grid_window is None else {"square": self.grid_window}
             key_limits |= {"core": ops.ReceivedCore} if self.kv_shared and "from_target" in recorder.memo else {}
         else:
-            theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
-            keys, values, key_limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=theta), keys, values)
+            rope_theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
+            keys, values, key_limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=rope_theta), keys, values)
         logit_cap = self.attn_logit_softcapping
         attn_output = recorder.attention(
             "core",
@@ -534,9 +534,9 @@ class Attention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         num_heads, k, d = self.sizes(hidden_size)
         attention_kind = "MHA" if k == num_heads else "MQA" if k == 1 else "GQA"
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        chunk = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
-        return f"{attention_kind} {num_heads if k == num_heads else f'{num_heads}/{k}'} × {d}{window}{chunk}"
+        window_text = f", window {self.sliding_window}" if self.sliding_window else ""
+        chunk_text = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
+        return f"{attention_kind} {num_heads if k == num_heads else f'{num_heads}/{k}'} × {d}{window_text}{chunk_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -644,8 +644,8 @@ def _reference_class() -> type[nn.Module]:
                 self.sub_norm = norm_reference(spec.sub_norm, self.heads * self.value_dim)
             self.core = softmax_core_class()()
             if spec.block_indexer is not None:
-                theta = spec.position.rope_theta if isinstance(spec.position, Rope) else 10000.0
-                self.indexer: Any = spec.block_indexer.reference(model_properties, theta)
+                rope_theta = spec.position.rope_theta if isinstance(spec.position, Rope) else 10000.0
+                self.indexer: Any = spec.block_indexer.reference(model_properties, rope_theta)
             if spec.position is not None and spec.position.type == "relative_bias":
                 self.relative_bias = spec.position.reference(model_properties, self.heads)
             if spec.position is not None and spec.position.type == "disentangled":
@@ -757,14 +757,14 @@ def _reference_class() -> type[nn.Module]:
                 k,
                 causal=self.causal and (not spec.whole_pass),
                 window=spec.sliding_window,
-                chunk=spec.attention_chunk_size,
+                chunk_size=spec.attention_chunk_size,
             )
             return mask, self._score_bias(forward_pass, end_position, query_count, key_count, x.device)
 
         def _score_bias(
             self, forward_pass: ForwardPass, end_position: int, query_count: int, key_count: int, device: Any
         ) -> Tensor | None:
-            """Returns the bias on the scores of the last `query_count` and the last `key_count` tokens before `end_position`."""
+            """Returns the score bias of the last `query_count` and the last `key_count` tokens before `end_position`."""
             positions = (
                 forward_pass.positions(end_position - query_count, end_position, device),
                 forward_pass.positions(end_position - key_count, end_position, device),

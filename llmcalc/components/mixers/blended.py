@@ -72,12 +72,12 @@ class BlendedAttention(WindowedMixer):
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes)
 
-    def _blend(self, recorder: Flow, letter: str, x: Value) -> Value:
+    def _blend(self, recorder: Flow, projection_letter: str, x: Value) -> Value:
         """Records the weighted sum of each row and the previous row. x: the keys or the values."""
         kv_heads, _ = x.axes
-        previous_tokens = recorder.shift(x, state=f"last_{letter}")
-        recorder.state(f"last_{letter}", *x.axes, state_kind="conv_state")
-        weights = recorder.vector(f"conv_{letter}", Axis("steps", BLENDED_TOKENS), kv_heads)
+        previous_tokens = recorder.shift(x, state_name=f"last_{projection_letter}")
+        recorder.state(f"last_{projection_letter}", *x.axes, state_kind="conv_state")
+        weights = recorder.vector(f"conv_{projection_letter}", Axis("steps", BLENDED_TOKENS), kv_heads)
         return recorder.add(
             recorder.mul(previous_tokens, recorder.take(weights, kv_heads)),
             recorder.mul(x, recorder.take(weights, kv_heads)),

@@ -116,7 +116,7 @@ class BlockIndexer(Part):
     def _chosen_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens for each indexer head."""
         heads, index_dim = Axis("block_index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        block, blocks = self.index_block_size, self.index_topk_blocks
+        block_size, block_count = self.index_block_size, self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
                 recorder.norm("q_norm", recorder.linear("q_proj", x, heads, index_dim), self.norm, (index_dim,)),
@@ -126,7 +126,7 @@ class BlockIndexer(Part):
             keys = recorder.rope(recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), self.norm), position)
             (keys,) = recorder.cache("cache", "indexer", keys)
             recorder.hold(k=keys)
-            return recorder.select_blocks(recorder.scores("core", q, keys), keys, block, blocks)
+            return recorder.select_blocks(recorder.scores("core", q, keys), keys, block_size, block_count)
 
     def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size, theta)
@@ -144,9 +144,9 @@ def _reference_class() -> type[nn.Module]:
     class BlockIndexerReference(nn.Module):
         """The block indexer. x: [batch, tokens, hidden] → token mask, [batch, index heads, tokens, keys]."""
 
-        def __init__(self, spec: BlockIndexer, hidden_size: int, theta: float) -> None:
+        def __init__(self, spec: BlockIndexer, hidden_size: int, rope_theta: float) -> None:
             super().__init__()
-            self.spec, self.theta = spec, theta
+            self.spec, self.theta = spec, rope_theta
             self.q_proj = nn.Linear(hidden_size, spec.index_n_heads * spec.index_head_dim, bias=False)
             self.k_proj = nn.Linear(hidden_size, spec.index_head_dim, bias=False)
             self.q_norm = norm_reference(spec.norm, spec.index_head_dim)
@@ -168,10 +168,14 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass.positions(0, end_position, x.device),
             )
             scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
-            blocks = -(-end_position // spec.index_block_size)
-            scores = nn.functional.pad(scores, (0, blocks * spec.index_block_size - end_position), value=float("-inf"))
-            block_scores = scores.unflatten(-1, (blocks, -1)).amax(-1)
-            block_distance = (positions // spec.index_block_size)[:, None] - torch.arange(blocks, device=x.device)[None]
+            block_count = -(-end_position // spec.index_block_size)
+            scores = nn.functional.pad(
+                scores, (0, block_count * spec.index_block_size - end_position), value=float("-inf")
+            )
+            block_scores = scores.unflatten(-1, (block_count, -1)).amax(-1)
+            block_distance = (positions // spec.index_block_size)[:, None] - torch.arange(block_count, device=x.device)[
+                None
+            ]
             block_scores = block_scores.masked_fill(
                 (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
             ).masked_fill(block_distance < 0, float("-inf"))

@@ -131,7 +131,7 @@ class CompressedConvAttention(WindowedMixer):
         recorder.state(
             "conv_state", joined_axes, head_dim, Axis("steps", head_kernel + group_kernel - 2), state_kind="conv_state"
         )
-        padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state="conv_state")
+        padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state_name="conv_state")
         recorder.hold(seen=padded_rows)
         conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
         joined_heads = recorder.conv(
@@ -172,7 +172,8 @@ class CompressedConvAttention(WindowedMixer):
         with recorder.function():
             projected = recorder.linear("v_proj_before", x, half_width, bias=has_bias, counted=WithStart(of=x.rows))
             first_row = recorder.resumed(
-                recorder.apply_again(recorder.zeros(x, state="value_state"), projected, has_bias), state="value_state"
+                recorder.apply_again(recorder.zeros(x, state_name="value_state"), projected, has_bias),
+                state_name="value_state",
             )
             recorder.hold(made=projected, first=first_row)
             recorder.state("value_state", half_width, last_values=(projected,))

@@ -28,7 +28,7 @@ MOST_NEIGHBOURS, MOST_HASHES, MOST_DIRECTIONS = 64, 64, 2**20
 
 
 class ChunkedAttention(MultiHeadMixer):
-    """Attention of each chunk of tokens to itself and to neighbouring chunks, or of a single chunk to all tokens.
+    """Attention of each chunk of tokens to the same and neighbouring chunks, or of a single chunk to all tokens.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a head.
@@ -177,7 +177,7 @@ def _reference_class() -> type[nn.Module]:
                 attn_output, log_sums = self.core(*sorted_rows, token_order % tokens, True)
                 attn_output, log_sums = (row.unflatten(2, (self.hashes, tokens)) for row in (attn_output, log_sums))
                 attn_output = (attn_output * torch.softmax(log_sums, 2)).sum(2)
-            output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))
-            return output
+            projected_output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))
+            return projected_output
 
     return ChunkedReference

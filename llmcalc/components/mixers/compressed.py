@@ -129,8 +129,8 @@ class CompressedAttention(EntryAttention):
                 for series_value in (kv, gate)
             )
             zero_windows = (
-                recorder.zeros(delayed_series, state="last_window"),
-                recorder.zeros(gate_delayed_series, state="last_window"),
+                recorder.zeros(delayed_series, state_name="last_window"),
+                recorder.zeros(gate_delayed_series, state_name="last_window"),
             )
             first_window, first_gate = (
                 recorder.resumed(zero_window, "last_window", window_index)
@@ -248,7 +248,7 @@ def _reference_class() -> type[nn.Module]:
             return entries
 
     class Chooser(chooser_class()):  # type: ignore[misc]
-        """Selects compressed entries for each token, by scores against separately compressed keys."""
+        """Selects compressed entries for each token, by scores against a second set of compressed keys."""
 
         def __init__(self, spec: CompressedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)

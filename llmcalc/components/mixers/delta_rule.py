@@ -48,9 +48,9 @@ def delta_rule_class() -> type[nn.Module]:
         state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
         """
 
-        def __init__(self, chunk: int, decays_by_channel: bool) -> None:
+        def __init__(self, chunk_size: int, decays_by_channel: bool) -> None:
             super().__init__()
-            self.chunk, self.by_channel = chunk, decays_by_channel
+            self.chunk, self.by_channel = chunk_size, decays_by_channel
 
         def forward(
             self,
@@ -74,16 +74,16 @@ def delta_rule_class() -> type[nn.Module]:
             return scan_output
 
         def _run_token(
-            self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+            self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, recurrent_state: Tensor
         ) -> tuple[Tensor, Tensor]:
-            state = state * log_decay[:, :, 0, :, None].exp()
-            predicted_values = (state * k[:, :, 0, :, None]).sum(-2)
+            recurrent_state = recurrent_state * log_decay[:, :, 0, :, None].exp()
+            predicted_values = (recurrent_state * k[:, :, 0, :, None]).sum(-2)
             correction = (v[:, :, 0] - predicted_values) * beta
-            state = state + k[:, :, 0, :, None] * correction[..., None, :]
-            return (state * q[:, :, 0, :, None]).sum(-2)[:, :, None], state
+            recurrent_state = recurrent_state + k[:, :, 0, :, None] * correction[..., None, :]
+            return (recurrent_state * q[:, :, 0, :, None]).sum(-2)[:, :, None], recurrent_state
 
         def _run_chunks(
-            self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+            self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, recurrent_state: Tensor
         ) -> tuple[Tensor, Tensor]:
             tokens, chunk_size = q.shape[2], self.chunk
             pad = -tokens % chunk_size
@@ -112,14 +112,14 @@ def delta_rule_class() -> type[nn.Module]:
             decayed_k_to_end, state_decay = k * (chunk_decay - log_decay).exp(), chunk_decay.exp().transpose(-1, -2)
             chunk_outputs = []
             for chunk_index in range(q.shape[2]):
-                corrected_values = values[:, :, chunk_index] - keys[:, :, chunk_index] @ state
+                corrected_values = values[:, :, chunk_index] - keys[:, :, chunk_index] @ recurrent_state
                 chunk_outputs.append(
-                    decayed_q[:, :, chunk_index] @ state + scores[:, :, chunk_index] @ corrected_values
+                    decayed_q[:, :, chunk_index] @ recurrent_state + scores[:, :, chunk_index] @ corrected_values
                 )
-                state = (
-                    state * state_decay[:, :, chunk_index]
+                recurrent_state = (
+                    recurrent_state * state_decay[:, :, chunk_index]
                     + decayed_k_to_end[:, :, chunk_index].transpose(-1, -2) @ corrected_values
                 )
-            return torch.stack(chunk_outputs, 2).flatten(2, 3)[:, :, :tokens], state
+            return torch.stack(chunk_outputs, 2).flatten(2, 3)[:, :, :tokens], recurrent_state
 
     return DeltaRule

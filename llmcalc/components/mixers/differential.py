@@ -168,8 +168,8 @@ class DifferentialAttention(WindowedMixer):
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
         heads = str(a) if a == k else f"{a}/{k}"
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        return f"differential {heads} × {self.head_dim}{window}"
+        window_text = f", window {self.sliding_window}" if self.sliding_window else ""
+        return f"differential {heads} × {self.head_dim}{window_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -197,14 +197,14 @@ def _reference_class() -> type[nn.Module]:
                 del self.k_proj, self.v_proj
             else:
                 self.cache = cache_class()(spec.sliding_window)
-            for letter in ("q1", "k1", "q2", "k2"):
-                self.add_module(f"lambda_{letter}", vector(torch.randn(spec.head_dim) * 0.1))
+            for projection_letter in ("q1", "k1", "q2", "k2"):
+                self.add_module(f"lambda_{projection_letter}", vector(torch.randn(spec.head_dim) * 0.1))
             self.core_1, self.core_2 = softmax_core_class()(), softmax_core_class()()
             norm = Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps)
             self.norm = norm_reference(norm, 2 * spec.head_dim)
 
         def _lambda_term(self, factor_index: int) -> Tensor:
-            q, k = (getattr(self, f"lambda_{letter}{factor_index}").weight for letter in "qk")
+            q, k = (getattr(self, f"lambda_{projection_letter}{factor_index}").weight for projection_letter in "qk")
             return (q * k).sum().exp()
 
         def _rotated(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:

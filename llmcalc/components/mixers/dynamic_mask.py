@@ -97,10 +97,10 @@ class DynamicMaskAttention(WindowedMixer):
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
-        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
         return (
             f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, "
-            f"{self.keep_window_size} keys kept{window}"
+            f"{self.keep_window_size} keys kept{window_text}"
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

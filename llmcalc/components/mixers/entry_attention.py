@@ -94,8 +94,10 @@ class EntryAttention(TokenMixer):
             raise ValueError(f"o_groups: {self.o_groups} does not divide {heads} heads of {head_dim}")
         narrowest_head = head_dim if self.indexer is None else min(head_dim, self.indexer.index_head_dim)
         if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > narrowest_head:
-            field = "head_dim" if narrowest_head == head_dim else "index_head_dim"
-            raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field} {narrowest_head}")
+            field_name = "head_dim" if narrowest_head == head_dim else "index_head_dim"
+            raise ValueError(
+                f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field_name} {narrowest_head}"
+            )
         self.position.check_whole("qk_rope_head_dim")
         return self
 
@@ -228,9 +230,9 @@ def group_map_class() -> type[nn.Module]:
     class GroupMap(nn.Module):
         """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
 
-        def __init__(self, groups: int, n_in: int, n_out: int) -> None:
+        def __init__(self, group_count: int, n_in: int, n_out: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.empty(groups, n_out, n_in))
+            self.weight = nn.Parameter(torch.empty(group_count, n_out, n_in))
             nn.init.normal_(self.weight, std=n_in**-0.5)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -269,8 +271,8 @@ def entry_attention_class() -> Any:
                 self.entry_core = single_key_core_class()()
 
         def _rotate(self, x: Tensor, forward_pass: ForwardPass, inverse: bool = False) -> Tensor:
-            rope, theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
-            return rotate(x, forward_pass, forward_pass.past, rope, theta, inverse)
+            rope, rope_theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
+            return rotate(x, forward_pass, forward_pass.past, rope, rope_theta, inverse)
 
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass

@@ -1,4 +1,4 @@
-"""Attention with biases from learned profiles of distances, whose queries and keys have a bounded length.
+"""Attention with bounded lengths of queries and keys, and distance biases mixed from learned profiles.
 
 A query, a key and a head's weights of the profiles are scaled down to a largest length. Each token has a score of its
 own for a key without a value (a sink), and a gate on the output of the heads. The convolutions of keys and values may
@@ -51,9 +51,12 @@ class GatedProfileAttention(ProfileAttention):
         q = recorder.linear("q_proj", x, heads, head_dim)
         keys, values = (
             self._convolve_heads(
-                recorder, f"{letter}_conv", recorder.linear(f"{letter}_proj", token, kv_heads, head_dim), token
+                recorder,
+                f"{projection_letter}_conv",
+                recorder.linear(f"{projection_letter}_proj", token, kv_heads, head_dim),
+                token,
             )
-            for letter, token in (
+            for projection_letter, token in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
@@ -161,7 +164,7 @@ def _reference_class() -> type[nn.Module]:
             return attention_weights.to(v.dtype) @ v
 
     class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
-        """The attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
+        """Gated profile attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedProfileAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
@@ -178,11 +181,11 @@ def _reference_class() -> type[nn.Module]:
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
             self.core = SoftmaxProducts()
 
-        def _convolve_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _convolve_heads(self, projection_letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
-            convolved = self.get_submodule(f"{letter}_conv")(
-                self.get_submodule(f"{letter}_proj")(x), *token, forward_pass
+            convolved = self.get_submodule(f"{projection_letter}_conv")(
+                self.get_submodule(f"{projection_letter}_proj")(x), *token, forward_pass
             )
             return convolved.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 

@@ -53,15 +53,15 @@ class GroupedProjectionAttention(EqualHeadsMixer):
 
     def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
-        for field in ("q_groups", "k_groups", "v_groups", "o_groups"):
-            self._check_divisor(stack_position, field)
+        for field_name in ("q_groups", "k_groups", "v_groups", "o_groups"):
+            self._check_divisor(stack_position, field_name)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            recorder.conv(f"{letter}_proj", x, heads, head_dim, kernel=1, groups=groups, bias=True)
-            for letter, groups in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
+            recorder.conv(f"{projection_letter}_proj", x, heads, head_dim, kernel=1, groups=group_count, bias=True)
+            for projection_letter, group_count in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
         )
         recorder.mask(q, k, causal=False)
         recorder.hold(q=q, k=k, v=v)
@@ -125,10 +125,10 @@ class GroupedFeedForward(SingleWidthNetwork):
         ]
 
 
-def _grouped_convolution(input_width: int, output_width: int, groups: int) -> nn.Module:
+def _grouped_convolution(input_width: int, output_width: int, group_count: int) -> nn.Module:
     from torch import nn
 
-    return nn.Conv1d(input_width, output_width, 1, groups=groups)
+    return nn.Conv1d(input_width, output_width, 1, groups=group_count)
 
 
 def _apply_convolution(projection: nn.Module, x: Tensor) -> Tensor:

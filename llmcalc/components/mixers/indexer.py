@@ -59,7 +59,7 @@ class Indexer(Part):
         return self.input_norm is not None
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns keyword arguments of the attention operation and of its rows: the number of attended tokens."""
+        """Returns the number of attended tokens, as keyword arguments for the attention operation and its rows."""
         return {"selected": self.index_topk}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
@@ -118,9 +118,9 @@ def indexer_reference_class() -> type[nn.Module]:
     class IndexerReference(nn.Module):
         """The token indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
 
-        def __init__(self, spec: Indexer, hidden_size: int, query: int, rope: int, theta: float) -> None:
+        def __init__(self, spec: Indexer, hidden_size: int, query: int, rope: int, rope_theta: float) -> None:
             super().__init__()
-            self.spec, self.rope, self.theta = spec, rope, theta
+            self.spec, self.rope, self.theta = spec, rope, rope_theta
             if spec.input_norm is not None:
                 self.input_norm = norm_reference(spec.input_norm, hidden_size)
             if spec.position_scale:

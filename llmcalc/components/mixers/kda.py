@@ -117,9 +117,9 @@ class KimiDeltaAttention(TokenMixer):
             *x.axes,
         )
 
-    def _has_low_rank(self, letter: str) -> bool:
-        """Whether the projection of a gate has low rank. letter: `f` for the decay, `g` for the output gate."""
-        return self.low_rank_gates and not (letter == "g" and self.full_rank_output_gate)
+    def _has_low_rank(self, projection_letter: str) -> bool:
+        """Whether a gate projection has low rank. projection_letter: `f` for the decay, `g` for the output gate."""
+        return self.low_rank_gates and not (projection_letter == "g" and self.full_rank_output_gate)
 
     def _record_log_decay(self, recorder: Flow, x: Value, head_axes: Shape) -> Value:
         """Returns the log decay of each channel of the state."""
@@ -132,12 +132,12 @@ class KimiDeltaAttention(TokenMixer):
             return recorder.mul(recorder.act(decay_logits, "softplus"), decay_rate)
         return recorder.act(recorder.mul(decay_logits, decay_rate), "sigmoid")
 
-    def _gate_projection(self, recorder: Flow, letter: str, x: Value, head_axes: Shape) -> Value:
+    def _gate_projection(self, recorder: Flow, projection_letter: str, x: Value, head_axes: Shape) -> Value:
         """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
-        if not self._has_low_rank(letter):
-            return recorder.linear(f"{letter}_proj", x, *head_axes)
-        low_rank = recorder.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
-        return recorder.linear(f"{letter}_b_proj", low_rank, *head_axes)
+        if not self._has_low_rank(projection_letter):
+            return recorder.linear(f"{projection_letter}_proj", x, *head_axes)
+        low_rank = recorder.linear(f"{projection_letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
+        return recorder.linear(f"{projection_letter}_b_proj", low_rank, *head_axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
@@ -193,9 +193,11 @@ def _reference_class() -> type[nn.Module]:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        def _gate_projection(self, letter: str, x: Tensor) -> Tensor:
+        def _gate_projection(self, projection_letter: str, x: Tensor) -> Tensor:
             projections = (
-                (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
+                (f"{projection_letter}_a_proj", f"{projection_letter}_b_proj")
+                if hasattr(self, f"{projection_letter}_a_proj")
+                else (f"{projection_letter}_proj",)
             )
             for projection in projections:
                 x = self.get_submodule(projection)(x)

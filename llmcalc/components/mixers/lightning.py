@@ -136,20 +136,20 @@ def _reference_class() -> type[nn.Module]:
         old_state: S before these tokens, or None.
         """
 
-        def __init__(self, heads: int, block: int) -> None:
+        def __init__(self, heads: int, block_size: int) -> None:
             super().__init__()
-            self.block, self.base = block, 2.0 ** (-8.0 / heads)
+            self.block, self.base = block_size, 2.0 ** (-8.0 / heads)
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, old_state: Tensor | None) -> tuple[Tensor, Tensor]:
             heads, tokens, block_size = q.shape[1], q.shape[2], self.block if old_state is None else 1
             slope = self.base ** torch.arange(1, heads + 1, device=q.device)[:, None, None]
-            state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
+            recurrent_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
             block_outputs = []
             for start in range(0, tokens, block_size):
                 block_q, block_k, block_v = (x[:, :, start : start + block_size] for x in (q, k, v))
                 if old_state is not None:
-                    state = (-slope).exp().to(q.dtype) * state + block_k.transpose(-1, -2) @ block_v
-                    block_outputs.append(block_q @ state)
+                    recurrent_state = (-slope).exp().to(q.dtype) * recurrent_state + block_k.transpose(-1, -2) @ block_v
+                    block_outputs.append(block_q @ recurrent_state)
                     continue
                 positions = torch.arange(block_q.shape[2], device=q.device)[:, None]
                 decay_mask = (
@@ -159,10 +159,15 @@ def _reference_class() -> type[nn.Module]:
                     .to(q.dtype)
                 )
                 block_output = (block_q @ block_k.transpose(-1, -2) * decay_mask) @ block_v
-                block_outputs.append(block_output + (block_q * (-slope * (positions + 1)).exp().to(q.dtype)) @ state)
+                block_outputs.append(
+                    block_output + (block_q * (-slope * (positions + 1)).exp().to(q.dtype)) @ recurrent_state
+                )
                 decayed_k = block_k * (-slope * (len(positions) - 1 - positions)).exp().to(q.dtype)
-                state = state * (-slope * len(positions)).exp().to(q.dtype) + decayed_k.transpose(-1, -2) @ block_v
-            return torch.cat(block_outputs, 2), state
+                recurrent_state = (
+                    recurrent_state * (-slope * len(positions)).exp().to(q.dtype)
+                    + decayed_k.transpose(-1, -2) @ block_v
+                )
+            return torch.cat(block_outputs, 2), recurrent_state
 
     class LightningReference(nn.Module):
         """Lightning attention. x: [batch, tokens, hidden] → same shape."""
@@ -185,23 +190,26 @@ def _reference_class() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), heads_width)
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.o_bias)
 
-        def _split_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _split_heads(self, projection_letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the heads of queries, keys or values, [batch, heads, tokens, d]. x: the projection's output."""
             heads: Tensor = x.unflatten(-1, (self.heads, -1))
-            if hasattr(self, f"{letter}_norm"):
-                heads = self.get_submodule(f"{letter}_norm")(heads)
+            if hasattr(self, f"{projection_letter}_norm"):
+                heads = self.get_submodule(f"{projection_letter}_norm")(heads)
             heads = heads.transpose(1, 2)
-            if self.spec.position is not None and letter != "v":
+            if self.spec.position is not None and projection_letter != "v":
                 heads = self.spec.position.rotated(heads, forward_pass, forward_pass.past)
             return activate(self.act, heads)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-            q, k, v = (self._split_heads(letter, projected, forward_pass) for letter, projected in projections.items())
+            q, k, v = (
+                self._split_heads(projection_letter, projected, forward_pass)
+                for projection_letter, projected in projections.items()
+            )
             del projections
             stored_state = self.recurrent_state.only_tensor(forward_pass)
-            attn_output, state = self.core(q, k, v, stored_state)
-            self.recurrent_state.keep(forward_pass, state)
+            attn_output, recurrent_state = self.core(q, k, v, stored_state)
+            self.recurrent_state.keep(forward_pass, recurrent_state)
             normed = self.norm(attn_output.transpose(1, 2).flatten(2))
             return self.o_proj(self.g_proj(x).sigmoid() * normed)
 

@@ -84,17 +84,17 @@ class LocalAttention(MultiHeadMixer):
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
+        heads, head_dim, global_block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
         kv_input = x
         if self.global_block_size is not None:
-            block = self.global_block_size
-            sum_op, sum_rows = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
+            global_block = self.global_block_size
+            sum_op, sum_rows = ops.BlockSums(x.width, global_block, x.rows), Blocks(of=x.rows, block=global_block)
             block_sums = recorder.core("sums", sum_op, x, axes=x.axes, rows=sum_rows)
             recorder.hold(summed=block_sums)
             block_sums = (
                 block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
             )
-            kv_input = recorder.cat(x, block_sums, axes=x.axes, output_rows=WithSums(of=x.rows, block=block))
+            kv_input = recorder.cat(x, block_sums, axes=x.axes, output_rows=WithSums(of=x.rows, block=global_block))
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
         q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)
@@ -105,7 +105,7 @@ class LocalAttention(MultiHeadMixer):
         )
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
-        key_limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
+        key_limits: dict[str, Any] = {"radius": self.local_radius, "global_block": global_block}
         attn_output = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **key_limits)
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes)

@@ -184,27 +184,27 @@ def _reference_class() -> type[nn.Module]:
             self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             decay = torch.exp(time_step.float()[..., None] * -torch.exp(self.A_log.float()))
-            state = (time_step * x).float()[..., None] * b.float()
+            scan_states = (time_step * x).float()[..., None] * b.float()
             if old_state is not None:
-                first_state = state[:, :1] + decay[:, :1] * old_state[:, None]
-                state = torch.cat([first_state, state[:, 1:]], 1)
+                first_state = scan_states[:, :1] + decay[:, :1] * old_state[:, None]
+                scan_states = torch.cat([first_state, scan_states[:, 1:]], 1)
             covered_steps = 1  # doubles each round: the number of earlier steps that a state covers
             while covered_steps < x.shape[1]:
-                state = torch.cat(
+                scan_states = torch.cat(
                     [
-                        state[:, :covered_steps],
-                        state[:, covered_steps:] + decay[:, covered_steps:] * state[:, :-covered_steps],
+                        scan_states[:, :covered_steps],
+                        scan_states[:, covered_steps:] + decay[:, covered_steps:] * scan_states[:, :-covered_steps],
                     ],
                     1,
                 )
                 decay = torch.cat([decay[:, :covered_steps], decay[:, covered_steps:] * decay[:, :-covered_steps]], 1)
                 covered_steps *= 2
-            scan_output = _read_states(state.to(x.dtype), c)
-            return scan_output + self.D * x, state[:, -1]
+            scan_output = _read_states(scan_states.to(x.dtype), c)
+            return scan_output + self.D * x, scan_states[:, -1]
 
-    def _read_states(state: Tensor, c: Tensor) -> Tensor:
-        """Multiplies states by C. state: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""
-        heads: Tensor = state.unflatten(2, (c.shape[2], -1)) @ c[..., None]
+    def _read_states(scan_states: Tensor, c: Tensor) -> Tensor:
+        """Multiplies states by C. scan_states: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""
+        heads: Tensor = scan_states.unflatten(2, (c.shape[2], -1)) @ c[..., None]
         return heads.flatten(2)
 
     class MambaReference(nn.Module):

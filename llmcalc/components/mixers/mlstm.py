@@ -115,12 +115,12 @@ def _reference_class() -> type[nn.Module]:
         i, f: [batch, heads, tokens]. h has the shape of v.
         """
 
-        def __init__(self, chunk: int) -> None:
+        def __init__(self, chunk_size: int) -> None:
             super().__init__()
-            self.chunk = chunk
+            self.chunk = chunk_size
 
         def forward(
-            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, forget_gate: Tensor, state: tuple[Tensor, ...]
+            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             log_f, q = F.logsigmoid(forget_gate), q * q.shape[-1] ** -0.5
             chunk_outputs, start, tokens = [], 0, q.shape[2]
@@ -128,18 +128,23 @@ def _reference_class() -> type[nn.Module]:
                 run_step, chunk_size = (
                     (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
                 )
-                chunk = slice(start, start + chunk_size)
+                chunk_slice = slice(start, start + chunk_size)
                 memory_output, state = run_step(
-                    q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
+                    q[:, :, chunk_slice],
+                    k[:, :, chunk_slice],
+                    v[:, :, chunk_slice],
+                    input_gate[:, :, chunk_slice],
+                    log_f[:, :, chunk_slice],
+                    state,
                 )
                 chunk_outputs.append(memory_output)
                 start += chunk_size
             return torch.cat(chunk_outputs, 2), state
 
         def _run_chunk(
-            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
+            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, cell_state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            memory, norm, largest_exponent = state
+            memory, norm, largest_exponent = cell_state
             log_decay = log_f.cumsum(-1)
             mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
             pair_exponent = (log_decay[..., :, None] - log_decay[..., None, :] + input_gate[..., None, :]).masked_fill(
@@ -165,9 +170,9 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def _run_token(
-            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
+            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, cell_state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            memory, norm, largest_exponent = state
+            memory, norm, largest_exponent = cell_state
             new_largest = torch.maximum(log_f + largest_exponent, input_gate)
             state_scale, input_scale = (log_f + largest_exponent - new_largest).exp(), (input_gate - new_largest).exp()
             memory = state_scale[..., None] * memory + input_scale[..., None] * (k.transpose(-1, -2) @ v)
@@ -195,19 +200,24 @@ def _reference_class() -> type[nn.Module]:
             self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
             self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), state_class()()
             self.norm = norm_reference(
-                Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), value_width, groups=heads
+                Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), value_width, group_count=heads
             )
             self.out_proj = nn.Linear(value_width, hidden_size, bias=has_bias)
 
-        def _split_heads(self, letter: str, x: Tensor) -> Tensor:
-            return self.get_submodule(letter)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
+        def _split_heads(self, projection_letter: str, x: Tensor) -> Tensor:
+            return (
+                self.get_submodule(projection_letter)(x)
+                .float()
+                .unflatten(-1, (self.spec.num_heads, -1))
+                .transpose(1, 2)
+            )
 
         def _gate(self, gate_name: str, x: Tensor) -> Tensor:
             gate_cap = self.spec.gate_soft_cap
             return gate_cap * torch.tanh(self._split_heads(gate_name, x)[..., 0] / gate_cap)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            q, k, v = (self._split_heads(letter, x) for letter in "qkv")
+            q, k, v = (self._split_heads(projection_letter, x) for projection_letter in "qkv")
             stored_state = self.recurrent_state.load(forward_pass)
             if stored_state is None:
                 stored_state = (
@@ -215,7 +225,7 @@ def _reference_class() -> type[nn.Module]:
                     q.new_zeros(*q.shape[:2], q.shape[-1]),
                     q.new_zeros(*q.shape[:2], 1),
                 )
-            memory_output, state = self.core(
+            memory_output, cell_state = self.core(
                 q,
                 k,
                 v,
@@ -223,7 +233,7 @@ def _reference_class() -> type[nn.Module]:
                 self._gate("fgate", x),
                 tuple(tensor.float() for tensor in stored_state),
             )
-            self.recurrent_state.keep(forward_pass, *(tensor.to(x.dtype) for tensor in state))
+            self.recurrent_state.keep(forward_pass, *(tensor.to(x.dtype) for tensor in cell_state))
             normed = self.norm(memory_output.transpose(1, 2).flatten(2).to(x.dtype))
             return self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed)
 

@@ -166,8 +166,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.predict_streams = nn.Embedding(spec.ngram, hidden_size)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            vectors = self.predict_streams(torch.arange(self.ngram, device=x.device))
-            streams = vectors[:, None].expand(-1, x.shape[1], -1).flatten(0, 1)
+            stream_vectors = self.predict_streams(torch.arange(self.ngram, device=x.device))
+            streams = stream_vectors[:, None].expand(-1, x.shape[1], -1).flatten(0, 1)
             return torch.cat([x, streams.expand(x.shape[0], -1, -1)], 1)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -62,7 +62,7 @@ class PooledIndexer(Part):
         return False
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns keyword arguments of the attention operation and of its rows: the number of attended tokens."""
+        """Returns the number of attended tokens, as keyword arguments for the attention operation and its rows."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:

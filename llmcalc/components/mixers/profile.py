@@ -80,11 +80,11 @@ class ProfileAttention(WindowedMixer):
         keys, values = (
             add_convolution(
                 recorder,
-                f"{letter}_conv",
-                recorder.linear(f"{letter}_proj", x, kv_heads, head_dim),
+                f"{projection_letter}_conv",
+                recorder.linear(f"{projection_letter}_proj", x, kv_heads, head_dim),
                 self.conv_kernel_size,
             )
-            for letter in ("k", "v")
+            for projection_letter in ("k", "v")
         )
         keys = self._normed(recorder, "k_norm", keys)
         keys, values = recorder.cache("cache", self.cache_kind, keys, values, token_limit=window)

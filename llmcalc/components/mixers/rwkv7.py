@@ -141,7 +141,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     inputs_of_projections = "rwkvag"
 
     class Recurrence(nn.Module):
-        """S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, the last state)."""
+        """RWKV-7: S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, last state)."""
 
         def forward(
             self,
@@ -156,19 +156,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             receptance, k, v, removal_key, learning_rate = (
                 tensor.float() for tensor in (receptance, k, v, removal_key, learning_rate)
             )
-            state = (
+            wkv_state = (
                 receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
                 if stored_state is None
                 else stored_state[0]
             )
             token_outputs = []
             for token in range(receptance.shape[1]):
-                removed_value = state @ -removal_key[:, token, :, :, None]
+                removed_value = wkv_state @ -removal_key[:, token, :, :, None]
                 correction = removed_value * (removal_key * learning_rate)[:, token, :, None, :]
                 state_update = v[:, token, :, :, None] * k[:, token, :, None, :]
-                state = state * decay[:, token, :, None, :] + state_update + correction
-                token_outputs.append((state @ receptance[:, token, :, :, None])[..., 0])
-            return torch.stack(token_outputs, 1), state
+                wkv_state = wkv_state * decay[:, token, :, None, :] + state_update + correction
+                token_outputs.append((wkv_state @ receptance[:, token, :, :, None])[..., 0])
+            return torch.stack(token_outputs, 1), wkv_state
 
     class TimeMixReference(nn.Module):
         """RWKV-7's time mixing. x: [batch, tokens, hidden] → same shape.
@@ -191,7 +191,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.wkv = Recurrence()
             self.shift_state: Any = state_class()()
             self.recurrent_state: Any = state_class()()
-            self.g_norm = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), heads_width, groups=spec.num_heads)
+            self.g_norm = norm_reference(
+                Norm(type="layernorm", eps=spec.norm_eps), heads_width, group_count=spec.num_heads
+            )
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _projection_ranks(self) -> dict[str, int]:
@@ -229,13 +231,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 v = torch.lerp(v, v, self._low_rank("v", inputs["v"]).sigmoid())
             removed_key = nn.functional.normalize(self._split_heads(k * self.k_k.weight), dim=-1)
             k = k * (1 + (learning_rate - 1) * self.k_a.weight)
-            wkv_output, state = self.wkv(
+            wkv_output, wkv_state = self.wkv(
                 *(self._split_heads(tensor) for tensor in (receptance, decay, k, v)),
                 removed_key,
                 self._split_heads(learning_rate),
                 self.recurrent_state.load(forward_pass),
             )
-            self.recurrent_state.keep(forward_pass, state)
+            self.recurrent_state.keep(forward_pass, wkv_state)
             bonus = (self._split_heads(receptance) * self._split_heads(k * self.r_k.weight)).sum(
                 -1, keepdim=True
             ) * self._split_heads(v)

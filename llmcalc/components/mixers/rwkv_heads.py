@@ -125,7 +125,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(
             self, receptance: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
-            state = (
+            wkv_state = (
                 receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
                 if stored_state is None
                 else stored_state[0]
@@ -133,9 +133,9 @@ def _reference_class() -> type[nn.Module]:
             token_outputs, bonus = [], bonus.float().unflatten(-1, (receptance.shape[2], -1))[..., None]
             for token in range(receptance.shape[1]):
                 state_update = k[:, token, :, :, None] @ v[:, token, :, None, :]
-                token_outputs.append((receptance[:, token, :, None, :] @ (state + bonus * state_update))[..., 0, :])
-                state = decay[:, token, :, :, None] * state + state_update
-            return torch.stack(token_outputs, 1), state
+                token_outputs.append((receptance[:, token, :, None, :] @ (wkv_state + bonus * state_update))[..., 0, :])
+                wkv_state = decay[:, token, :, :, None] * wkv_state + state_update
+            return torch.stack(token_outputs, 1), wkv_state
 
     class HeadMixReference(nn.Module):
         """Time mixing of RWKV-5 and RWKV-6. x: [batch, tokens, hidden] → same shape."""
@@ -163,7 +163,9 @@ def _reference_class() -> type[nn.Module]:
             self.wkv = Recurrence()
             self.shift_state: Any = state_class()()
             self.recurrent_state: Any = state_class()()
-            self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), heads_width, groups=spec.num_heads)
+            self.ln_x = norm_reference(
+                Norm(type="layernorm", eps=spec.norm_eps), heads_width, group_count=spec.num_heads
+            )
             self.output = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _mixed_inputs(self, x: Tensor, forward_pass: ForwardPass) -> dict[str, Tensor]:
@@ -196,10 +198,10 @@ def _reference_class() -> type[nn.Module]:
             if spec.decay_rank is not None:
                 decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
-            wkv_output, state = self.wkv(
+            wkv_output, wkv_state = self.wkv(
                 receptance, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass)
             )
-            self.recurrent_state.keep(forward_pass, state)
+            self.recurrent_state.keep(forward_pass, wkv_state)
             wkv_output = self.ln_x(wkv_output.flatten(2).to(x.dtype))
             return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
 

@@ -105,8 +105,8 @@ def _reference_class() -> type[nn.Module]:
             selected_index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
             block_rows, columns = selected_index // block_count, selected_index % block_count
             sampled_queries, sampled_keys, sampled_values = (
-                self._select_blocks(x, block)
-                for x, block in ((queries, block_rows), (keys, columns), (values, columns))
+                self._select_blocks(x, block_indices)
+                for x, block_indices in ((queries, block_rows), (keys, columns), (values, columns))
             )
             weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
             real_keys = self._select_blocks(self._split_into_blocks(torch.ones_like(k[..., :1])), columns).transpose(
@@ -132,13 +132,13 @@ def _reference_class() -> type[nn.Module]:
                 weight_sums = weight_sums + other_blocks.sum(-1)[..., None, None]
             return (weighted_sums / (weight_sums + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
-        def _expand_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
+        def _expand_indices(self, block_indices: Tensor, x: Tensor) -> Tensor:
             """Returns block indices, expanded to the shape that `gather` needs to select blocks of x."""
-            return blocks[..., None, None].expand(*blocks.shape, *x.shape[3:])
+            return block_indices[..., None, None].expand(*block_indices.shape, *x.shape[3:])
 
-        def _select_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:
+        def _select_blocks(self, x: Tensor, block_indices: Tensor) -> Tensor:
             """Returns the blocks of x with these indices. x: [batch, heads, blocks, block, d]."""
-            return x.gather(2, self._expand_indices(blocks, x))
+            return x.gather(2, self._expand_indices(block_indices, x))
 
     class SampledBlockReference(nn.Module):
         """Attention within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""

@@ -40,7 +40,7 @@ SOURCE = "DeepSeek-V4.1 2026"
 
 
 class CandidateBlocks(Part):
-    """The key blocks that a lower layer's indexer selected, to which this indexer limits its scores.
+    """The blocks of keys that a lower layer's indexer selected; this layer's indexer scores only their keys.
 
     candidate_topk_blocks: the number of blocks.
     candidate_block_size: the number of keys in a block.
@@ -108,26 +108,32 @@ class SharedEntryAttention(EntryAttention):
         return self.index_topk if self.indexer is None else self.indexer.index_topk
 
     def length_limits(self) -> tuple[int, ...]:
-        blocks = None if self.indexer is None else self.indexer.candidates
-        candidates = () if blocks is None else (blocks.candidate_topk_blocks * blocks.candidate_block_size,)
+        candidate_blocks = None if self.indexer is None else self.indexer.candidates
+        candidates = (
+            ()
+            if candidate_blocks is None
+            else (candidate_blocks.candidate_topk_blocks * candidate_blocks.candidate_block_size,)
+        )
         return (*super().length_limits(), *candidates)
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         compress_rate, indexer = self.compress_rate, self.indexer
         if compress_rate is None:
             return {}
-        field = "entries_shared" if self.entries_shared else ""
+        field_name = "entries_shared" if self.entries_shared else ""
         field_by_result: dict[tuple[Any, ...], str] = {
-            ("entries", compress_rate, self.head_dim, self.qk_rope_head_dim): field
+            ("entries", compress_rate, self.head_dim, self.qk_rope_head_dim): field_name
         }
         field_by_result["selected entries", compress_rate, self.selected_entries] = (
             "" if indexer is not None else "indexer"
         )
         if indexer is not None:
-            field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field
+            field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field_name
             if indexer.finds is not None or indexer.candidates is not None:
-                blocks = indexer.finds or indexer.candidates
-                field_by_result["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
+                candidate_blocks = indexer.finds or indexer.candidates
+                field_by_result["candidates", candidate_blocks] = (
+                    "" if indexer.finds is not None else "indexer.candidates"
+                )
         return field_by_result
 
     def borrowing_field(self) -> str:
@@ -218,12 +224,12 @@ class SharedEntryAttention(EntryAttention):
         recorder.hold(q=q)
         q = recorder.rope(q, rope)
         recorder.hold(q=q)
-        blocks = indexer.candidates
+        candidate_blocks = indexer.candidates
         score_options: dict[str, Any] = {"core": ops.EntryScores, "rate": self.compress_rate}
-        if blocks is not None:
-            score_options = {"core": ops.BlockCore, "block": blocks.candidate_block_size}
-            score_options["blocks"] = blocks.candidate_topk_blocks
-            keys, visible_entries = recorder.candidates(keys, visible_entries, blocks.candidate_block_size)
+        if candidate_blocks is not None:
+            score_options = {"core": ops.BlockCore, "block": candidate_blocks.candidate_block_size}
+            score_options["blocks"] = candidate_blocks.candidate_topk_blocks
+            keys, visible_entries = recorder.candidates(keys, visible_entries, candidate_blocks.candidate_block_size)
             recorder.hold(keys=keys, seen=visible_entries)
         scores = recorder.act(
             recorder.scale(
@@ -258,17 +264,19 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
         sliding_window=5,
     )
     indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
-    blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
+    candidate_blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
     rate_two_fields = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
     shared_fields = {"compress_rate": 1, "entries_shared": True}
     changes_by_example: dict[str, dict[str, Any]] = {
         "local": {},
         "computing": rate_two_fields,
-        "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": blocks})},
-        "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": blocks})},
+        "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": candidate_blocks})},
+        "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": candidate_blocks})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {example_name: local.model_copy(update=fields) for example_name, fields in changes_by_example.items()}
+    return {
+        example_name: local.model_copy(update=mixer_fields) for example_name, mixer_fields in changes_by_example.items()
+    }
 
 
 @cache
@@ -337,11 +345,11 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor, Tensor | None]:
             """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
             assert self.spec.indexer is not None
-            blocks = self.spec.indexer.candidates
-            if blocks is None:
+            candidate_blocks = self.spec.indexer.candidates
+            if candidate_blocks is None:
                 return keys, visible_entries, None
             chosen_blocks: Tensor = forward_pass.memo["candidate blocks"]
-            block_size = blocks.candidate_block_size
+            block_size = candidate_blocks.candidate_block_size
             if forward_pass.past and visible_entries.shape[0] == 1:  # decoding one token scores only the candidates
                 offsets = torch.arange(block_size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * block_size + offsets).flatten(1)
@@ -363,10 +371,10 @@ def _reference_class() -> type[nn.Module]:
         def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
             """Selects the best blocks of each token; its own block is always first. scores: −inf for invisible keys."""
             assert self.spec.indexer is not None
-            blocks = self.spec.indexer.finds
-            if blocks is None:
+            candidate_blocks = self.spec.indexer.finds
+            if candidate_blocks is None:
                 return
-            block_size, tokens = blocks.candidate_block_size, scores.shape[1]
+            block_size, tokens = candidate_blocks.candidate_block_size, scores.shape[1]
             padding = -scores.shape[-1] % block_size
             block_scores = (
                 nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, block_size)).amax(-1)
@@ -378,7 +386,7 @@ def _reference_class() -> type[nn.Module]:
                 -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
             )
             ranked_indices = block_scores.sort(dim=-1, descending=True, stable=True).indices
-            forward_pass.memo["candidate blocks"] = ranked_indices[..., : blocks.candidate_topk_blocks]
+            forward_pass.memo["candidate blocks"] = ranked_indices[..., : candidate_blocks.candidate_topk_blocks]
 
         def _all_keys(self, latent: Tensor | None, forward_pass: ForwardPass, x: Tensor) -> Tensor:
             """Returns the keys of all entries up to now. latent: the new entries before RoPE; None without any."""

@@ -87,7 +87,7 @@ class ShortConv(TokenMixer):
                 groups=inner_x.width,
                 bias=has_bias,
                 padding=kernel - 1,
-                state="conv_state",
+                state_name="conv_state",
             )
             recorder.state("conv_state", *channels, Axis("kernel", kernel), state_kind="conv_state")
         recorder.hold(mixed=convolved)

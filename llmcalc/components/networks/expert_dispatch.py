@@ -85,7 +85,7 @@ def capacity_dispatch_class() -> type[Any]:
 
 
 def ends_of_groups(expert: Tensor, experts: int) -> Tensor:
-    """Counts the sorted rows up to each expert's last row, as int32. expert: the expert of each row, ascending."""
+    """Returns the end of each expert's rows in the sorted rows, as int32. expert: the expert of each row, ascending."""
     import torch
 
     return expert.float().histc(experts, 0, experts - 1).cumsum(0, dtype=torch.int32)

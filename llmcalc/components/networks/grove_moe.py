@@ -82,12 +82,12 @@ class GroveMoE(Network):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
-        groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
+        expert_groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
         weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
         group_outputs = []
         for network_name, network, axis in (
             ("experts", self.expert, experts),
-            ("chunk_experts", self.adjugate_expert, groups),
+            ("chunk_experts", self.adjugate_expert, expert_groups),
         ):
             routed_rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
             with recorder.scope(network_name, kind="experts", source=self.formula_source):
@@ -98,10 +98,10 @@ class GroveMoE(Network):
         return recorder.add(*group_outputs)
 
     def describe(self, hidden_size: int) -> str:
-        groups = self.num_experts // self.experts_per_group
+        expert_groups = self.num_experts // self.experts_per_group
         return (
             f"MoE {self.num_experts_per_tok} of {self.num_experts} × {self.expert.describe(hidden_size)} + adjugate "
-            f"{groups} × {self.adjugate_expert.intermediate_size}"
+            f"{expert_groups} × {self.adjugate_expert.intermediate_size}"
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

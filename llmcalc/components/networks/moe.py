@@ -103,7 +103,7 @@ class Latent(Part):
         )
 
     def project_back(self, recorder: Flow, latent_output: Value, output_axes: Shape) -> Value:
-        """Records the optional norm of the experts' sum, and the projection from the latent width."""
+        """Records the norm of the summed expert outputs, if any, and the projection from the latent width."""
         latent_output = (
             latent_output
             if self.output_norm is None
@@ -374,8 +374,8 @@ class MoE(Network):
         vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
         four_experts = {"num_experts": 4, "num_experts_per_tok": 2}
 
-        def small_mixture(**fields: Any) -> Any:
-            return cls(**{**four_experts, "expert": swiglu, **fields})
+        def small_mixture(**moe_fields: Any) -> Any:
+            return cls(**{**four_experts, "expert": swiglu, **moe_fields})
 
         return [
             small_mixture(num_experts=6),

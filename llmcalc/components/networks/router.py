@@ -81,7 +81,7 @@ class Router(Part):
 
 
 def _record_correction(recorder: Flow, storage: Correction | None, classes: Axis) -> Value | None:
-    """Records the score correction and returns it; None without a correction."""
+    """Records the correction of the expert scores and returns it; None without a correction."""
     if storage is None:
         return None
     if storage == "buffer":
@@ -129,17 +129,17 @@ class LinearRouter(Router):
         if (self.n_group is None) != (self.topk_group is None):
             field_name = "n_group" if self.n_group is None else "topk_group"
             raise ValueError(f"router.{field_name}: missing; expected both n_group and topk_group, or neither")
-        groups, group_count = self.groups
-        if num_experts % groups:
+        all_groups, top_groups = self.groups
+        if num_experts % all_groups:
             raise ValueError(
-                f"router.n_group: {groups} does not divide num_experts {num_experts}; expected a divisor of "
+                f"router.n_group: {all_groups} does not divide num_experts {num_experts}; expected a divisor of "
                 f"{num_experts}"
             )
-        if not groups >= group_count >= num_experts_per_tok * groups / num_experts:
-            fewest_groups = -(-num_experts_per_tok * groups // num_experts)
+        if not all_groups >= top_groups >= num_experts_per_tok * all_groups / num_experts:
+            fewest_groups = -(-num_experts_per_tok * all_groups // num_experts)
             raise ValueError(
-                f"router.topk_group: {group_count}; expected {fewest_groups} to {groups}, because a token selects "
-                f"{num_experts_per_tok} experts from {groups} groups of {num_experts // groups}"
+                f"router.topk_group: {top_groups}; expected {fewest_groups} to {all_groups}, because a token selects "
+                f"{num_experts_per_tok} experts from {all_groups} groups of {num_experts // all_groups}"
             )
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:

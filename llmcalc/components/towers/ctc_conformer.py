@@ -135,7 +135,7 @@ class CtcConformer(TowerPart):
         frames, head_dim = x.rows, Axis("head_dim", self.head_dim)
         head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x.view(*x.axes, new_rows=Padded(of=frames, block=self.block))
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes) for letter in "qkv")
+        q, k, v = (recorder.linear(f"{projection_letter}_proj", x, *head_axes) for projection_letter in "qkv")
         distance_rows = Table(name="distances", length=self.block * self.block)
         recorder.table(
             "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
@@ -195,8 +195,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.heads, self.block, self.furthest = spec.num_attention_heads, spec.block, spec.max_distance
             heads_width = spec.num_attention_heads * spec.head_dim
-            for letter in "qkv":
-                self.add_module(f"{letter}_proj", nn.Linear(spec.hidden_size, heads_width, bias=False))
+            for projection_letter in "qkv":
+                self.add_module(f"{projection_letter}_proj", nn.Linear(spec.hidden_size, heads_width, bias=False))
             self.distance_keys = nn.Embedding(2 * spec.max_distance + 1, spec.head_dim)
             self.o_proj = nn.Linear(heads_width, spec.hidden_size)
 
@@ -204,12 +204,12 @@ def _reference_class() -> type[nn.Module]:
             clips, frames = x.shape[:2]
             x = functional.pad(x, (0, 0, 0, -frames % self.block))
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(x)
+                self.get_submodule(f"{projection_letter}_proj")(x)
                 .unflatten(-1, (self.heads, -1))
                 .unflatten(1, (-1, self.block))
                 .flatten(0, 1)
                 .transpose(1, 2)
-                for letter in "qkv"
+                for projection_letter in "qkv"
             )
             positions = torch.arange(self.block, device=x.device)
             keys = self.distance_keys(positions[:, None] - positions + self.furthest)

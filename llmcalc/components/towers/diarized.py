@@ -142,7 +142,7 @@ class DiarizedEncoder(TowerPart):
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records both encoders and returns their sum for the projector."""
+        """Records both encoders and returns the sum of their outputs for the projector."""
         frames = recorder.merge(x, Merged(of=x.rows, frames=self.frames), Axis("frames", self.frames))
         frames.fixed = True
         stack_output = _record_stack(recorder, self.stack, frames, self.hidden_size)
@@ -174,15 +174,15 @@ class DiarizedEncoder(TowerPart):
         stack = Stack(num_hidden_layers=2, block=block, embedding_norm=layernorm, final_norm=layernorm)
         speakers = SpeakerEncoder(hidden_size=8, stack=stack, head_size=6, num_speakers=3)
         timestamps = WordTimestamps(stack=stack, upsampling_factor=2, classes=11)
-        fields: dict[str, Any] = {"num_mel_bins": 5, "hidden_size": 12, "stack": stack, "norm": layernorm}
+        tower_fields: dict[str, Any] = {"num_mel_bins": 5, "hidden_size": 12, "stack": stack, "norm": layernorm}
         return [
-            cls(frames=4, speakers=speakers, timestamps=timestamps, **fields),
-            cls(frames=2, speakers=speakers.model_copy(update={"num_speakers": 1}), **fields),
+            cls(frames=4, speakers=speakers, timestamps=timestamps, **tower_fields),
+            cls(frames=2, speakers=speakers.model_copy(update={"num_speakers": 1}), **tower_fields),
         ]
 
 
 def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden_size: int) -> Value:
-    """Records the linear layer of a position's frames and the layers after it."""
+    """Records a linear layer on each position's frames, and the layers of the stack."""
     x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden_size), kind="embedding")
     with recorder.apart(causal=False):
         return stack.flow(recorder, x)
@@ -202,8 +202,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, stack: Stack, hidden_size: int) -> None:
             super().__init__()
             layers = stack.reference(ModelProperties(hidden_size, causal=False))
-            for child_name, child in layers.named_children():
-                self.add_module(child_name, child)
+            for child_name, child_module in layers.named_children():
+                self.add_module(child_name, child_module)
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
 
         def through_layers(self, x: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class DiffusionHead(Part):
         return self.norm.model_copy(update={"weight": False})
 
     def flow(self, recorder: Flow, latents: Value) -> None:
-        """Records the head. latents: the vectors that the head predicts."""
+        """Records the diffusion head. latents: the vectors that the head predicts."""
         hidden_axis = Axis("hidden", self.hidden_size)
         text_output = Value(latents.rows, (hidden_axis,), fixed=True)
         sinusoids = Value(latents.rows, (Axis("frequencies", self.frequency_size),), fixed=True)
@@ -86,7 +86,7 @@ class DiffusionHead(Part):
 
 
 def _modulate(recorder: Flow, x: Value, scale: Value, shift: Value) -> Value:
-    """Records the product with one plus a scale, and the sum with a shift."""
+    """Records x · (1 + scale) + shift."""
     return recorder.add(recorder.mul(x, recorder.plus(scale, 1)), shift)
 
 

@@ -316,7 +316,7 @@ class ImageTokenizer(TowerPart):
 
 
 def _positions(frame_rows: Rows, doublings: int) -> Rows:
-    """Returns the positions of a grid whose sides are doubled `doublings` times."""
+    """Returns the positions of a grid after its sides were doubled `doublings` times."""
     return Multiple("positions", of=frame_rows, by=4**doublings)
 
 
@@ -385,7 +385,7 @@ def _reference_class() -> type[nn.Module]:
             return x + self.conv_2(functional.silu(self.norm_2(convolved)))
 
     class TokenizerHalf(nn.Module):
-        """The base of the encoder and the decoder."""
+        """The base class of the tokenizer's encoder and decoder."""
 
         def __init__(self, spec: ImageTokenizer, reads_codes: bool) -> None:
             super().__init__()

@@ -172,21 +172,21 @@ class MobileNet(TowerPart):
             )
         channels = self.stem_channels
         for stage in self.stages:
-            for group in stage.groups:
+            for block_group in stage.groups:
                 in_channels = channels
-                for block in group.blocks:
+                for block in block_group.blocks:
                     channels = channels if block.type == "attention" else block.channels
-                if group.repeat > 1 and (channels != in_channels or _stride_of(group.blocks) > 1):
+                if block_group.repeat > 1 and (channels != in_channels or _stride_of(block_group.blocks) > 1):
                     raise ValueError(
-                        f"repeat: {group.repeat} groups read {in_channels} channels and give {channels}; expected "
-                        "blocks without a stride that give as many channels as they read"
+                        f"repeat: {block_group.repeat} groups read {in_channels} channels and give {channels}; "
+                        "expected blocks without a stride that give as many channels as they read"
                     )
         return self
 
     @property
     def patches(self) -> Patches:
         """The squares of pixels that correspond to the positions of the last stage."""
-        patch_side = 2 * prod(_stride_of(group.blocks) for stage in self.stages for group in stage.groups)
+        patch_side = 2 * prod(_stride_of(block_group.blocks) for stage in self.stages for block_group in stage.groups)
         return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
     @property
@@ -204,26 +204,26 @@ class MobileNet(TowerPart):
         stage_outputs: list[Value] = []
         for stage_index, stage in enumerate(self.stages, 1):
             with recorder.scope(f"stage_{stage_index}"):
-                for group_index, group in enumerate(stage.groups, 1):
-                    x = self._record_group(recorder, f"group_{group_index}", x, group)
+                for group_index, block_group in enumerate(stage.groups, 1):
+                    x = self._record_group(recorder, f"group_{group_index}", x, block_group)
             stage_outputs.append(x)
         with recorder.scope("fusion"):
             return self._fuse_stages(recorder, stage_outputs[-self.fused_stages :])
 
-    def _record_group(self, recorder: Flow, group_name: str, x: Value, group: BlockGroup) -> Value:
+    def _record_group(self, recorder: Flow, group_name: str, x: Value, block_group: BlockGroup) -> Value:
         """Records the blocks of a group."""
 
         def record_blocks(block_input: Value) -> Value:
-            for k, block in enumerate(group.blocks, 1):
+            for k, block in enumerate(block_group.blocks, 1):
                 with recorder.scope(f"block_{k}", kind="attention" if block.type == "attention" else "convolution"):
                     block_input = self._record_block(recorder, block_input, block)
             return block_input
 
-        if same(group.repeat, 1):
+        if same(block_group.repeat, 1):
             with recorder.scope(group_name, kind="layer"):
                 return record_blocks(x)
-        repeat_indices = range(group.repeat) if isinstance(group.repeat, int) else None
-        return recorder.layers(x, record_blocks, group.repeat, repeat_indices, group_name, kind="layer")
+        repeat_indices = range(block_group.repeat) if isinstance(block_group.repeat, int) else None
+        return recorder.layers(x, record_blocks, block_group.repeat, repeat_indices, group_name, kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
         """Records a block and, if the input and the output have the same shape, their sum."""
@@ -258,11 +258,15 @@ class MobileNet(TowerPart):
         """Records attention with one head of keys and values, which may come from a smaller grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
-        for letter in "kv":
+        for projection_letter in "kv":
             kv_input = x
             if block.kv_stride > 1:
-                kv_input = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
-            keys_and_values.append(recorder.conv(f"{letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1))
+                kv_input = self._record_conv(
+                    recorder, f"{projection_letter}_down", x, None, block.kernel, block.kv_stride
+                )
+            keys_and_values.append(
+                recorder.conv(f"{projection_letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1)
+            )
         attn_output = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
         return recorder.conv("o_proj", attn_output, *x.axes, kernel=1)
 
@@ -297,16 +301,24 @@ class MobileNet(TowerPart):
         channels: the number of output channels; None for a depthwise convolution.
         """
         axes = x.axes if channels is None else (Axis("channels", channels),)
-        groups = x.width if channels is None else 1
+        conv_groups = x.width if channels is None else 1
         x = recorder.conv(
-            conv_name, x, *axes, kernel=kernel * kernel, groups=groups, bias=bias, rows=_strided_rows(x.rows, stride)
+            conv_name,
+            x,
+            *axes,
+            kernel=kernel * kernel,
+            groups=conv_groups,
+            bias=bias,
+            rows=_strided_rows(x.rows, stride),
         )
         x = recorder.part(f"{conv_name}_norm", self.norm, x)
         return recorder.act(x, self.hidden_act) if is_activated else x
 
     def describe(self, hidden_size: int) -> str:
-        blocks = sum(group.repeat * len(group.blocks) for stage in self.stages for group in stage.groups)
-        return f"MobileNet of {blocks} blocks → {self.hidden_size}"
+        block_count = sum(
+            block_group.repeat * len(block_group.blocks) for stage in self.stages for block_group in stage.groups
+        )
+        return f"MobileNet of {block_count} blocks → {self.hidden_size}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -358,13 +370,13 @@ class MobileNet(TowerPart):
         ]
 
 
-def _stride_of(blocks: tuple[Any, ...]) -> int:
-    """Returns the product of the strides of blocks."""
-    return prod(block.stride for block in blocks if block.type != "attention")
+def _stride_of(conv_blocks: tuple[Any, ...]) -> int:
+    """Returns the total stride of a sequence of blocks."""
+    return prod(block.stride for block in conv_blocks if block.type != "attention")
 
 
 def _strided_rows(input_rows: Rows, stride: Stride) -> Rows:
-    """Returns the positions of a grid after a convolution with a stride."""
+    """Returns the axis of grid positions after a convolution with a stride."""
     if stride == 1:
         return input_rows
     if isinstance(input_rows, Multiple) and isinstance(input_rows.by, int) and input_rows.by % 4 == 0:
@@ -400,11 +412,13 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(norm_name, self.norm_spec.reference(ModelProperties(channels)))
 
         def add_conv(
-            self, conv_name: str, in_channels: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
+            self, conv_name: str, in_channels: int, channels: int, kernel: int = 1, stride: int = 1, **tower_fields: Any
         ) -> int:
             self.add_module(
                 conv_name,
-                SamePaddingConv(in_channels, channels, kernel, stride, bias=fields.pop("bias", False), **fields),
+                SamePaddingConv(
+                    in_channels, channels, kernel, stride, bias=tower_fields.pop("bias", False), **tower_fields
+                ),
             )
             self.add_norm(f"{conv_name}_norm", channels)
             return channels
@@ -467,18 +481,23 @@ def _reference_class() -> type[nn.Module]:
                 SamePaddingConv(in_channels, inner_width, 1, bias=False),
                 SamePaddingConv(inner_width, in_channels, 1, bias=False),
             )
-            for letter in "kv":
+            for projection_letter in "kv":
                 if spec.kv_stride > 1:
                     self.add_conv(
-                        f"{letter}_down", in_channels, in_channels, spec.kernel, spec.kv_stride, groups=in_channels
+                        f"{projection_letter}_down",
+                        in_channels,
+                        in_channels,
+                        spec.kernel,
+                        spec.kv_stride,
+                        groups=in_channels,
                     )
-                self.add_module(f"{letter}_proj", SamePaddingConv(in_channels, spec.head_dim, 1, bias=False))
+                self.add_module(f"{projection_letter}_proj", SamePaddingConv(in_channels, spec.head_dim, 1, bias=False))
             self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(in_channels))
 
-        def _project(self, letter: str, x: Tensor) -> Tensor:
+        def _project(self, projection_letter: str, x: Tensor) -> Tensor:
             """Computes the keys or the values: [images, 1, positions, head_dim]."""
-            x = self.convolve(f"{letter}_down", x) if hasattr(self, f"{letter}_down") else x
-            projected: Tensor = self.get_submodule(f"{letter}_proj")(x)
+            x = self.convolve(f"{projection_letter}_down", x) if hasattr(self, f"{projection_letter}_down") else x
+            projected: Tensor = self.get_submodule(f"{projection_letter}_proj")(x)
             return projected.flatten(2).transpose(1, 2)[:, None]
 
         def forward(self, x: Tensor) -> Tensor:
@@ -522,28 +541,28 @@ def _reference_class() -> type[nn.Module]:
             in_channels = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
             self.fused_stages, self.stage_count, widths = spec.fused_stages, len(spec.stages), list[int]()
             for stage_index, stage in enumerate(spec.stages, 1):
-                groups = nn.Module()
-                for group_index, group in enumerate(stage.groups, 1):
+                group_modules = nn.Module()
+                for group_index, block_group in enumerate(stage.groups, 1):
                     repeats = list[nn.Module]()
-                    for _ in range(group.repeat):
-                        blocks = nn.Sequential()
-                        for k, block in enumerate(group.blocks, 1):
+                    for _ in range(block_group.repeat):
+                        block_modules = nn.Sequential()
+                        for k, block in enumerate(block_group.blocks, 1):
                             block_module = BLOCKS[block.type](block, in_channels, spec.norm, spec.hidden_act)
-                            blocks.add_module(f"block_{k}", block_module)
+                            block_modules.add_module(f"block_{k}", block_module)
                             in_channels = block_module.width
-                        repeats.append(blocks)
-                    groups.add_module(
-                        f"group_{group_index}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats)
+                        repeats.append(block_modules)
+                    group_modules.add_module(
+                        f"group_{group_index}", repeats[0] if block_group.repeat == 1 else nn.Sequential(*repeats)
                     )
-                self.add_module(f"stage_{stage_index}", groups)
+                self.add_module(f"stage_{stage_index}", group_modules)
                 widths.append(in_channels)
             self.fusion = FusionReference(spec, sum(widths[-spec.fused_stages :]))
 
         def forward(self, pixels: Tensor) -> Tensor:
             x, stage_outputs = self.convolve("stem", pixels[:, :, 0], is_activated=True), list[torch.Tensor]()
             for stage_index in range(1, self.stage_count + 1):
-                for group in self.get_submodule(f"stage_{stage_index}").children():
-                    x = group(x)
+                for block_group in self.get_submodule(f"stage_{stage_index}").children():
+                    x = block_group(x)
                 stage_outputs.append(x)
             return self.fusion(stage_outputs[-self.fused_stages :])
 

@@ -78,8 +78,8 @@ class Perceiver(LearnedQueries):
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6)
-        fields: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm")}
-        return [cls(queries=3, hidden_size=12, num_hidden_layers=2, **fields)]
+        tower_fields: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm")}
+        return [cls(queries=3, hidden_size=12, num_hidden_layers=2, **tower_fields)]
 
 
 @cache

@@ -272,8 +272,8 @@ class Projector(TowerPart):
         self, recorder: Flow, marks_name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes
     ) -> Value:
         """Appends learned marker vectors to x."""
-        vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, count=mark_count)
-        return recorder.cat(x, vectors, axes=x.axes, output_rows=RowsWithExtra(of=x.rows, more=mark_count))
+        mark_vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, count=mark_count)
+        return recorder.cat(x, mark_vectors, axes=x.axes, output_rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(map_width) for map_width in (self.input_size, *(linear.size for linear in self.maps)))
@@ -422,13 +422,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self._stack: tuple[nn.Module, ...] = ()
             if spec.stack is not None:
                 stack = spec.stack.reference(ModelProperties(input_width, causal=False))
-                for child_name, child in stack.named_children():
-                    self.add_module(child_name, child)
+                for child_name, child_module in stack.named_children():
+                    self.add_module(child_name, child_module)
                 self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
-        def tokens(self, ids: Tensor) -> Tensor:
-            """Returns the projector's output for non-text tokens."""
-            return self._apply_maps(self.token_norm(self.token_embedding(ids)))
+        def tokens(self, token_ids: Tensor) -> Tensor:
+            """Returns the projected vectors of special tokens that are not text."""
+            return self._apply_maps(self.token_norm(self.token_embedding(token_ids)))
 
         def _apply_maps(self, x: Tensor) -> Tensor:
             for map_index, linear in enumerate(self.spec.maps, 1):
@@ -444,14 +444,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 x = stack.forward(x, ForwardPass(columns=1))
             return x
 
-        def forward(self, x: Tensor, columns: int) -> Tensor:
+        def forward(self, x: Tensor, patch_columns: int) -> Tensor:
             merge, is_mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
             if hasattr(self, "resampler"):
                 x = self.resampler(x)
                 return self._apply_maps(self.norm(x) if hasattr(self, "norm") else x)
             norm_after_merge = is_mean or self.spec.norm_of == "merged"
             x = self.norm(x) if hasattr(self, "norm") and not norm_after_merge else x
-            squares = x.unflatten(1, (-1, merge, columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+            squares = (
+                x.unflatten(1, (-1, merge, patch_columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+            )
             x = squares.mean(2) if is_mean else squares.flatten(2)
             if frames > 1:
                 frames_of_images = x.unflatten(0, (-1, frames)).transpose(1, 2)

@@ -119,8 +119,8 @@ class QFormer(LearnedQueries):
         head_axes = Axis("heads", self.num_attention_heads), head_dim
         inputs = {"q": x, "k": memory, "v": memory}
         q, k, v = (
-            recorder.linear(f"{letter}_proj", projection_input, *head_axes, bias=True)
-            for letter, projection_input in inputs.items()
+            recorder.linear(f"{projection_letter}_proj", projection_input, *head_axes, bias=True)
+            for projection_letter, projection_input in inputs.items()
         )
         if isinstance(query_rows, Table):
             single_set = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)
@@ -140,15 +140,15 @@ class QFormer(LearnedQueries):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
-        fields: dict[str, Any] = {
+        tower_fields: dict[str, Any] = {
             "hidden_size": 12,
             "num_attention_heads": 3,
             "feed_forward": network,
             "norm": Norm(type="layernorm"),
         }
         return [
-            cls(queries=3, num_hidden_layers=3, input_size=10, reading_layers=(0, 2), **fields),
-            cls(queries=2, num_hidden_layers=2, input_size=10, reading_layers=(0, 1), window=5, **fields),
+            cls(queries=3, num_hidden_layers=3, input_size=10, reading_layers=(0, 2), **tower_fields),
+            cls(queries=2, num_hidden_layers=2, input_size=10, reading_layers=(0, 1), window=5, **tower_fields),
         ]
 
 

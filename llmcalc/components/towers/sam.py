@@ -147,7 +147,10 @@ class SamEncoder(TowerPart):
         head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), head_dim
         x = x if window is None else x.view(*x.axes, new_rows=PaddedSquares(side=window))
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.qkv_bias) for letter in "qkv")
+        q, k, v = (
+            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.qkv_bias)
+            for projection_letter in "qkv"
+        )
         scored_distances = 0
         if self.relative_positions:
             scored_distances = 2 * window_side
@@ -179,7 +182,7 @@ class SamEncoder(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
-        fields: dict[str, Any] = {
+        tower_fields: dict[str, Any] = {
             "num_attention_heads": 3,
             "window_size": 3,
             "feed_forward": network,
@@ -196,7 +199,7 @@ class SamEncoder(TowerPart):
                 positions=PatchPositions(rows=64),
                 output_channels=6,
                 halvings=(8, 10),
-                **fields,
+                **tower_fields,
             ),
             cls(
                 hidden_size=12,
@@ -207,7 +210,7 @@ class SamEncoder(TowerPart):
                 relative_positions=False,
                 output_channels=6,
                 second_neck=True,
-                **fields,
+                **tower_fields,
             ),
         ]
 
@@ -224,8 +227,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SamEncoder, window: int | None) -> None:
             super().__init__()
             self.heads, self.window, hidden_size = spec.num_attention_heads, window, spec.hidden_size
-            for letter in "qkv":
-                self.add_module(f"{letter}_proj", nn.Linear(hidden_size, hidden_size, bias=spec.qkv_bias))
+            for projection_letter in "qkv":
+                self.add_module(f"{projection_letter}_proj", nn.Linear(hidden_size, hidden_size, bias=spec.qkv_bias))
             self.o_proj = nn.Linear(hidden_size, hidden_size)
             if spec.relative_positions:
                 distance_count = 2 * (spec.grid if window is None else window) - 1
@@ -248,8 +251,10 @@ def _reference_class() -> type[nn.Module]:
         def _attend(self, x: Tensor) -> Tensor:
             """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
-                for letter in "qkv"
+                self.get_submodule(f"{projection_letter}_proj")(x)
+                .unflatten(-1, (self.heads, -1))
+                .permute(0, 3, 1, 2, 4)
+                for projection_letter in "qkv"
             )
             scores = q.flatten(2, 3) @ k.flatten(2, 3).transpose(-1, -2) * q.shape[-1] ** -0.5
             if hasattr(self, "row_distances"):

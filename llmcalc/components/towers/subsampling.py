@@ -192,16 +192,18 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(channels * mel_bins, hidden_size, bias=spec.bias)
 
         def forward(self, frames: Tensor) -> Tensor:
-            chunk, (clips, length) = self.spec.chunk, frames.shape[:2]
-            if chunk is None or (length < chunk and not self.spec.whole_chunks):
+            chunk_size, (clips, length) = self.spec.chunk, frames.shape[:2]
+            if chunk_size is None or (length < chunk_size and not self.spec.whole_chunks):
                 return self._convolve(frames)
-            chunks = nn.functional.pad(frames, (0, 0, 0, -length % chunk)).unflatten(1, (-1, chunk)).flatten(0, 1)
+            chunks = (
+                nn.functional.pad(frames, (0, 0, 0, -length % chunk_size)).unflatten(1, (-1, chunk_size)).flatten(0, 1)
+            )
             x = self._convolve(chunks)
-            last_frames = length % chunk
+            last_frames = length % chunk_size
             for conv in self.spec.convolutions:
                 last_frames = -(-last_frames // conv.stride[0])
             positions = x.unflatten(0, (clips, -1)).flatten(1, 2)
-            return positions[:, : length // chunk * x.shape[1] + last_frames]
+            return positions[:, : length // chunk_size * x.shape[1] + last_frames]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):

@@ -354,8 +354,8 @@ def _reference_class() -> type[nn.Module]:
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
             stack = spec.stack.reference(ModelProperties(hidden_size, causal=False))
-            for child_name, child in stack.named_children():
-                self.add_module(child_name, child)
+            for child_name, child_module in stack.named_children():
+                self.add_module(child_name, child_module)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
             if spec.merger is not None and spec.upper_stack is not None:
                 self.merger = spec.merger.reference(ModelProperties(hidden_size))

@@ -80,11 +80,11 @@ def _reference_class() -> type[nn.Module]:
             self.up_proj = nn.Linear(merged_width, spec.intermediate_size)
             self.down_proj = nn.Linear(spec.intermediate_size, hidden_size)
 
-        def forward(self, x: Tensor, columns: int) -> Tensor:
+        def forward(self, x: Tensor, patch_columns: int) -> Tensor:
             square_side = self.side
-            x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardPass(columns=columns))
+            x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardPass(columns=patch_columns))
             squares = (
-                x.unflatten(1, (-1, square_side, columns // square_side, square_side))
+                x.unflatten(1, (-1, square_side, patch_columns // square_side, square_side))
                 .transpose(2, 3)
                 .flatten(3, 4)
                 .flatten(1, 2)

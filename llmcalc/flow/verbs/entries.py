@@ -33,7 +33,7 @@ class EntryVerbs(Recorder):
         return self.step("weighted_mean", "", (window_rows, gate), Value(window_rows.rows, window_rows.axes[1:]))
 
     def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
-        """Records the concatenation of x and of earlier passes' rows that do not fill an entry yet."""
+        """Records the concatenation of x and the rows of earlier passes that do not fill a window yet."""
         output_value = tuple(row_value.view(*row_value.axes) for row_value in row_values)
         self.record("with_rest", "", row_values, output_value)
         return output_value
@@ -44,8 +44,8 @@ class EntryVerbs(Recorder):
         self.record("keep_entries", "cache", (entries, *pending_rows), (output_value,), op=op)
         return output_value
 
-    def of_lower_layer(self, name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
-        """Records the read of a lower layer's entries, keys or selection, by name.
+    def of_lower_layer(self, node_name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
+        """Records the read of a value that a lower layer stored: cache entries, keys or a selection.
 
         lower_value: that value; None where the layer is recorded alone.
         axes: the axes of entries and keys; none of a selection.
@@ -53,11 +53,15 @@ class EntryVerbs(Recorder):
         if lower_value is None:
             lower_value = Value(x.rows, axes, fixed=True) if axes else value_of_pairs(x.rows, fixed=True, batched=True)
         return self.step(
-            "of_lower_layer", "", (x,), Value(lower_value.rows, lower_value.axes, fixed=lower_value.fixed), slot=name
+            "of_lower_layer",
+            "",
+            (x,),
+            Value(lower_value.rows, lower_value.axes, fixed=lower_value.fixed),
+            slot=node_name,
         )
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
-        """Records the mask of entries whose `rate` tokens do not follow the query's token."""
+        """Records the mask of complete entries: those whose `rate` tokens all precede the query's token."""
         return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, fixed=True), rate=rate)
 
     def candidates(self, keys: Value, mask: Value, block_size: Number) -> tuple[Value, Value]:
@@ -77,7 +81,7 @@ class EntryVerbs(Recorder):
         return self.step("choose_entries", "", (scores, weights, mask), output_value, top_k=top_k, finds=finds)
 
     def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
-        """Records the mask of the selected entries, and returns the mask and the entries to read."""
+        """Records the mask of the entries that were selected, and returns the mask and the entries to read."""
         output_value = Value(selected.rows, (), fixed=True), entries.view(*entries.axes)
         self.record("among", "", (mask, selected, entries), output_value)
         return output_value
@@ -86,20 +90,20 @@ class EntryVerbs(Recorder):
         """Records the mask of keys that each query may attend to; layers with equal masks share one."""
         self.record("mask", "", (q, k), causal=causal, window=window, chunk=chunk)
 
-    def cache(self, name: str, cache_kind: str, *values: Value, token_limit: Number = None) -> tuple[Value, ...]:
+    def cache(self, node_name: str, cache_kind: str, *vectors: Value, token_limit: Number = None) -> tuple[Value, ...]:
         """Caches the values per row for later passes, and returns the values with all cached rows."""
-        width = values[0].width
-        for cached_value in values[1:]:
+        width = vectors[0].width
+        for cached_value in vectors[1:]:
             width = width + cached_value.width
-        cached_values = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
-        vector_shapes = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in values)
-        op = ops.KVCache(width, cache_kind, token_limit, values[0].rows, vector_shapes)
-        self.record("cache", name, values, cached_values, op=op, limit=token_limit)
+        cached_values = tuple(Value(v.rows, v.axes, v, v.fixed, node_name) for v in vectors)
+        vector_shapes = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in vectors)
+        op = ops.KVCache(width, cache_kind, token_limit, vectors[0].rows, vector_shapes)
+        self.record("cache", node_name, vectors, cached_values, op=op, limit=token_limit)
         return cached_values
 
     def state(
         self,
-        name: str,
+        node_name: str,
         *axes: Axis | JoinedShapes,
         state_kind: str = "recurrent_state",
         bits: Number = None,
@@ -109,15 +113,21 @@ class EntryVerbs(Recorder):
 
         last_values: the values whose last row it is; none where a step that reads it keeps it.
         """
-        self.record("state", name, last_values, op=ops.State(self.element_count(axes), state_kind, bits))
+        self.record("state", node_name, last_values, op=ops.State(self.element_count(axes), state_kind, bits))
 
     def received(self, x: Value, *axes: Axis | JoinedShapes) -> Value:
-        """Records another model's hidden states as an input, one row per row of x."""
+        """Records another model's hidden states as an input, with one row for each row of x."""
         return self.step("received", "", (x,), Value(x.rows, axes, fixed=True))
 
     def core(
-        self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
+        self,
+        node_name: str,
+        op: Op,
+        *inputs: Value,
+        axes: Shape,
+        rows: Rows | None = None,
+        about: dict[str, Any] | None = None,
     ) -> Value:
-        """Records a product, a scan or a look-up whose cost is that of the primitive `op`."""
-        output_value = Value(ins[0].rows if rows is None else rows, axes)
-        return self.step("core", name, ins, output_value, op=op, about=about)
+        """Records an operation with the cost of the primitive `op`, such as a product, a scan or a look-up."""
+        output_value = Value(inputs[0].rows if rows is None else rows, axes)
+        return self.step("core", node_name, inputs, output_value, op=op, about=about)

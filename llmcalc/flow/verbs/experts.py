@@ -63,13 +63,13 @@ class ExpertVerbs(Recorder):
         self.record("product_keys", "", (scores,), (weights, top_units), side=side, top_k=top_k)
         return weights, top_units
 
-    def carry(self, name: str, x: Value, scale: Value | None = None) -> Value:
-        """Records the transfer of x to the next layer, under a name.
+    def carry(self, node_name: str, x: Value, scale: Value | None = None) -> Value:
+        """Records that the next layer receives x under a name.
 
         scale: what the value of the layer below is multiplied by before it is added to x; nothing is added by default,
             nor in the first layer.
         """
-        return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=name)
+        return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=node_name)
 
     def dispatch(
         self, x: Value, top_experts: Value, experts: Axis, top_k: Number, groups: ExpertGroups = ONE_GROUP

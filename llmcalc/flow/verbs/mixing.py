@@ -18,7 +18,7 @@ class MixingVerbs(Recorder):
 
     def attention(
         self,
-        name: str,
+        node_name: str,
         q: Value,
         k: Value,
         v: Value,
@@ -91,11 +91,11 @@ class MixingVerbs(Recorder):
         }
         options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
         options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", name, step_inputs, output_value, op=op, about=about, **options)
+        return self.step("attention", node_name, step_inputs, output_value, op=op, about=about, **options)
 
     def scores(
         self,
-        name: str,
+        node_name: str,
         q: Value,
         k: Value,
         *,
@@ -118,10 +118,10 @@ class MixingVerbs(Recorder):
         op = core(heads.size, self.element_count(tuple(qk)), v_dim, rows=q.rows, keys=key_rows, **key_limits)
         step_inputs = (q, k) if weights is None else (q, k, weights)
         output_value = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
-        return self.step("scores", name, step_inputs, output_value, op=op)
+        return self.step("scores", node_name, step_inputs, output_value, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
-        """Records the `keep` highest of the key strengths that each query may attend to.
+        """Records, for each query, the choice of the `keep` visible keys with the highest strengths.
 
         strength: that of each key and head. window: as in `attention`.
         """
@@ -136,7 +136,7 @@ class MixingVerbs(Recorder):
         self.record("select", "", (scores, k), top_k=top_k, causal=True, pool=pool)
 
     def selected(self, q: Value, *keys: Value, lends: bool = False) -> tuple[Value, ...]:
-        """Records the mask of the keys that `select` selected, and returns the mask and the keys to read.
+        """Records the mask of the keys that `select` chose, and returns the mask and the keys to read.
 
         While decoding one token, only the selected keys are read. The selection may be from a lower layer.
 
@@ -146,18 +146,18 @@ class MixingVerbs(Recorder):
         self.record("selected", "", (q, *keys), output_value, causal=True, lends=lends)
         return output_value
 
-    def select_blocks(self, scores: Value, k: Value, block: Number, blocks: Number) -> Value:
-        """Records for each query and head the mask of the `blocks` best-scored blocks of `block` keys."""
+    def select_blocks(self, scores: Value, k: Value, block_size: Number, block_count: Number) -> Value:
+        """Records for each query and head the mask of the `block_count` best-scored blocks of `block_size` keys."""
         output_value = value_of_pairs(scores.rows, *scores.axes, fixed=True, batched=True)
-        return self.step("select_blocks", "", (scores, k), output_value, block=block, blocks=blocks)
+        return self.step("select_blocks", "", (scores, k), output_value, block=block_size, blocks=block_count)
 
-    def only_selected(self, mask: Value, *keys: Value, block: Number, blocks: Number) -> tuple[Value, ...]:
+    def only_selected(self, mask: Value, *keys: Value, block_size: Number, block_count: Number) -> tuple[Value, ...]:
         """Records the mask of `select_blocks`, and returns the mask with the keys and values to read.
 
         While decoding one token, only those of the selected blocks are read.
         """
         output_value = Value(mask.rows, mask.axes, fixed=True), *map(_view_of_keys, keys)
-        self.record("only_selected", "", (mask, *keys), output_value, block=block, blocks=blocks)
+        self.record("only_selected", "", (mask, *keys), output_value, block=block_size, blocks=block_count)
         return output_value
 
     def joint_softmax(
@@ -186,7 +186,7 @@ class MixingVerbs(Recorder):
 
 
 def _view_of_keys(keys: Value) -> Value:
-    """Returns a view of the keys or values, of which a kernel may read a part."""
+    """Returns a view of keys or values, so that a kernel may read a part of them."""
     output_value = keys.view(*keys.axes)
     output_value.once = keys.once
     return output_value

@@ -16,7 +16,7 @@ Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "
 
 
 class Normed(Protocol):
-    """The spec of a norm: whether there is a weight and a bias, and the number of separately normalized parts."""
+    """The properties of a norm: whether it has a weight and a bias, and its number of separate groups."""
 
     weight: bool
     groups: int
@@ -79,7 +79,7 @@ class WeightVerbs(Recorder):
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | JoinedShapes) -> Value:
-        """Records the product of queries and a part of a weight, per head: q·Wᵀ instead of W·c (DeepSeek-V2, §2.1.2).
+        """Records the product of each head's query with a part of a weight: q·Wᵀ instead of W·c (DeepSeek-V2, §2.1.2).
 
         All such steps together cost as much as the projection itself for the same number of rows. The first of them,
         which has its name, carries the whole cost.
@@ -91,12 +91,14 @@ class WeightVerbs(Recorder):
         return self.step("absorb", name, (x,), output_value, op=op, weight=weight)
 
     def blocks(
-        self, name: str, x: Value, blocks: Axis, *out: Axis | JoinedShapes, bias: bool = False, **node_fields: Any
+        self, node_name: str, x: Value, blocks: Axis, *out: Axis | JoinedShapes, bias: bool = False, **node_fields: Any
     ) -> Value:
         """Records a block-diagonal linear layer, where each block maps a slice of x to a slice of the output."""
         op = ops.BlockLinear(blocks.size, x.width, self.element_count(out), bias, x.rows)
-        weight = Weight(name, (blocks, *out), x.axes)
-        return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias)
+        weight = Weight(node_name, (blocks, *out), x.axes)
+        return self.step(
+            "blocks", node_name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias
+        )
 
     def experts(
         self,
@@ -121,12 +123,12 @@ class WeightVerbs(Recorder):
         options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities, "sliced": sliced}
         return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
 
-    def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
+    def per_group(self, node_name: str, x: Value, groups: Axis, out: Axis) -> Value:
         """Records a block-diagonal linear layer: each group maps an equal slice of x."""
         group_width = exact_div(x.width, groups.size)
         op = ops.ExpertLinear(groups.size, groups.size, group_width, out.size, False, x.rows)
-        weight = Weight(name, (groups, out), (Axis("group_width", group_width),))
-        return self.step("per_group", name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
+        weight = Weight(node_name, (groups, out), (Axis("group_width", group_width),))
+        return self.step("per_group", node_name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
 
     def table(
         self,
@@ -151,11 +153,11 @@ class WeightVerbs(Recorder):
         op = ops.Embedding(rows.size, self.element_count(axes), rows_read)
         return self.step("table", name, (), Value(of, axes), op=op, weight=weight, about=node_fields, by=by), weight
 
-    def unread_table(self, name: str, rows: Axis, *axes: Axis | JoinedShapes, **node_fields: Any) -> Weight:
-        """Records a table that is read only by other steps, and returns the table's weight."""
-        weight = Weight(name, axes, (rows,))
+    def unread_table(self, node_name: str, rows: Axis, *axes: Axis | JoinedShapes, **node_fields: Any) -> Weight:
+        """Records an embedding table without a look-up, and returns the table's weight for other steps."""
+        weight = Weight(node_name, axes, (rows,))
         self.record(
-            "unread_table", name, (), (), ops.Embedding(rows.size, self.element_count(axes)), weight, node_fields
+            "unread_table", node_name, (), (), ops.Embedding(rows.size, self.element_count(axes)), weight, node_fields
         )
         return weight
 
@@ -166,7 +168,7 @@ class WeightVerbs(Recorder):
 
     def norm(
         self,
-        name: str,
+        node_name: str,
         x: Value,
         spec: Normed,
         over: Shape | None = None,
@@ -182,14 +184,14 @@ class WeightVerbs(Recorder):
             as many as the spec says.
         """
         if groups is None and spec.groups != 1:
-            groups = self._norm_groups(name, x, spec.groups, over)
+            groups = self._norm_groups(node_name, x, spec.groups, over)
         over = x.axes if over is None else over
         weight_axes = over if heads is None else (heads, *over)
         width = x.width if weight_axes is x.axes else self.element_count(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
         output_value = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
         return self.step(
-            "norm", name, (x,), output_value, op=op, about=node_fields, spec=spec, over=over, groups=groups
+            "norm", node_name, (x,), output_value, op=op, about=node_fields, spec=spec, over=over, groups=groups
         )
 
     def _norm_groups(self, norm_name: str, x: Value, groups: int, over: Shape | None) -> Axis:
@@ -206,7 +208,7 @@ class WeightVerbs(Recorder):
 
     def conv(
         self,
-        name: str,
+        node_name: str,
         x: Value,
         *out: Axis | JoinedShapes,
         kernel: Number,
@@ -215,27 +217,27 @@ class WeightVerbs(Recorder):
         padding: Number = 0,
         overlap: Number = 0,
         rows: Rows | None = None,
-        state: str = "",
+        state_name: str = "",
         shared: Number = 1,
         **node_fields: Any,
     ) -> Value:
         """Records a convolution along the rows of x.
 
-        groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the
+        groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state_name: the name of the
         state that keeps the last inputs of a causal convolution; empty where the module around it says so.
         """
         output_rows = x.rows if rows is None else rows
         op = ops.Conv1d(
             x.width, self.element_count(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared
         )
-        options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state, "shared": shared}
-        weight = Weight(name, out, x.axes)
+        options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state_name, "shared": shared}
+        weight = Weight(node_name, out, x.axes)
         output_value = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
-        return self.step("conv", name, (x,), output_value, op=op, weight=weight, about=node_fields, **options)
+        return self.step("conv", node_name, (x,), output_value, op=op, weight=weight, about=node_fields, **options)
 
     def vector(
         self,
-        name: str,
+        node_name: str,
         *axes: Axis | JoinedShapes,
         heads: Axis | None = None,
         count: Number = None,
@@ -247,35 +249,39 @@ class WeightVerbs(Recorder):
         heads, count, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
         """
         op = ops.Weight(self.element_count(axes), None if heads is None else heads.size, count, frozen)
-        return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
+        return self.step("vector", node_name, (), Value(ONCE, axes), op=op, about=node_fields)
 
-    def padded(self, x: Value, padding: Number, state: str) -> Value:
+    def padded(self, x: Value, padding: Number, state_name: str) -> Value:
         """Records `padding` rows before x: zeros, or rows of an earlier pass.
 
-        state: the name of the state that keeps them.
+        state_name: the name of the state that keeps them.
         """
-        return self.step("padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state)
+        return self.step(
+            "padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state_name
+        )
 
-    def zeros(self, x: Value, state: str) -> Value:
-        """Records one row of zeros per sequence, with x's axes; no row if an earlier pass stored the state.
+    def zeros(self, x: Value, state_name: str) -> Value:
+        """Records one row of zeros per sequence with the axes of x, unless an earlier pass stored that row.
 
-        state: the name of the state.
+        state_name: the name of the state.
         """
-        return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state)
+        return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state_name)
 
-    def resumed(self, first_value: Value, state: str, index: int = 0) -> Value:
-        """Records the row before the first row: the last row of an earlier pass, else `first_value`.
+    def resumed(self, first_value: Value, state_name: str, index: int = 0) -> Value:
+        """Records the row before the first row: the last row of an earlier pass, or `first_value` without one.
 
-        state: the name of the state that keeps it. index: which of the state's tensors it is.
+        state_name: the name of the state that keeps it. index: which of the state's tensors it is.
         """
-        return self.step("resumed", "", (first_value,), first_value.view(*first_value.axes), state=state, index=index)
+        return self.step(
+            "resumed", "", (first_value,), first_value.view(*first_value.axes), state=state_name, index=index
+        )
 
-    def buffer(self, name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
+    def buffer(self, node_name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
         """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
         output_value = Value(ONCE, axes, fixed=True)
         return self.step(
             "buffer",
-            name,
+            node_name,
             (),
             output_value,
             op=ops.Buffer(self.element_count(axes)),
@@ -285,7 +291,7 @@ class WeightVerbs(Recorder):
 
 
 def _rows_padded(input_rows: Rows, padding: Number) -> Rows:
-    """Returns the axis of rows with `padding` more rows before the first row."""
+    """Returns the axis of `input_rows` with `padding` more rows before the first row."""
     from ...workload.derived_rows import RowsWithExtra
 
     return RowsWithExtra(of=input_rows, more=padding)

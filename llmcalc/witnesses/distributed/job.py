@@ -122,8 +122,8 @@ def simulate_rank(job: Job, rank: int) -> dict[str, int]:
     else:
         rank_run = RankRun(RankSetup(job.spec, job.training, job.layout, rank), meter)
     if not isinstance(rank_run, FsdpRun):
-        for chunk in rank_run.chunks:
-            chunk.graph.adds_in_place = False
+        for model_chunk in rank_run.chunks:
+            model_chunk.graph.adds_in_place = False
     rank_run.set_up()
     quantities = {"set_up_bytes": meter.now}
     for step_index in range(STEPS):

@@ -48,7 +48,7 @@ class Replicated(ParallelStyle):
         return distribute_module(module, device_mesh, self._replicate, convert_input, convert_output)
 
     @staticmethod
-    def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    def _replicate(module_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for param_name, parameter in [*module.named_parameters(recurse=False)]:
             replicated_parameter = DTensor.from_local(parameter.detach(), mesh, (Replicate(),), run_check=False)
             module.register_parameter(param_name, nn.Parameter(replicated_parameter))
@@ -94,7 +94,9 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
     is_in_layer = parent_path.rpartition(".")[0] == "layers"
     if (is_in_layer or not parent_path) and [*submodule.parameters(recurse=False)]:
         return {module_name: Replicated()}
-    linear = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
+    linear = {
+        last_name for last_name, child_module in submodule.named_children() if isinstance(child_module, nn.Linear)
+    }
     if not is_in_layer or not linear:
         return {}
     layouts = Replicate(), None  # the gradient of the common input of its linear layers is summed once
@@ -131,7 +133,7 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtyp
 
 
 class SharedState:
-    """Wraps the shared state of the reference's layers, so that FSDP does not copy it for each layer."""
+    """A wrapper of the state that the layers share, which keeps FSDP from copying it for each layer."""
 
     def __init__(self, shared_pass: Any) -> None:
         self.run = shared_pass
@@ -146,7 +148,7 @@ def _unwrap_state(forward: Callable[..., torch.Tensor], x: torch.Tensor, shared_
 
 
 class StageInput(nn.Module):
-    """Replaces the embedding of a later stage: returns the hidden states that the previous stage has sent."""
+    """The input module of a later pipeline stage: returns the hidden states of the previous stage."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x

@@ -66,7 +66,7 @@ class RankStorageTracker(CpuStorageTracker):
         return super().__torch_dispatch__(function, types, args, kwargs)
 
     def _collective(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a collective and waits until gloo's threads release its tensors, so that every run counts the same."""
+        """Runs a collective, and waits until gloo's threads have released its tensors, for reproducible counts."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         use_counts = [leaf._use_count() for leaf in tensors]
         output = function(*args, **kwargs)
@@ -128,7 +128,7 @@ class RankStorageTracker(CpuStorageTracker):
 
 
 def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
-    """Waits until other threads have released the tensors, so that each has its number of references again."""
+    """Waits until other threads have dropped their references to the tensors."""
     deadline = time.monotonic() + RELEASE_SECONDS
     while any(
         tensor._use_count() > holder_count for tensor, holder_count in zip(tensors, reference_counts, strict=True)
@@ -281,7 +281,7 @@ class Rank:
     # --- running ----------------------------------------------------------------------------------------------------
 
     def loss_context(self) -> AbstractContextManager[Any]:
-        """Returns the context manager for the loss, which with tensor parallelism computes it from sharded logits."""
+        """Returns the context manager of the loss; tensor parallelism computes the loss on sharded logits."""
         return loss_parallel() if self.job.layout.tp > 1 else nullcontext()
 
     def run_micro_batches(self, ids: Tensor) -> float:
@@ -300,7 +300,7 @@ class Rank:
         return summed_loss
 
     def gradient_context(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Returns a context manager without gradient all-reduce, except for the last micro-batch."""
+        """Returns the context manager of a micro-batch, which skips the gradient all-reduce before the last one."""
         if isinstance(self.module, DistributedDataParallel) and not is_last:
             return self.module.no_sync()
         return nullcontext()
@@ -322,8 +322,10 @@ class Rank:
     def pipeline_runner(self) -> Callable[[Tensor], float]:
         """Returns a function that runs the passes of a step in a pipeline."""
         job, coordinates = self.job, self.at
-        group = self.meshes["pp"].get_group()
-        pipeline_stage = PipelineStage(self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=group)
+        process_group = self.meshes["pp"].get_group()
+        pipeline_stage = PipelineStage(
+            self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=process_group
+        )
 
         def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
             return loss_of(logits, labels)
