@@ -57,18 +57,13 @@ class SubsamplingStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         last_layer = len(self.conv_kernel_sizes) - 1
-        for conv_index, kernel_size in enumerate(self.conv_kernel_sizes):
+        for i, kernel_size in enumerate(self.conv_kernel_sizes):
             half_axes: Shape = (
-                (Axis("channels", exact_div(self.conv_channels, 2)),) if conv_index < last_layer else width or x.axes
+                (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
             )
-            frame_rows = SOURCE if conv_index == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - conv_index))
+            frame_rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
             gated_features = recorder.conv(
-                f"conv{conv_index}",
-                frames,
-                JoinedShapes((half_axes, half_axes)),
-                kernel=kernel_size,
-                bias=True,
-                rows=frame_rows,
+                f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
             )
             gated_half, gate = recorder.split(gated_features, half_axes, half_axes)
             frames = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))

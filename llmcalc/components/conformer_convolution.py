@@ -71,31 +71,27 @@ class ConformerConvolution(Part):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        hidden_axes = x.axes
+        hidden = x.axes
         gated_half, gate = recorder.split(
-            self._record_projection(recorder, "in_proj", x, JoinedShapes((hidden_axes, hidden_axes))),
-            hidden_axes,
-            hidden_axes,
+            self._record_projection(recorder, "in_proj", x, JoinedShapes((hidden, hidden))), hidden, hidden
         )
         if self.gate_bias:
             value_bias, gate_bias = recorder.split(
-                recorder.vector("gate_bias", Axis("halves", 2), *hidden_axes, count=2), hidden_axes, hidden_axes
+                recorder.vector("gate_bias", Axis("halves", 2), *hidden, count=2), hidden, hidden
             )
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
         features = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
-        conv_axes = (*hidden_axes, Axis("multiplier", self.multiplier))
+        conv_axes = (*hidden, Axis("multiplier", self.multiplier))
         conv_rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
         features = recorder.conv(
             "conv", features, *conv_axes, kernel=self.kernel_size, groups=features.width, bias=self.bias, rows=conv_rows
         )
-        features = (
-            self._record_projection(recorder, "pointwise", features, *hidden_axes) if self.separable else features
-        )
-        features = features.view(*hidden_axes, new_rows=x.rows)
+        features = self._record_projection(recorder, "pointwise", features, *hidden) if self.separable else features
+        features = features.view(*hidden, new_rows=x.rows)
         features = features if self.norm is None else recorder.part("norm", self.norm, features)
         if self.batch_norm:
-            features = record_batch_norm(recorder, "norm", features, hidden_axes)
-        return self._record_projection(recorder, "out_proj", recorder.act(features, self.hidden_act), *hidden_axes)
+            features = record_batch_norm(recorder, "norm", features, hidden)
+        return self._record_projection(recorder, "out_proj", recorder.act(features, self.hidden_act), *hidden)
 
     def _record_projection(self, recorder: Flow, projection: str, x: Value, *output_axes: Axis | JoinedShapes) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""

@@ -103,7 +103,7 @@ class Disentangled(AttentionPosition):
         distance_table: Value = recorder.memo.get("relative_embedding", Value(table_rows, x.axes))
         if self.within_sequence:
             distance_table = recorder.rows_of_distances(distance_table, table_rows)
-        heads, head_dim = q.axes
+        heads, dim = q.axes
         for score_kind, projection, scored_value, position_bias, shared_bias, shared_projection in (
             ("c2p", "pos_key", q, self.key_bias, biases[1], "k_proj"),
             ("p2c", "pos_query", keys, True, biases[0], "q_proj"),
@@ -118,12 +118,10 @@ class Disentangled(AttentionPosition):
             projection_options: dict[str, Any] = {"bias": position_bias, "role": "own"}
             if self.share_att_key:
                 projection_options = {"bias": shared_bias, "role": "shared", "lent": shared_projection}
-            projected = recorder.linear(
-                projection, distance_table, heads, head_dim, rows=table_rows, **projection_options
-            )
+            projected = recorder.linear(projection, distance_table, heads, dim, rows=table_rows, **projection_options)
             scores = recorder.core(
                 score_kind,
-                ops.TableScores(heads.size, head_dim.size, table_rows, x.rows),
+                ops.TableScores(heads.size, dim.size, table_rows, x.rows),
                 scored_value,
                 projected,
                 axes=(heads,),
@@ -250,13 +248,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: SideConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.act, hidden_size = spec.conv_act, model_properties.hidden_size
+            self.act, hidden = spec.conv_act, model_properties.hidden_size
             self.conv = nn.Conv1d(
-                hidden_size,
-                hidden_size,
-                spec.conv_kernel_size,
-                padding=spec.conv_kernel_size // 2,
-                groups=spec.conv_groups,
+                hidden, hidden, spec.conv_kernel_size, padding=spec.conv_kernel_size // 2, groups=spec.conv_groups
             )
             self.norm = spec.norm.reference(model_properties)
 

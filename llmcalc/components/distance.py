@@ -192,18 +192,14 @@ class RelativeBias(Buckets, StackPart):
         from ..workload.derived_rows import Table
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)
-        heads, bias_rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
-        bias_table, _ = recorder.table("", buckets, heads, of=bias_rows, by="all")
+        heads, rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
+        bias_table, _ = recorder.table("", buckets, heads, of=rows, by="all")
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
-            recorder.memo["relative_bias_of_blocks"], _ = recorder.table(
-                "blocks", buckets, heads, of=bias_rows, by="all"
-            )
-        for table_index, table_buckets in enumerate(self.other_buckets):
+            recorder.memo["relative_bias_of_blocks"], _ = recorder.table("blocks", buckets, heads, of=rows, by="all")
+        for i, table_buckets in enumerate(self.other_buckets):
             table_rows = Table(length=table_buckets)
-            recorder.table(
-                f"other_{table_index}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle"
-            )
+            recorder.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
         return bias_table
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

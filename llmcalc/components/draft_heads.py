@@ -40,7 +40,7 @@ class DraftHeads(Part):
         if len(logits) == 1:
             return logits[0]
         recorder.hold(**{f"logits{head_index}": head_logits for head_index, head_logits in enumerate(logits)})
-        return recorder.cat(*logits, axes=(proposed_tokens,), output_rows=Multiple(of=rows, by=self.num_heads))
+        return recorder.cat(*logits, axes=(proposed_tokens,), rows=Multiple(of=rows, by=self.num_heads))
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         raise TypeError(f"{type(self).__name__} has no flow")
@@ -108,10 +108,8 @@ class SpeculatorHeads(DraftHeads):
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         inner_axis = Axis("inner", self.inner_size)
-        head_state = (
-            x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
-        )
-        recorder.hold(state=head_state)
+        state = x if self.input_norm is None else recorder.scale(recorder.norm("ln0", x, self.input_norm), 0.5**0.5)
+        recorder.hold(state=state)
         logits: list[Value] = []
         first_of_weights: dict[str, Value] = {}
         token_table: Weight | None = None
@@ -124,29 +122,24 @@ class SpeculatorHeads(DraftHeads):
                 )
             recorder.hold(token=token_vector)
             with recorder.function():
-                head_state = self._next_state(recorder, head_index, head_state, token_vector, first_of_weights)
-            recorder.hold(state=head_state)
+                state = self._next_state(recorder, head_index, state, token_vector, first_of_weights)
+            recorder.hold(state=state)
             if head_index and self.tied:
-                logits.append(recorder.apply_again(head_state, logits[0]))
+                logits.append(recorder.apply_again(state, logits[0]))
                 continue
             counted_rows = Multiple(of=x.rows, by=self.num_heads) if self.tied else None
-            logits.append(recorder.linear(f"head_{head_index}", head_state, proposed_tokens, counted=counted_rows))
+            logits.append(recorder.linear(f"head_{head_index}", state, proposed_tokens, counted=counted_rows))
         return logits
 
     def _next_state(
-        self,
-        recorder: Flow,
-        head_index: int,
-        head_state: Value,
-        token_vector: Value,
-        first_of_weights: dict[str, Value],
+        self, recorder: Flow, i: int, state: Value, token_vector: Value, first_of_weights: dict[str, Value]
     ) -> Value:
         """Records a stage and returns its state. first_of_weights: the first output of each shared weight."""
-        if head_index > 1 and self.tied:
-            projected = recorder.apply_again(head_state, first_of_weights["proj"])
+        if i > 1 and self.tied:
+            projected = recorder.apply_again(state, first_of_weights["proj"])
         else:
-            counted_rows = Multiple(of=head_state.rows, by=self.num_heads - 1) if self.tied and head_index else None
-            projected = recorder.linear(f"proj_{head_index}", head_state, *token_vector.axes, counted=counted_rows)
+            counted_rows = Multiple(of=state.rows, by=self.num_heads - 1) if self.tied and i else None
+            projected = recorder.linear(f"proj_{i}", state, *token_vector.axes, counted=counted_rows)
             first_of_weights["proj"] = projected
         recorder.hold(projected=projected)
         state_weight = 0.5 ** (0.5 / self.num_heads)
@@ -155,9 +148,9 @@ class SpeculatorHeads(DraftHeads):
             recorder.scale(projected, state_weight), recorder.scale(token_vector, token_weight)
         )
         recorder.hold(joined=state_and_token)
-        if head_index and self.tied:
+        if i and self.tied:
             return recorder.act(recorder.normalized(state_and_token, self.norm, like=first_of_weights["ln"]), "gelu")
-        first_of_weights["ln"] = recorder.norm(f"ln_{head_index}", state_and_token, self.norm)
+        first_of_weights["ln"] = recorder.norm(f"ln_{i}", state_and_token, self.norm)
         return recorder.act(first_of_weights["ln"], "gelu")
 
     def describe(self) -> str:
@@ -208,16 +201,13 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
             self.token_weight = ((1 - self.state_weight**2) * inner_width / 2) ** 0.5
             if spec.input_norm is not None:
                 self.ln0 = spec.input_norm.reference(ModelProperties(hidden_size))
-            for head_index in range(spec.num_heads):
-                if head_index < 2 or not spec.tied:
-                    self.add_module(
-                        f"proj_{head_index}",
-                        nn.Linear(inner_width if head_index else hidden_size, inner_width, bias=False),
-                    )
-                if head_index == 0 or not spec.tied:
-                    self.add_module(f"emb_{head_index}", nn.Embedding(vocab_size, inner_width))
-                    self.add_module(f"ln_{head_index}", spec.norm.reference(ModelProperties(inner_width)))
-                    self.add_module(f"head_{head_index}", nn.Linear(inner_width, proposed_tokens, bias=False))
+            for i in range(spec.num_heads):
+                if i < 2 or not spec.tied:
+                    self.add_module(f"proj_{i}", nn.Linear(inner_width if i else hidden_size, inner_width, bias=False))
+                if i == 0 or not spec.tied:
+                    self.add_module(f"emb_{i}", nn.Embedding(vocab_size, inner_width))
+                    self.add_module(f"ln_{i}", spec.norm.reference(ModelProperties(inner_width)))
+                    self.add_module(f"head_{i}", nn.Linear(inner_width, proposed_tokens, bias=False))
 
         def _next_state(self, head_index: int, head_state: Tensor, token_vector: Tensor) -> Tensor:
             projected = self.get_submodule(f"proj_{min(head_index, 1) if self.tied else head_index}")(head_state)

@@ -79,10 +79,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: InputFeatures, hidden_size: int) -> None:
             super().__init__()
             self.tables = len(spec.embedding_sizes)
-            for table_index, (vocab, table_width) in enumerate(
-                zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)
-            ):
-                self.add_module(f"embed_{table_index}", nn.Embedding(vocab, table_width))
+            for i, (vocab, table_width) in enumerate(zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)):
+                self.add_module(f"embed_{i}", nn.Embedding(vocab, table_width))
             self.proj = nn.Linear(hidden_size + sum(spec.embedding_sizes), hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:

@@ -112,13 +112,7 @@ class MultiTokenPrediction(OutputPart):
         )
 
     def _record_module(
-        self,
-        recorder: Flow,
-        x: Value,
-        prediction_block: Layer,
-        vocab: Axis,
-        embedding_weight: Weight,
-        output_weight: Weight,
+        self, recorder: Flow, x: Value, block: Layer, vocab: Axis, embedding_weight: Weight, output: Weight
     ) -> Value:
         """Records one prediction module. x: hidden states of the model or of the previous module."""
         embedded = recorder.look_up(embedding_weight, x.rows).view(*x.axes)
@@ -128,11 +122,11 @@ class MultiTokenPrediction(OutputPart):
             "eh_proj", recorder.cat(*normed, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
         )
         recorder.hold(joined=module_input)
-        block_output = recorder.part("block", prediction_block, module_input, is_separate_model=True)
+        block_output = recorder.part("block", block, module_input, is_separate_model=True)
         recorder.hold(y=block_output)
         recorder.add_output(
             recorder.linear(
-                "lm_head", recorder.part("norm", self.norm, block_output), vocab, weight=output_weight, rows=LOGITS
+                "lm_head", recorder.part("norm", self.norm, block_output), vocab, weight=output, rows=LOGITS
             )
         )
         return block_output
@@ -207,14 +201,11 @@ def _reference_class() -> Callable[..., nn.Module]:
             return predictions
 
     def build_modules(
-        spec: MultiTokenPrediction,
-        model_properties: ModelProperties,
-        prediction_block: Layer,
-        output_weight: nn.Parameter,
+        spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output: nn.Parameter
     ) -> nn.Module:
         module_count = spec.num_nextn_predict_layers
         prediction = PredictionReference(
-            ModuleReference(spec, model_properties, prediction_block, output_weight) for _ in range(module_count)
+            ModuleReference(spec, model_properties, block, output) for _ in range(module_count)
         )
         for prediction_module in prediction if spec.repeated else ():
             share_tensors(prediction[0], prediction_module)

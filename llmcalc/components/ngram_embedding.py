@@ -71,12 +71,10 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"post_projs_{table_index}", nn.Linear(spec.embedding_size, hidden_size, bias=False))
 
         def forward(self, x: Tensor) -> Tensor:
-            token_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+            ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
             projected_ngrams = [
-                self.get_submodule(f"post_projs_{table_index}")(
-                    self.get_submodule(f"embedders_{table_index}")(token_ids)
-                )
-                for table_index in range(self.tables)
+                self.get_submodule(f"post_projs_{i}")(self.get_submodule(f"embedders_{i}")(ids))
+                for i in range(self.tables)
             ]
             return torch.stack([x, *projected_ngrams]).mean(0)
 

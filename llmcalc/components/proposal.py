@@ -191,10 +191,8 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.markov == "vanilla":
                 return token
             gru_state, token_outputs = torch.zeros_like(token[:, :1]), []
-            for token_index in range(x.shape[1]):
-                joint_input = torch.cat(
-                    [gru_state, token[:, token_index : token_index + 1], x[:, token_index : token_index + 1]], -1
-                )
+            for i in range(x.shape[1]):
+                joint_input = torch.cat([gru_state, token[:, i : i + 1], x[:, i : i + 1]], -1)
                 gate, candidate_state, output_gate = self.joint_proj(joint_input).chunk(3, -1)
                 gru_state = gate.sigmoid() * gru_state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
                 token_outputs.append(torch.tanh(output_gate))

@@ -176,12 +176,11 @@ class Stack(Component):
         if BASE in self.variants:
             raise ValueError(f"variants.{BASE}: 'block' is the name of the base layer; expected another name")
         layer_kinds = dict.fromkeys((BASE, *self.variants))
-        for field_name in ("first_layers", "pattern", "shared_layers"):
-            for layer_name in getattr(self, field_name):
+        for field in ("first_layers", "pattern", "shared_layers"):
+            for layer_name in getattr(self, field):
                 if layer_name not in layer_kinds:
                     raise ValueError(
-                        f"{field_name}: there is no layer called '{layer_name}'; "
-                        f"expected one of {', '.join(layer_kinds)}"
+                        f"{field}: there is no layer called '{layer_name}'; expected one of {', '.join(layer_kinds)}"
                     )
         if not self.pattern:
             raise ValueError("pattern: is empty; expected at least one name of a layer")
@@ -192,9 +191,7 @@ class Stack(Component):
         for layer_name, layer in layers.items():
             for slot, slot_fields in layer.required_slots().items():
                 if slot not in slots:
-                    requirement = ", ".join(
-                        f"{field_name} = {field_value!r}" for field_name, field_value in slot_fields.items()
-                    )
+                    requirement = ", ".join(f"{field} = {field_value!r}" for field, field_value in slot_fields.items())
                     raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
         return self
 
@@ -379,15 +376,13 @@ class Stack(Component):
         return recorder.linear("output_proj", x, Axis("hidden", self.output_size), bias=self.output_bias)
 
     def _first_input(
-        self, recorder: Flow, x: Value, hidden_axes: Shape, embedding_axes: Shape, positions: Weight | None
+        self, recorder: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None
     ) -> Value:
         """Returns the input of the first layer."""
         if self.stem is not None:
-            x = recorder.part("stem", self.stem, x, width=hidden_axes)
+            x = recorder.part("stem", self.stem, x, width=hidden)
         if self.vocab_size is not None:
-            x, _ = recorder.table(
-                "embed_tokens", Axis("vocab", self.vocab_size), *hidden_axes, of=x.rows, kind="embedding"
-            )
+            x, _ = recorder.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
         x = x.view(*embedding_axes)
         x = x if self.input_features is None else recorder.part("input_features", self.input_features, x)
         x = x if self.ngram_embedding is None else recorder.part("ngram_embedding", self.ngram_embedding, x)
@@ -408,7 +403,7 @@ class Stack(Component):
             recorder.hold(x=x)
         if self.input_size is None or self.keeps_embedding_width:
             return x
-        return recorder.linear("input_proj", x, *hidden_axes, bias=True, kind="embedding")
+        return recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
     def _record_layers(
         self, recorder: Flow, x: Value, kind_name: str, layer: Layer, repeat: Number, layer_indices: Any

@@ -48,9 +48,7 @@ class TokenTypes(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the sum of token embeddings and a row of each type table. x: the token embeddings."""
-        other_tables = (
-            (f"embed_other_{table_index}", vocab_size) for table_index, vocab_size in enumerate(self.other_vocab_sizes)
-        )
+        other_tables = ((f"embed_other_{i}", vocab_size) for i, vocab_size in enumerate(self.other_vocab_sizes))
         for table_name, type_count in (
             ("embed_types", self.type_vocab_size),
             ("embed_tasks", self.task_type_vocab_size),

@@ -78,16 +78,14 @@ class WaveStem(Stem):
         """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes, norm = width or x.axes, Norm(type="layernorm")
-        for conv_index, (convolution, output_rows) in enumerate(
+        for i, (convolution, output_rows) in enumerate(
             zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)
         ):
             channels = Axis("channels", convolution.channels)
             frames = recorder.conv(
-                f"conv_{conv_index}", frames, channels, kernel=convolution.kernel, bias=self.bias, rows=output_rows
+                f"conv_{i}", frames, channels, kernel=convolution.kernel, bias=self.bias, rows=output_rows
             )
-            frames = (
-                recorder.part(f"norm_{conv_index}", norm, frames) if conv_index == 0 or self.norms == "all" else frames
-            )
+            frames = recorder.part(f"norm_{i}", norm, frames) if i == 0 or self.norms == "all" else frames
             frames = recorder.act(frames, self.hidden_act)
         frames = recorder.linear("proj", recorder.part("proj_norm", norm, frames), *axes, bias=True)
         if self.mask:
@@ -97,10 +95,8 @@ class WaveStem(Stem):
             recorder.vector("length", Axis("taps", kernel))
             padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
             padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=padding)
-            conv_groups = self.position_groups
-            positions = recorder.conv(
-                "conv", frames, *axes, kernel=kernel, groups=conv_groups, bias=True, rows=padded_rows
-            )
+            groups = self.position_groups
+            positions = recorder.conv("conv", frames, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
         return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE), self.hidden_act))
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:

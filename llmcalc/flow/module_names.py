@@ -77,82 +77,59 @@ class ModuleNames:
     def __init__(
         self,
         tree: Node,
-        model_kind: str,
-        published_names: Mapping[str, str],
+        kind: str,
+        names: Mapping[str, str],
         earlier_names: Mapping[str, str] | None = None,
         prefixes: Sequence[str] = WRAPPED,
     ) -> None:
-        """Builds the names for the modules of a spec's tree. model_kind: the kind of the spec.
+        """Builds the names for the modules of a spec's tree. kind: the kind of the spec.
 
-        published_names: the modules of its family's record.
+        names: the modules of its family's record.
         earlier_names: the names of earlier checkpoints in that record.
         prefixes: prefixes of the modules of its classes, `` or ending with a dot.
         """
         self._earlier_patterns = [
             _name_pattern(current_name, earlier_name) for current_name, earlier_name in (earlier_names or {}).items()
         ]
-        self._published_names_by_path, self._names = published_names, {**USUAL, **published_names}
+        self._published_names_by_path, self._names = names, {**USUAL, **names}
         self._names_outside_layers: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_LayerNames]] = {}
-        text_prefixes = [
-            f"{current_name}." for current_name in _split_alternatives(published_names.get("", "")) if current_name
-        ]
+        text_prefixes = [f"{current_name}." for current_name in _split_alternatives(names.get("", "")) if current_name]
         roots = tuple(
             dict.fromkeys(
                 (*prefixes, *(f"{prefix}{current_name}" for prefix in prefixes for current_name in text_prefixes))
             )
         )
-        stacks = {
-            child_node.name: child_node
-            for child_node in tree.children
-            if child_node.is_stack and model_kind == "encoder-decoder"
-        }
-        other_children = [
-            child_node
-            for child_node in tree.children
-            if child_node.name not in stacks and child_node.optional != "towers"
-        ]
+        stacks = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
+        other_children = [child for child in tree.children if child.name not in stacks and child.optional != "towers"]
         if stacks:
             self._stack_names("", other_children, roots)
             for current_name, stack in stacks.items():
                 self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, roots))
         else:
-            has_one_side = model_kind == "encoder" or any(
-                table_key.startswith("decoder.") for table_key in published_names
-            )
-            self._stack_names("", other_children, self._side_names(model_kind, roots) if has_one_side else roots)
+            has_one_side = kind == "encoder" or any(table_key.startswith("decoder.") for table_key in names)
+            self._stack_names("", other_children, self._side_names(kind, roots) if has_one_side else roots)
 
     def __call__(self, module_path: str) -> tuple[str, ...]:
-        module_names = self._published_names(module_path)
-        return (
-            tuple(dict.fromkeys((*module_names, *map(self._earlier_name, module_names))))
-            if self._earlier_patterns
-            else module_names
-        )
+        names = self._published_names(module_path)
+        return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier_patterns else names
 
     def _earlier_name(self, current_name: str) -> str:
         for name_pattern, replacement in self._earlier_patterns:
             current_name = name_pattern.sub(replacement, current_name)
         return current_name
 
-    def _published_names(self, module_path: str) -> tuple[str, ...]:
-        layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", module_path)
-        pattern = replace_numbers(module_path if layer_match is None else layer_match[3])
+    def _published_names(self, path: str) -> tuple[str, ...]:
+        layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
+        pattern = replace_numbers(path if layer_match is None else layer_match[3])
         if layer_match is None:
-            module_names, layer_numbers = (
-                self._names_outside_layers.get(pattern, ()),
-                re.findall(r"(?<=\.)\d+(?=\.|$)", module_path),
-            )
-            return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in module_names) or (
-                module_path,
-            )
+            names, layer_numbers = self._names_outside_layers.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
+            return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in names) or (path,)
         layers, layer_nodes = self._layer_names(layer_match[1], int(layer_match[2]))
         layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
-        module_names = tuple(
-            _fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(pattern, ())
-        )
-        joined_names = (_name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in module_names)
-        return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (module_path,)
+        names = tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(pattern, ()))
+        joined_names = (_name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in names)
+        return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (path,)
 
     def _layer_names(self, stack: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
         """Returns the published names of a layer and of the layer's modules by path."""
@@ -177,8 +154,7 @@ class ModuleNames:
                     child_node, child_node.name, roots, roots, (f"{stack_name}{child_node.name}", child_node.name)
                 )
                 self._names_outside_layers |= {
-                    f"{stack_name}{module_path}": _add_earlier_names(module_path, module_names)
-                    for module_path, module_names in child_names
+                    f"{stack_name}{path}": _add_earlier_names(path, names) for path, names in child_names
                 }
         labels_of_own_lists = {
             layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._published_names_by_path
@@ -194,12 +170,10 @@ class ModuleNames:
             lists = _split_alternatives(self._published_names_by_path.get(list_key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
             for layer_part in _layer_parts(layer):
-                table_keys = (f"{stack_name}{layer_part.name}", layer_part.name)
+                keys = (f"{stack_name}{layer_part.name}", layer_part.name)
                 part_names |= {
-                    module_path: _add_earlier_names(module_path, module_names)
-                    for module_path, module_names in self._node_names(
-                        layer_part, layer_part.name, ("",), ("",), table_keys
-                    )
+                    path: _add_earlier_names(path, names)
+                    for path, names in self._node_names(layer_part, layer_part.name, ("",), ("",), keys)
                 }
             module_lists = tuple(stack_name for list_name in lists for stack_name in list_name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
@@ -211,29 +185,25 @@ class ModuleNames:
     def _node_names(
         self,
         node: Node,
-        module_path: str,
+        path: str,
         parent_paths: tuple[str, ...],
         outer_parents: tuple[str, ...],
-        table_keys: tuple[str, ...],
+        keys: tuple[str, ...],
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields the path and published names of a node and all nodes below.
 
         parent_paths: the prefixes of its parent's modules.
         outer_parents: the prefixes of its layer, or of the stack outside of layers.
-        table_keys: its path in the layer, and every suffix of that path.
+        keys: its path in the layer, and every suffix of that path.
         """
         child_keys = {
-            child_node.name: (*(f"{table_key}.{child_node.name}" for table_key in table_keys), child_node.name)
-            for child_node in node.children
+            child.name: (*(f"{table_key}.{child.name}" for table_key in keys), child.name) for child in node.children
         }
         outer_words = {
-            module
-            for table_keys in child_keys.values()
-            for module in self._table_names(table_keys)
-            if module.startswith(".")
+            module for keys in child_keys.values() for module in self._table_names(keys) if module.startswith(".")
         }
         separate_words = outer_words if node.children else None
-        name_entry = self._table_entry(table_keys)
+        name_entry = self._table_entry(keys)
         if name_entry == "":
             module_names: tuple[str, ...] = ()
             child_prefixes = parent_paths
@@ -260,25 +230,21 @@ class ModuleNames:
             if node.indices is not None:
                 module_names = tuple(f"{module_name}.*" for module_name in module_names)
                 child_prefixes = tuple(f"{module_name}*." for module_name in child_prefixes)
-        module_path = module_path if node.indices is None else f"{module_path}.*"
-        yield module_path, module_names
-        for child_node in node.children:
+        path = path if node.indices is None else f"{path}.*"
+        yield path, module_names
+        for child in node.children:
             yield from self._node_names(
-                child_node,
-                f"{module_path}.{child_node.name}",
-                child_prefixes,
-                outer_parents,
-                child_keys[child_node.name],
+                child, f"{path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name]
             )
 
     def _table_entry(self, table_keys: tuple[str, ...]) -> str | None:
         """Returns the published-name entry for a node's path, from the family's table first; None without an entry."""
         return next(
             (
-                module_names[table_key]
-                for module_names in (self._published_names_by_path, self._names)
+                name_table[table_key]
+                for name_table in (self._published_names_by_path, self._names)
                 for table_key in table_keys
-                if table_key in module_names
+                if table_key in name_table
             ),
             None,
         )
@@ -310,11 +276,9 @@ class _LayerNames(NamedTuple):
             len(self.numbers) + layer_index if self.are_predictors else self.numbers.get(layer_index, layer_index)
         )
         layer_names = [_layer_name(list_name, layer_number, len(self.numbers)) for list_name in self.lists]
-        module_names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
+        names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
         return (
-            (*module_names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}")
-            if self.are_predictors
-            else module_names
+            (*names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}") if self.are_predictors else names
         )
 
 
@@ -424,18 +388,16 @@ def _split_alternatives(joined_names: str) -> list[str]:
     return joined_names.split(" | ")
 
 
-def _add_earlier_names(path: str, module_names: tuple[str, ...]) -> tuple[str, ...]:
+def _add_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     """Adds module names of older checkpoints, and the names of single experts, to the names of a node.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
     *ancestors, last_name = path.split(".")
-    known_names = list(module_names)
+    known_names = list(names)
     if ancestors and ancestors[-1] == "experts":
         expert_modules = [
-            module_name.rpartition(".")[0]
-            for module_name in module_names
-            if module_name.split(".")[-2:-1] == ["experts"]
+            module_name.rpartition(".")[0] for module_name in names if module_name.split(".")[-2:-1] == ["experts"]
         ]
         known_names += [
             f"{module}.0.{leaf}" for module in expert_modules for leaf in EXPERT.get(last_name, (last_name,))

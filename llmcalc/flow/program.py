@@ -180,9 +180,7 @@ def _nodes_of_items(program_items: Sequence[Item]) -> tuple[Op | None, dict[str,
     children: list[Node] = []
     for program_item in program_items:
         if isinstance(program_item, Scope) and program_item.list_index:
-            i, first_copy = next(
-                (i, child_node) for i, child_node in enumerate(children) if child_node.name == program_item.name
-            )
+            i, first_copy = next((i, child) for i, child in enumerate(children) if child.name == program_item.name)
             children[i] = replace(
                 first_copy, repeat=program_item.list_index + 1, indices=range(program_item.list_index + 1)
             )
@@ -211,20 +209,18 @@ def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], 
         if other_op is not None and not _are_equal_ops(other_op, op)
     }
     merged_children = []
-    for child_node in children:
+    for child in children:
         nodes_by_form = {
-            form_name: next(form_node for form_node in form_nodes if form_node.name == child_node.name)
+            form_name: next(form_node for form_node in form_nodes if form_node.name == child.name)
             for form_name, (_, _, form_nodes) in other_nodes
         }
         different_ops = {
             form_name: form_node.op
             for form_name, form_node in nodes_by_form.items()
-            if form_node.op is not None and not _are_equal_ops(form_node.op, child_node.op)
+            if form_node.op is not None and not _are_equal_ops(form_node.op, child.op)
         }
         merged_children.append(
-            Node(**{**_fields_of_node(child_node), "forms": {**child_node.forms, **different_ops}})
-            if different_ops
-            else child_node
+            Node(**{**_fields_of_node(child), "forms": {**child.forms, **different_ops}}) if different_ops else child
         )
     return op, forms, merged_children
 

@@ -140,11 +140,9 @@ class Recorder:
         module_input = x.view(*x.axes[1:]) if split else x
         with self.scope(list_name, repeat=over.size, indices=module_indices, **node_fields) as scope:
             scope.stacked_axis, scope.argument, scope.argument_slice = over, x, module_input if split else None
-            output_value = scope.output = record_module(module_input)
+            output = scope.output = record_module(module_input)
         stacked_axis = Axis(over.name, over.size + 1)
-        return self.step(
-            "stack", "", (after, output_value), Value(output_value.rows, (stacked_axis, *output_value.axes))
-        )
+        return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
         """Records several equivalent computations of one value, by form name. The first form is the default.

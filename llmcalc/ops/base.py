@@ -54,15 +54,8 @@ class Op:
 
     def __init_subclass__(cls) -> None:
         """Raises `TypeError` for a subclass whose methods do not match its declared effects."""
-        method_effects = {
-            effect_name
-            for effect_name in EFFECTS
-            for base_class in cls.__mro__[:-2]
-            if effect_name in base_class.__dict__
-        }
-        default_effects = {
-            effect_name for effect_name in ("active_params", "backward_flops") if effect_name in cls.effects
-        }
+        method_effects = {name for name in EFFECTS for base_class in cls.__mro__[:-2] if name in base_class.__dict__}
+        default_effects = {name for name in ("active_params", "backward_flops") if name in cls.effects}
         if cls.effects - EFFECTS:
             raise TypeError(f"{cls.__name__}.effects: {sorted(cls.effects - EFFECTS)} are no effects of an op")
         if cls.effects - method_effects - default_effects:

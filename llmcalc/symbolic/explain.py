@@ -127,14 +127,10 @@ def _remove_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
 
 def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:
     formulas_of_quantities = [
-        quantity_kind
-        for quantity_kind in ANSWERS[quantity]
-        if node.optional not in WITHOUT_FLOPS or quantity_kind in ANSWERS["params"]
+        kind for kind in ANSWERS[quantity] if node.optional not in WITHOUT_FLOPS or kind in ANSWERS["params"]
     ]  # their FLOPs are not counted
     formulas_by_quantity = {
-        quantity_kind: formula
-        for quantity_kind in formulas_of_quantities
-        if (formula := formulas.formula(node, quantity_kind)) is not None
+        kind: formula for kind in formulas_of_quantities if (formula := formulas.formula(node, kind)) is not None
     }
     if (
         "active" in formulas_by_quantity

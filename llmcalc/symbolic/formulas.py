@@ -315,18 +315,14 @@ class Formulas:
 
     def _check_whole_blocks(self) -> None:
         """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
-        stored_format, block_elements = self._stored_format, self._stored_format.keys.block
+        stored_format, block = self._stored_format, self._stored_format.keys.block
         head_sizes = {
             head_size
             for place in self.symbolic.numbers.walk()
             if isinstance(place.node.op, KVCache)
             for _, head_size in place.node.op.vectors
         }
-        if (
-            stored_format.of_heads
-            or stored_format.latent
-            or any(head_size % block_elements for head_size in head_sizes)
-        ):
+        if stored_format.of_heads or stored_format.latent or any(head_size % block for head_size in head_sizes):
             raise InputError(
                 f"--kv-dtype: {stored_format.name} has no number of bytes per element here ({stored_format.what}); "
                 "expected a number format such as fp8, or llmcalc kv for its bytes"
@@ -384,15 +380,9 @@ class Formulas:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
-        hidden_symbol = next(
-            (symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None
-        )
+        hidden = next((symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None)
         expanded_sum = sympy.expand(expression)
-        if (
-            hidden_symbol is None
-            or not expanded_sum.has(hidden_symbol)
-            or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor)
-        ):
+        if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
             return None
         total_sum: Any = sympy.Integer(0)
         for summand in sympy.Add.make_args(expanded_sum):
@@ -409,7 +399,7 @@ class Formulas:
                 power = exponent if field_name in WIDTHS | HEAD_SIZES else 0
                 changed_terms = (
                     sympy.Rational(self.meanings[base].value) ** exponent
-                    * (hidden_symbol / self.meanings[hidden_symbol].value) ** power
+                    * (hidden / self.meanings[hidden].value) ** power
                     if field_name in lengths
                     else base**exponent
                 )
@@ -439,9 +429,7 @@ class Formulas:
         if len(hidden_widths) != 1:
             return []
         (hidden_symbol,) = hidden_widths
-        width_ratios = [
-            (width_symbol, ratio(value_of_symbol[width_symbol], hidden_symbol)) for width_symbol in symbols_of(WIDTHS)
-        ]
+        width_ratios = [(width, ratio(value_of_symbol[width], hidden_symbol)) for width in symbols_of(WIDTHS)]
         if len(head_sizes) == 1:
             width_ratios += [
                 (head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden_symbol))

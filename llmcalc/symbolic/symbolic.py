@@ -119,14 +119,12 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
     meanings: dict[Any, SymbolMeaning] = {}
 
-    def symbol(layer_name: str, field_name: str, size: Number) -> Any:
+    def symbol(layer_name: str, field: str, size: Number) -> Any:
         layer_name = _remove_hyphens(layer_name)
         new_symbol = _symbol(layer_name)
-        meaning = meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field_name, size))
+        meaning = meanings.setdefault(new_symbol, SymbolMeaning(layer_name, field, size))
         if meaning.value != size:
-            raise ArithmeticError(
-                f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field_name} = {size}"
-            )
+            raise ArithmeticError(f"{layer_name} stands for {meaning.field} = {meaning.value} and for {field} = {size}")
         return new_symbol
 
     def symbol_or_size(occurrence: SizeOccurrence) -> Any:
@@ -142,7 +140,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
         else _rank_in_symbols(rank, symbol_or_size, symbol)
     )
     depths: dict[Any, frozenset[Any]] = {}
-    layer_groups: dict[tuple[str, str], tuple[Any, str]] = {}
+    groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
     for occurrence in _depth_size_occurrences(spec):
         stack = getattr(spec, occurrence.side)
@@ -150,14 +148,11 @@ def symbolic(spec: ModelSpec) -> Symbolic:
         labels_by_kind = {layer_name: layer_labels[layer_name] for layer_name in layer_counts}
         depth_symbol = symbol(symbol_names[occurrence], occurrence.field + suffix, sum(layer_counts.values()))
         if len(labels_by_kind) == 1:
-            layer_groups[occurrence.side, next(iter(labels_by_kind))] = (
-                depth_symbol,
-                next(iter(labels_by_kind.values())),
-            )
+            groups[occurrence.side, next(iter(labels_by_kind))] = (depth_symbol, next(iter(labels_by_kind.values())))
             continue
         base = f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else symbol_names[occurrence]
         for layer_name, layer_count in layer_counts.items():
-            layer_groups[occurrence.side, layer_name] = (
+            groups[occurrence.side, layer_name] = (
                 symbol(
                     f"{base}_{labels_by_kind[layer_name]}",
                     f"{DEPTH} ({labels_by_kind[layer_name]}){suffix}",
@@ -165,9 +160,9 @@ def symbolic(spec: ModelSpec) -> Symbolic:
                 ),
                 labels_by_kind[layer_name],
             )
-        depths[depth_symbol] = frozenset(layer_groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
+        depths[depth_symbol] = frozenset(groups[occurrence.side, layer_name][0] for layer_name in labels_by_kind)
     main_stack = "decoder" if spec.decoder is not None else "encoder"
-    return Symbolic(spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, layer_groups), meanings, depths)
+    return Symbolic(spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, groups), meanings, depths)
 
 
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
@@ -281,9 +276,7 @@ def _letter(metadata: Iterable[Any]) -> str | None:
 def _letter_inside(annotation: Any) -> str | None:
     if get_origin(annotation) is Annotated:
         return _letter(annotation.__metadata__)
-    return next(
-        (symbol_letter for argument in get_args(annotation) if (symbol_letter := _letter_inside(argument))), None
-    )
+    return next((letter for argument in get_args(annotation) if (letter := _letter_inside(argument))), None)
 
 
 def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
@@ -400,10 +393,7 @@ def _layer_traits(layer: Layer) -> tuple[str, str]:
 
 
 def _add_depth_symbols(
-    node: Node,
-    stack_name: str,
-    layer_groups: dict[tuple[str, str], tuple[Any, str]],
-    sharing: frozenset[str] = frozenset(),
+    node: Node, stack_name: str, groups: dict[tuple[str, str], tuple[Any, str]], sharing: frozenset[str] = frozenset()
 ) -> Node:
     """Adds labels, and symbols for the repeats of each kind of layer.
 
@@ -411,15 +401,13 @@ def _add_depth_symbols(
     """
     stack_name = node.name if node.name in SIDE_NAMES and node.is_stack else stack_name
     shared_labels = frozenset(
-        child_node.label.removesuffix(SHARED) for child_node in node.children if child_node.label.endswith(SHARED)
+        child.label.removesuffix(SHARED) for child in node.children if child.label.endswith(SHARED)
     )
-    children = tuple(
-        _add_depth_symbols(child_node, stack_name, layer_groups, shared_labels) for child_node in node.children
-    )
+    children = tuple(_add_depth_symbols(child, stack_name, groups, shared_labels) for child in node.children)
     if node.kind != "layer":
         return replace(node, children=children)
     layer_kind = node.label.removesuffix(SHARED) or BASE
-    layer_count, label = layer_groups[stack_name, layer_kind]
+    layer_count, label = groups[stack_name, layer_kind]
     repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in sharing else layer_count
     return replace(node, repeat=repeat, label=node.label or label, children=children)
 
@@ -430,17 +418,11 @@ def _add_depth_symbols(
 def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
     symbol_names: dict[SizeOccurrence, str] = {}
-    for symbol_letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
-        occurrences_of_letter = [occurrence for occurrence in occurrences if occurrence.letter == symbol_letter]
-        for i, field_name in enumerate(dict.fromkeys(occurrence.field for occurrence in occurrences_of_letter)):
-            base_name = (
-                symbol_letter
-                if i == 0 and symbol_letter not in (KEYS, ELEMENT_BYTES)
-                else f"{symbol_letter}_{_short_name(field_name)}"
-            )
-            occurrences_of_field = [
-                occurrence for occurrence in occurrences_of_letter if occurrence.field == field_name
-            ]
+    for letter in dict.fromkeys(occurrence.letter for occurrence in occurrences):
+        occurrences_of_letter = [occurrence for occurrence in occurrences if occurrence.letter == letter]
+        for i, field in enumerate(dict.fromkeys(occurrence.field for occurrence in occurrences_of_letter)):
+            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
+            occurrences_of_field = [occurrence for occurrence in occurrences_of_letter if occurrence.field == field]
             subscripts = _subscripts(occurrences_of_field)
             symbol_names |= {
                 occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name

@@ -196,9 +196,9 @@ def _match_expert_stacks(
     stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
     tensor_shapes = {shape for expert_stack in stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])}
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
-    for tensor_index, (tensor, shape) in enumerate(remaining_tensors):
+    for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in tensor_shapes:
-            by_shape[shape].setdefault(_last_word(tensor.name), []).append(tensor_index)
+            by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
     for expert_stack in stacks:
         same_shape = [
@@ -208,7 +208,7 @@ def _match_expert_stacks(
         for name_words in same_shape:
             word_counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
         matching_words = {
-            name_word: [tensor_index for name_words in same_shape for tensor_index in name_words.get(name_word, ())]
+            name_word: [i for name_words in same_shape for i in name_words.get(name_word, ())]
             for name_word, tensor_count in word_counts.items()
             if tensor_count == expert_stack.shape[0]
         }
@@ -222,11 +222,7 @@ def _match_expert_stacks(
                 name_words.pop(name_word, None)
             unmatched_tensors.remove(expert_stack)
             tensor_match.matched += 1
-    return [
-        stored_tensor
-        for tensor_index, stored_tensor in enumerate(remaining_tensors)
-        if tensor_index not in used_indices
-    ]
+    return [stored_tensor for i, stored_tensor in enumerate(remaining_tensors) if i not in used_indices]
 
 
 def _match_fused(
@@ -309,13 +305,13 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
     tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(
         deque
     )  # shape, word, stack → indices of extra tensors
-    for tensor_index, tensor in enumerate(tensor_match.extra):
+    for i, tensor in enumerate(tensor_match.extra):
         shape = _remove_unit_axes(tensor.shape)
         if shape in tensor_shapes:
             tensor_stack = _stack_in_name(tensor.name)
             for name_word in set(_WORDS.split(tensor.name)):
                 if (shape, name_word) in missing_words:
-                    tensor_indices[shape, name_word, tensor_stack].append(tensor_index)
+                    tensor_indices[shape, name_word, tensor_stack].append(i)
     unmatched_tensors: list[ExpectedTensor] = []
     used_indices: set[int] = set()
     for expected_tensor in tensor_match.missing:
@@ -333,9 +329,7 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
         used_indices.add(min(candidates))
         tensor_match.matched += 1
     tensor_match.missing = unmatched_tensors
-    tensor_match.extra = [
-        tensor for tensor_index, tensor in enumerate(tensor_match.extra) if tensor_index not in used_indices
-    ]
+    tensor_match.extra = [tensor for i, tensor in enumerate(tensor_match.extra) if i not in used_indices]
 
 
 _WORDS = re.compile(r"[._]")

@@ -175,10 +175,7 @@ def compare_nodes(
             continue
         expected_count = closed_form(node_position)
         paths = module_paths(node_position)
-        counts_by_path = {
-            module_path: measured_count.get(module_path, 0) if module_path in module_paths_run else None
-            for module_path in paths
-        }
+        counts_by_path = {path: measured_count.get(path, 0) if path in module_paths_run else None for path in paths}
         yield from check_repeats(node_position.path or tree.name, quantity, expected_count, counts_by_path, witness)
 
 
@@ -190,13 +187,11 @@ def check_repeats(
     counts_by_path: path of a repeat → its measurement.
     """
     differing_readings = {
-        module_path: measured_count
-        for module_path, measured_count in counts_by_path.items()
-        if measured_count != expected_count
+        path: measured_count for path, measured_count in counts_by_path.items() if measured_count != expected_count
     }
     if differing_readings and len(counts_by_path) > 1 and len(differing_readings) < len(counts_by_path):
-        for module_path, measured_count in differing_readings.items():
-            yield Check(module_path, quantity, expected_count, measured_count, witness)
+        for path, measured_count in differing_readings.items():
+            yield Check(path, quantity, expected_count, measured_count, witness)
     else:
         yield Check(
             node_path,
@@ -212,9 +207,7 @@ def module_paths(node_position: Place) -> list[str]:
     node = node_position.node
     if node_position.parent is None:
         return [""]
-    member_names = (
-        [node.name] if node.indices is None else [f"{node.name}.{layer_index}" for layer_index in node.indices]
-    )
+    member_names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
     return [
         f"{parent_path}.{node_name}" if parent_path else node_name
         for parent_path in module_paths(node_position.parent)

@@ -170,9 +170,7 @@ def count_flops(
         backward = owners.backward(model_outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
-    forward_and_backward = {
-        module_path: forward.get(module_path, 0) + backward.get(module_path, 0) for module_path in {*forward, *backward}
-    }
+    forward_and_backward = {path: forward.get(path, 0) + backward.get(path, 0) for path in {*forward, *backward}}
     return forward, forward_and_backward
 
 
@@ -189,12 +187,10 @@ class BackwardOwners:
         self.owner: dict[Any, str] = {}
         self.stack: list[str] = [""]
         self.handles: list[Any] = []
-        for module_name, child_module in module.named_modules():
+        for module_name, child in module.named_modules():
             if module_name:
-                self.handles.append(
-                    child_module.register_forward_pre_hook(self._enter_module(module_name), with_kwargs=True)
-                )
-                self.handles.append(child_module.register_forward_hook(self._leave_module))
+                self.handles.append(child.register_forward_pre_hook(self._enter_module(module_name), with_kwargs=True))
+                self.handles.append(child.register_forward_hook(self._leave_module))
 
     def _enter_module(self, module_name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:

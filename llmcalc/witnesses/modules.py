@@ -88,14 +88,10 @@ class _Search:
         text_model = self._first_existing_modules(self.names[""], (base_path,)) or NodeModules((base_path,))
         root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
         stacks_by_name = {
-            child_node.name: child_node
-            for child_node in tree.children
-            if child_node.is_stack and model_kind == "encoder-decoder"
+            child.name: child for child in tree.children if child.is_stack and model_kind == "encoder-decoder"
         }
         other_nodes = [
-            child_node
-            for child_node in tree.children
-            if child_node.name not in stacks_by_name and child_node.optional != "towers"
+            child for child in tree.children if child.name not in stacks_by_name and child.optional != "towers"
         ]
         if stacks_by_name:
             yield from self._modules_of_stack("", other_nodes, root_modules)
@@ -116,10 +112,8 @@ class _Search:
             for tower in towers.children:
                 tower_modules = self._search_names(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
-                    module_path = f"{towers.name}.{tower.name}."
-                    yield from self._modules_of_stack(
-                        module_path, tower.children, (*tower_modules.modules, *root_modules)
-                    )
+                    path = f"{towers.name}.{tower.name}."
+                    yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
     def _side_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules of the encoder or the decoder, below which its nodes are searched."""
@@ -130,29 +124,23 @@ class _Search:
         self, prefix: str, children: Sequence[Node], root_modules: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
         stack_name = prefix.removeprefix(TOWERS)
-        for child_node in children:
-            if prefix.startswith(TOWERS) and f"{stack_name}{child_node.name}.layers" in self.family_names:
-                yield from self._modules_of_stack(f"{prefix}{child_node.name}.", child_node.children, root_modules)
-            elif child_node.name != "layers":
-                table_keys = (f"{stack_name}{child_node.name}", child_node.name)
-                yield from self._find_below_node(
-                    f"{prefix}{child_node.name}", child_node, root_modules, root_modules, table_keys
-                )
-        layers = [child_node for child_node in children if child_node.name == "layers"]
+        for child in children:
+            if prefix.startswith(TOWERS) and f"{stack_name}{child.name}.layers" in self.family_names:
+                yield from self._modules_of_stack(f"{prefix}{child.name}.", child.children, root_modules)
+            elif child.name != "layers":
+                table_keys = (f"{stack_name}{child.name}", child.name)
+                yield from self._find_below_node(f"{prefix}{child.name}", child, root_modules, root_modules, table_keys)
+        layers = [child for child in children if child.name == "layers"]
         modules = self._modules_of_layers(stack_name, layers, root_modules)
         for layer in layers:
-            for layer_index in (layer.indices or ()) if modules else ():
-                if layer_index in modules:
-                    layer_modules = modules[layer_index]
-                    yield f"{prefix}layers.{layer_index}", NodeModules(layer_modules)
+            for i in (layer.indices or ()) if modules else ():
+                if i in modules:
+                    layer_modules = modules[i]
+                    yield f"{prefix}layers.{i}", NodeModules(layer_modules)
                     for sublayer in layer.children:
                         table_keys = (f"{stack_name}{sublayer.name}", sublayer.name)
                         yield from self._find_below_node(
-                            f"{prefix}layers.{layer_index}.{sublayer.name}",
-                            sublayer,
-                            layer_modules,
-                            layer_modules,
-                            table_keys,
+                            f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, table_keys
                         )
 
     def _modules_of_layers(
@@ -176,9 +164,7 @@ class _Search:
         self, list_key: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
         """Returns modules by layer index. list_key: the key of the layers' module list in the table of names."""
-        layer_indices = sorted(
-            layer_index for layer in layers if layer.role != "shared" for layer_index in layer.indices or ()
-        )
+        layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for module_name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
             for root in root_modules:
                 module_lists = [
@@ -254,14 +240,12 @@ class _Search:
         """Finds the modules of a node's repeats by index in a module list, or in several lists of one length."""
         member_lists = [self._members_of_list(list_path) for list_path in list_paths]
         has_equal_lists = len({len(members) for members in member_lists}) == 1
-        for layer_index in indices:
+        for i in indices:
             members = tuple(
-                members[layer_index]
-                for members in member_lists[: None if has_equal_lists else 1]
-                if layer_index < len(members)
+                members[i] for members in member_lists[: None if has_equal_lists else 1] if i < len(members)
             )
             if members:
-                yield f"{module_path}.{layer_index}", members
+                yield f"{module_path}.{i}", members
 
     def _members_of_list(self, list_path: str) -> list[str]:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""

@@ -269,10 +269,8 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     family, context = family_of_class(text_model_of(config)[2]), family_of_class(config["model_type"])
     base_path = next((module_path for module_path, module in model.named_modules() if module is model.base_model), "")
     paths = module_names(model) | tensor_names(model)
-    name_table, outer_names = (
-        {} if family_record is None else family_record.modules for family_record in (family, context)
-    )
-    return find_modules_of_nodes(spec.tree(), paths, spec.kind, base_path, name_table, outer_names)
+    names, outer_names = ({} if family_record is None else family_record.modules for family_record in (family, context))
+    return find_modules_of_nodes(spec.tree(), paths, spec.kind, base_path, names, outer_names)
 
 
 def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:

@@ -72,9 +72,7 @@ class SmartResize(ImageRule):
         elif pixels < self.min_pixels:
             upscale_factor = sqrt(self.min_pixels / area)
             sides = [ceil(pixel_length * upscale_factor / token_size) * token_size for pixel_length in (height, width)]
-        patch_rows, patch_columns = (pixel_length // patch_size for pixel_length in sides)
-        line_marks = patch_rows // self.merge if self.line_marks else 0
-        tokens = patch_rows * patch_columns // self.merge**2 + line_marks + self.marks
-        return EncodedInput(
-            1, patch_rows, patch_columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_marks
-        )
+        rows, columns = (pixel_length // patch_size for pixel_length in sides)
+        line_marks = rows // self.merge if self.line_marks else 0
+        tokens = rows * columns // self.merge**2 + line_marks + self.marks
+        return EncodedInput(1, rows, columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_marks)

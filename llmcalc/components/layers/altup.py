@@ -109,10 +109,10 @@ class AltUpLayer(WholeLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         """Records the layer. x: all residual streams."""
-        streams, hidden_axis = x.axes
-        router = Weight("router", (streams,), (hidden_axis,))
+        streams, hidden = x.axes
+        router = Weight("router", (streams,), (hidden,))
         predicted_streams, router_output = self._predict_streams(recorder, x, router)
-        active_stream = recorder.take(predicted_streams, hidden_axis)
+        active_stream = recorder.take(predicted_streams, hidden)
         recorder.hold(predicted=predicted_streams)
         normed = recorder.part("self_attn_pre_norm", self.norm, active_stream)
         recorder.hold(read=normed)
@@ -132,14 +132,12 @@ class AltUpLayer(WholeLayer):
             recorder, predicted_streams, layer_output, router, router_output
         )
         recorder.hold(corrected=corrected_streams, first=first_stream)
-        other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden_axis)
+        other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
         with_embedding = recorder.add(
             other_streams, recorder.part("per_layer_input", self.per_layer_input, first_stream, norm=self.norm)
         )
         recorder.hold(fed=with_embedding)
-        return recorder.cat(
-            recorder.take(corrected_streams, Axis("streams", 1), hidden_axis), with_embedding, axes=x.axes
-        )
+        return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
 
     def _sublayer_output(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> Value:
         """Returns the normalized output of a sublayer."""
@@ -214,11 +212,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         return x.float().square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt().to(x.dtype)
 
     class StreamEnds(nn.Module):
-        def __init__(self, streams: int, hidden_size: int) -> None:
+        def __init__(self, streams: int, hidden: int) -> None:
             super().__init__()
-            self.projections = nn.ModuleList(
-                nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(streams - 1)
-            )
+            self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
         def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""

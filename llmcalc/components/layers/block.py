@@ -152,10 +152,8 @@ class Layer(Component):
 
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
-        for field_name, component, input_width in self.mixers(stack_position.width):
-            component.check_place(
-                replace(stack_position, where=f"{stack_position.where}.{field_name}", width=input_width)
-            )
+        for field, component, width in self.mixers(stack_position.width):
+            component.check_place(replace(stack_position, where=f"{stack_position.where}.{field}", width=width))
 
     def reads_encoder(self) -> bool:
         """Whether the layer attends to an encoder's output."""

@@ -48,34 +48,32 @@ def record_mix(
     """
     if not block_count:
         return [x] * queries
-    (hidden_axis,), source_axis, query_axis = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
+    (hidden,), source_axis, query_axis = x.axes, Axis("sources", block_count + 1), Axis("queries", queries)
     query_axes = () if queries == 1 else (query_axis,)
     with recorder.scope(mix_name, kind="residual", source=SOURCE):
         earlier_sums = recorder.copies(x, Axis("sources", block_count))  # as large as those of other layers
         earlier_and_running_sums = recorder.cat(
-            earlier_sums, x.view(Axis("sources", 1), hidden_axis), axes=(source_axis, hidden_axis)
+            earlier_sums, x.view(Axis("sources", 1), hidden), axes=(source_axis, hidden)
         )
         recorder.hold(values=earlier_and_running_sums)
-        keys = recorder.norm("norm", earlier_and_running_sums, norm, (hidden_axis,))
+        keys = recorder.norm("norm", earlier_and_running_sums, norm, (hidden,))
         earlier_and_running_sums = keys if normed_values else earlier_and_running_sums
         recorder.hold(keys=keys, values=earlier_and_running_sums)
-        query = recorder.vector("proj", *query_axes, hidden_axis)
-        score_op = ops.Product(source_axis.size, hidden_axis.size, queries, x.rows)
+        query = recorder.vector("proj", *query_axes, hidden)
+        score_op = ops.Product(source_axis.size, hidden.size, queries, x.rows)
         scores = recorder.core("scores", score_op, keys, query, axes=(*query_axes, source_axis))
         mix_weights = recorder.act(scores, "softmax")
         recorder.hold(shares=mix_weights)
-        mix_op = ops.Product(queries, source_axis.size, hidden_axis.size, x.rows)
+        mix_op = ops.Product(queries, source_axis.size, hidden.size, x.rows)
         mixed_sums = recorder.core(
             "mix",
             mix_op,
             mix_weights.view(query_axis, source_axis),
             earlier_and_running_sums,
-            axes=(query_axis, hidden_axis),
+            axes=(query_axis, hidden),
         )
         return (
-            [mixed_sums.view(hidden_axis)]
-            if queries == 1
-            else [recorder.take(mixed_sums, hidden_axis) for _ in range(queries)]
+            [mixed_sums.view(hidden)] if queries == 1 else [recorder.take(mixed_sums, hidden) for _ in range(queries)]
         )
 
 

@@ -54,31 +54,28 @@ class FunnelAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
-        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
-        q = recorder.linear("q_proj", x, heads, head_dim)
-        k, v = (
-            recorder.linear(projection, kv_input, heads, head_dim, bias=True) for projection in ("k_proj", "v_proj")
-        )
+        q = recorder.linear("q_proj", x, heads, dim)
+        k, v = (recorder.linear(projection, kv_input, heads, dim, bias=True) for projection in ("k_proj", "v_proj"))
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, head_dim)
-        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
+        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
+        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{projection}_bias", heads, head_dim))
-            for projection in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection}_bias", heads, dim)) for projection in ("position", "segment")
         )
         by_distance = recorder.core(
             "distances",
-            ops.SharedTableScores(num_heads, head_dim.size, x.rows, distances),
+            ops.SharedTableScores(num_heads, dim.size, x.rows, distances),
             position_q,
             distance_keys,
             axes=(heads,),
         )
         segments = Fixed("segments", length=2, source=False)
-        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
+        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, dim)
         by_segment = recorder.core(
             "segment_scores",
-            ops.SharedTableScores(num_heads, head_dim.size, x.rows, segments),
+            ops.SharedTableScores(num_heads, dim.size, x.rows, segments),
             segment_q,
             segment_keys,
             axes=(heads,),
@@ -227,13 +224,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self._split_heads(projected)
                 for projected in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
             )
-            query_count, key_count, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
-            largest_distance = 2 * query_count if is_halved else query_count  # in steps
+            queries, keys, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
+            largest_distance = 2 * queries if is_halved else queries  # in steps
             distances = torch.arange(
-                largest_distance,
-                largest_distance - 2 * query_count - (key_count if is_halved else 0),
-                -1,
-                device=x.device,
+                largest_distance, largest_distance - 2 * queries - (keys if is_halved else 0), -1, device=x.device
             )
             angles = angles_of(distances * key_stride, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
@@ -243,8 +237,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if is_halved else 1
-            distance_index = largest_distance - stride * torch.arange(query_count, device=x.device)[:, None]
-            distance_index = (distance_index + torch.arange(key_count, device=x.device)).expand(*q.shape[:3], -1)
+            distance_index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
+            distance_index = (distance_index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
             distance_scores = self.distances(position_q, distance_keys).gather(-1, distance_index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
             attn_output = self.core(

@@ -177,7 +177,7 @@ class GlobalLocalLayer(PreNormLayer):
         assert isinstance(x.rows, Joined)
         text_states = recorder.part("self_attn_pre_norm", self.norm, recorder.resized(x, x.rows.second))
         global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))
-        attention_input = recorder.cat(global_tokens, text_states, axes=x.axes, output_rows=x.rows)
+        attention_input = recorder.cat(global_tokens, text_states, axes=x.axes, rows=x.rows)
         recorder.hold(x=x, read=attention_input)
         sublayer_output = recorder.part("self_attn", self.attention, attention_input)
         x = recorder.add(x, recorder.dropout(sublayer_output, "attention_output", ends_sublayer=True))

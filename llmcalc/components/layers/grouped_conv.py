@@ -58,8 +58,8 @@ class GroupedConvLayer(PreNormLayer):
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             normed = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
             side_axis, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
-            channel_groups = Axis("groups", exact_div(x.width, self.conv_group_size))
-            channels = channel_groups, Axis("channels", self.conv_group_size)
+            groups = Axis("groups", exact_div(x.width, self.conv_group_size))
+            channels = groups, Axis("channels", self.conv_group_size)
             with recorder.scope(f"{sublayer}_conv", kind="convolution"):
                 base_rows = [
                     [
@@ -68,9 +68,7 @@ class GroupedConvLayer(PreNormLayer):
                     ]
                     for convolution_side in range(2)
                 ]
-                computed_kernels = recorder.linear(
-                    "kernel_projection", normed, side_axis, taps, channel_groups, Axis("one", 1)
-                )
+                computed_kernels = recorder.linear("kernel_projection", normed, side_axis, taps, groups, Axis("one", 1))
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
             residual_branch = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
             residual_branch = recorder.part(sublayer, component, residual_branch)
@@ -122,9 +120,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             token_kernels = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)
             kernel_rows: list[Any] = [
-                self.get_submodule(f"base_kernel_{side_index}_{tap}").weight
-                for side_index in range(2)
-                for tap in range(self.sizes[1])
+                self.get_submodule(f"base_kernel_{i}_{tap}").weight for i in range(2) for tap in range(self.sizes[1])
             ]
             kernels: Tensor = token_kernels + torch.stack(kernel_rows).unflatten(0, self.sizes[:2])
             return kernels

@@ -80,7 +80,7 @@ class HyperLayer(PreNormLayer):
 
     def _connect_sublayer(self, recorder: Flow, sublayer: str, x: Value) -> tuple[Value, Value, Value]:
         """Returns the sublayer's input, the weights that add the output to the streams, and the mixed streams."""
-        streams, hidden_axis = x.axes
+        streams, hidden = x.axes
         mixing_axes = () if self.hc_sinkhorn_iters is None else ((streams, Axis("mixed", streams.size)),)
         with recorder.scope(sublayer, kind="residual"):
             read_logits, write_logits, *matrix = _connection_weights(
@@ -90,7 +90,7 @@ class HyperLayer(PreNormLayer):
             read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
             if self.delayed:
                 read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, streams, keeps=True)
-            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden_axis)
+            weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
             output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
             recorder.hold(summed=weighted_sum, strength=output_weights)
             if self.hc_sinkhorn_iters is None:
@@ -98,9 +98,7 @@ class HyperLayer(PreNormLayer):
             recorder.hold(raw=matrix[0])
             softmax_rows = recorder.plus(recorder.act(matrix[0], "softmax"), self.hc_eps)
             softmax_rows = recorder.sinkhorn(softmax_rows, self.hc_sinkhorn_iters, self.hc_eps)
-            x = recorder.core(
-                "mix", ops.StreamMix(streams.size, hidden_axis.size, x.rows), softmax_rows, x, axes=x.axes
-            )
+            x = recorder.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), softmax_rows, x, axes=x.axes)
             return weighted_sum, output_weights, x
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

@@ -242,10 +242,7 @@ class ZambaLayer(Layer):
                 ),
             ),
         ]
-        return [
-            cls(attention=mixer, transformer=shared_block, norm=Norm(type="rmsnorm"))
-            for mixer, shared_block in shared_blocks
-        ]
+        return [cls(attention=mixer, transformer=block, norm=Norm(type="rmsnorm")) for mixer, block in shared_blocks]
 
 
 @cache
@@ -300,20 +297,17 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            shared_block, hidden_size = spec.transformer, model_properties.hidden_size
+            block, hidden_size = spec.transformer, model_properties.hidden_size
             block_context = ModelProperties(2 * hidden_size, output_size=hidden_size)
             self.self_attn_pre_norm = spec.norm.reference(block_context)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
-            self.self_attn, self.mlp = (
-                shared_block.attention.reference(block_context),
-                Network(shared_block, model_properties),
-            )
-            for projection in ("q_proj", "k_proj", "v_proj") if shared_block.attention_adapters else ():
+            self.self_attn, self.mlp = (block.attention.reference(block_context), Network(block, model_properties))
+            for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
                 linear: Any = getattr(self.self_attn, projection)
                 setattr(
                     self.self_attn,
                     projection,
-                    AdaptedLinear(linear.in_features, linear.out_features, shared_block, linear.bias is not None),
+                    AdaptedLinear(linear.in_features, linear.out_features, block, linear.bias is not None),
                 )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -246,9 +246,7 @@ class Attention(TokenMixer):
     def length_limits(self) -> tuple[int, ...]:
         chosen_blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(
-            length_limit
-            for length_limit in (self.sliding_window, self.attention_chunk_size, chosen_blocks)
-            if length_limit is not None
+            limit for limit in (self.sliding_window, self.attention_chunk_size, chosen_blocks) if limit is not None
         )
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
@@ -457,7 +455,7 @@ class Attention(TokenMixer):
         recorder: Flow,
         x: Value,
         heads: Axis,
-        head_dim: Axis,
+        dim: Axis,
         value_axis: Axis,
         is_cross_attention: bool,
         adapter: Adapter | None,
@@ -466,11 +464,11 @@ class Attention(TokenMixer):
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
         if self.kv_shared and "from_target" in recorder.memo:
-            return recorder.received(x, heads, head_dim), recorder.received(x, heads, value_axis)
+            return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
             empty_keys_and_values = (
                 self,
-                Value(x.rows, (heads, head_dim), fixed=True),
+                Value(x.rows, (heads, dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
             shareable = (
@@ -481,13 +479,11 @@ class Attention(TokenMixer):
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
-            return keys.view(*recorder.rank_part((heads, head_dim))), values.view(
-                *recorder.rank_part((heads, value_axis))
-            )
+            return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
         with recorder.function():
-            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)
+            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
             recorder.hold(raw=raw_keys)
-            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", head_dim)
+            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
@@ -745,12 +741,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _mask_and_bias(self, x: Tensor, k: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
-            query_count, key_count, end_position, spec = (
-                x.shape[1],
-                k.shape[-2],
-                forward_pass.past + x.shape[1],
-                self.spec,
-            )
+            query_count, keys, end_position, spec = (x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec)
             mask = attention_mask(
                 forward_pass,
                 x,
@@ -759,12 +750,12 @@ def _reference_class() -> type[nn.Module]:
                 window=spec.sliding_window,
                 chunk_size=spec.attention_chunk_size,
             )
-            return mask, self._score_bias(forward_pass, end_position, query_count, key_count, x.device)
+            return mask, self._score_bias(forward_pass, end_position, query_count, keys, x.device)
 
         def _score_bias(
             self, forward_pass: ForwardPass, end_position: int, query_count: int, key_count: int, device: Any
         ) -> Tensor | None:
-            """Returns the score bias of the last `query_count` and the last `key_count` tokens before `end_position`."""
+            """Returns the score bias of the last `query_count` and `key_count` tokens before `end_position`."""
             positions = (
                 forward_pass.positions(end_position - query_count, end_position, device),
                 forward_pass.positions(end_position - key_count, end_position, device),
@@ -822,14 +813,12 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "indexer"):
                 k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None
-            logit_cap = self.spec.attn_logit_softcapping
+            cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
                 formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
-                attn_output = self.core(q, k, v, mask, bias, logit_cap, sinks, **formats)
+                attn_output = self.core(q, k, v, mask, bias, cap, sinks, **formats)
             else:
-                attn_output = self._attention_in_squares(
-                    q, k, v, forward_pass.columns, self.spec.grid_window, logit_cap
-                )
+                attn_output = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
             attn_output = (attn_output if convolved_values is None else attn_output + convolved_values).transpose(1, 2)
             attn_output = self.head_norm(attn_output) if hasattr(self, "head_norm") else attn_output
             if hasattr(self, "gate_proj"):

@@ -129,10 +129,8 @@ def _reference_class() -> type[nn.Module]:
             if has_chunks:
                 q, k, v = (x.unflatten(2, (-1, self.length)) for x in (q, k, v))
                 position = position.unflatten(-1, (-1, self.length))
-                k, v = (
-                    torch.cat([x.roll(-chunk_distance, 2) for chunk_distance in self.neighbours], 3) for x in (k, v)
-                )
-                key_position = torch.cat([position.roll(-chunk_distance, -2) for chunk_distance in self.neighbours], -1)
+                k, v = (torch.cat([x.roll(-i, 2) for i in self.neighbours], 3) for x in (k, v))
+                key_position = torch.cat([position.roll(-i, -2) for i in self.neighbours], -1)
             else:
                 key_position = position
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5

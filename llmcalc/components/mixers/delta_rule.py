@@ -32,11 +32,9 @@ def delta_rule_class() -> type[nn.Module]:
         row_count = system.shape[-1]
         identity = torch.eye(row_count, dtype=system.dtype, device=system.device).expand(system.shape)
         inverse_rows = [identity[..., 0, :]]
-        for row_index in range(1, row_count):
+        for i in range(1, row_count):
             solved_rows = torch.stack(inverse_rows, -2)
-            inverse_rows.append(
-                identity[..., row_index, :] - (system[..., row_index, :row_index, None] * solved_rows).sum(-2)
-            )
+            inverse_rows.append(identity[..., i, :] - (system[..., i, :i, None] * solved_rows).sum(-2))
         return torch.stack(inverse_rows, -2)
 
     class DeltaRule(nn.Module):
@@ -53,22 +51,15 @@ def delta_rule_class() -> type[nn.Module]:
             self.chunk, self.by_channel = chunk_size, decays_by_channel
 
         def forward(
-            self,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            log_decay: Tensor,
-            beta: Tensor,
-            forward_pass: ForwardPass,
-            state: Any,
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, forward_pass: ForwardPass, state: Any
         ) -> Tensor:
-            q, k, v, log_decay, beta = (x.float() for x in (q, k, v, log_decay, beta))
+            q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
             q, k = unit_vector(q) * q.shape[-1] ** -0.5, unit_vector(k)
             stored_state = state.load(forward_pass)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one_token = stored_state is not None and q.shape[2] == 1
             scan_output, new_state = (self._run_token if decodes_one_token else self._run_chunks)(
-                q, k, v, log_decay, beta, old_state
+                q, k, v, g, beta, old_state
             )
             state.keep(forward_pass, new_state)
             return scan_output
@@ -83,42 +74,36 @@ def delta_rule_class() -> type[nn.Module]:
             return (recurrent_state * q[:, :, 0, :, None]).sum(-2)[:, :, None], recurrent_state
 
         def _run_chunks(
-            self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, recurrent_state: Tensor
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, recurrent_state: Tensor
         ) -> tuple[Tensor, Tensor]:
             tokens, chunk_size = q.shape[2], self.chunk
             pad = -tokens % chunk_size
-            q, k, v, log_decay, beta = (
-                F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk_size)) for x in (q, k, v, log_decay, beta[..., None])
+            q, k, v, g, beta = (
+                F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk_size)) for x in (q, k, v, g, beta[..., None])
             )
-            log_decay = log_decay.cumsum(-2)
+            g = g.cumsum(-2)
             mask = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=q.device).tril()
-            decayed_k, decayed_q = k * beta * log_decay.exp(), q * log_decay.exp()
+            decayed_k, decayed_q = k * beta * g.exp(), q * g.exp()
             if self.by_channel:
-                decay = (
-                    (log_decay[..., :, None, :] - log_decay[..., None, :, :])
-                    .masked_fill(~mask[..., None], float("-inf"))
-                    .exp()
-                )
+                decay = (g[..., :, None, :] - g[..., None, :, :]).masked_fill(~mask[..., None], float("-inf")).exp()
                 system = ((k * beta)[..., :, None, :] * k[..., None, :, :] * decay).sum(-1)
                 scores = (q[..., :, None, :] * k[..., None, :, :] * decay).sum(-1)
                 inverse = strictly_lower_inverse(system)
                 values, keys = inverse @ (v * beta), inverse @ decayed_k
             else:
-                decay = (log_decay - log_decay.transpose(-1, -2)).masked_fill(~mask, float("-inf")).exp()
+                decay = (g - g.transpose(-1, -2)).masked_fill(~mask, float("-inf")).exp()
                 system, scores = (k * beta) @ k.transpose(-1, -2) * decay, q @ k.transpose(-1, -2) * decay
                 values = torch.linalg.solve_triangular(system, v * beta, upper=False, unitriangular=True)
                 keys = torch.linalg.solve_triangular(system, decayed_k, upper=False, unitriangular=True)
-            chunk_decay = log_decay[..., -1:, :]
-            decayed_k_to_end, state_decay = k * (chunk_decay - log_decay).exp(), chunk_decay.exp().transpose(-1, -2)
+            chunk_decay = g[..., -1:, :]
+            decayed_k_to_end, state_decay = k * (chunk_decay - g).exp(), chunk_decay.exp().transpose(-1, -2)
             chunk_outputs = []
-            for chunk_index in range(q.shape[2]):
-                corrected_values = values[:, :, chunk_index] - keys[:, :, chunk_index] @ recurrent_state
-                chunk_outputs.append(
-                    decayed_q[:, :, chunk_index] @ recurrent_state + scores[:, :, chunk_index] @ corrected_values
-                )
+            for i in range(q.shape[2]):
+                corrected_values = values[:, :, i] - keys[:, :, i] @ recurrent_state
+                chunk_outputs.append(decayed_q[:, :, i] @ recurrent_state + scores[:, :, i] @ corrected_values)
                 recurrent_state = (
-                    recurrent_state * state_decay[:, :, chunk_index]
-                    + decayed_k_to_end[:, :, chunk_index].transpose(-1, -2) @ corrected_values
+                    recurrent_state * state_decay[:, :, i]
+                    + decayed_k_to_end[:, :, i].transpose(-1, -2) @ corrected_values
                 )
             return torch.stack(chunk_outputs, 2).flatten(2, 3)[:, :, :tokens], recurrent_state
 

@@ -68,15 +68,11 @@ class DynamicMaskAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = recorder.norm(
-            "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), self.norm, (head_dim,)
-        )
+        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim, bias=has_bias), self.norm, (dim,))
         q = recorder.rope(q, self.position)
-        k = recorder.norm(
-            "k_norm", recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias), self.norm, (head_dim,)
-        )
-        k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias)
+        k = recorder.norm("k_norm", recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.norm, (dim,))
+        k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias)
         k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
         key_limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
         recorder.hold(q=q, k=k, v=v)

@@ -94,10 +94,8 @@ class EntryAttention(TokenMixer):
             raise ValueError(f"o_groups: {self.o_groups} does not divide {heads} heads of {head_dim}")
         narrowest_head = head_dim if self.indexer is None else min(head_dim, self.indexer.index_head_dim)
         if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > narrowest_head:
-            field_name = "head_dim" if narrowest_head == head_dim else "index_head_dim"
-            raise ValueError(
-                f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field_name} {narrowest_head}"
-            )
+            field = "head_dim" if narrowest_head == head_dim else "index_head_dim"
+            raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field} {narrowest_head}")
         self.position.check_whole("qk_rope_head_dim")
         return self
 
@@ -122,11 +120,7 @@ class EntryAttention(TokenMixer):
     def length_limits(self) -> tuple[int, ...]:
         compress_rate, max_entries = self.compress_rate, self.selected_entries
         selected_tokens = None if compress_rate is None or max_entries is None else compress_rate * max_entries
-        return tuple(
-            length_limit
-            for length_limit in (self.sliding_window, compress_rate, selected_tokens)
-            if length_limit is not None
-        )
+        return tuple(limit for limit in (self.sliding_window, compress_rate, selected_tokens) if limit is not None)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable(
@@ -157,16 +151,10 @@ class EntryAttention(TokenMixer):
             with recorder.function():
                 mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, head_dim, rope)
             recorder.hold(entries=entries, entries_seen=mask)
-            key_limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
+            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
                 recorder.scores(
-                    "entry_core",
-                    q,
-                    entries,
-                    values=entries,
-                    is_cross_attention=True,
-                    core=ops.EntryScores,
-                    **key_limits,
+                    "entry_core", q, entries, values=entries, is_cross_attention=True, core=ops.EntryScores, **limits
                 )
             )
         attention_weights = recorder.joint_softmax(

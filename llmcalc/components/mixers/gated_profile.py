@@ -51,12 +51,9 @@ class GatedProfileAttention(ProfileAttention):
         q = recorder.linear("q_proj", x, heads, head_dim)
         keys, values = (
             self._convolve_heads(
-                recorder,
-                f"{projection_letter}_conv",
-                recorder.linear(f"{projection_letter}_proj", token, kv_heads, head_dim),
-                token,
+                recorder, f"{letter}_conv", recorder.linear(f"{letter}_proj", token, kv_heads, head_dim), token
             )
-            for projection_letter, token in (
+            for letter, token in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
@@ -94,16 +91,12 @@ class GatedProfileAttention(ProfileAttention):
         """
         if not self.dynamic_convolutions:
             return add_convolution(recorder, conv_name, x, self.conv_kernel_size)
-        (heads, head_dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
+        (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
         with recorder.scope(conv_name):
             weights = recorder.linear("weight_proj", token, heads, taps)
-            weights = recorder.mul(
-                weights, recorder.vector("static_weight", heads, head_dim, taps), axes=(heads, head_dim, taps)
-            )
-            recorder.state("conv_state", heads, head_dim, taps, state_kind="conv_state")
-            return recorder.add(
-                recorder.sum(recorder.mul(weights, x, axes=(heads, head_dim, taps)), heads, head_dim), x
-            )
+            weights = recorder.mul(weights, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps))
+            recorder.state("conv_state", heads, dim, taps, state_kind="conv_state")
+            return recorder.add(recorder.sum(recorder.mul(weights, x, axes=(heads, dim, taps)), heads, dim), x)
 
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"

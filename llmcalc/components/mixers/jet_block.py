@@ -130,27 +130,24 @@ def _reference_class() -> type[nn.Module]:
     class JetBlockReference(nn.Module):
         """JetBlock. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: JetBlock, hidden_size: int) -> None:
+        def __init__(self, spec: JetBlock, hidden: int) -> None:
             super().__init__()
             heads, self.kernel = spec.linear_num_value_heads, spec.linear_conv_kernel_dim
             self.head_dims = spec.linear_key_head_dim, spec.linear_value_head_dim
             key_width, value_width = heads * spec.linear_key_head_dim, heads * spec.linear_value_head_dim
-            self.q_proj, self.k_proj = (nn.Linear(hidden_size, key_width, bias=False) for _ in range(2))
-            self.v_proj = nn.Linear(hidden_size, value_width, bias=False)
-            self.w1 = nn.Linear(hidden_size, spec.generator_size, bias=False)
+            self.q_proj, self.k_proj = (nn.Linear(hidden, key_width, bias=False) for _ in range(2))
+            self.v_proj = nn.Linear(hidden, value_width, bias=False)
+            self.w1 = nn.Linear(hidden, spec.generator_size, bias=False)
             self.w2 = nn.Linear(spec.generator_size, value_width * self.kernel)
             self.convolution = CausalFilters()
-            self.a_proj, self.b_proj = (
-                nn.Linear(hidden_size, heads, bias=False),
-                nn.Linear(hidden_size, heads, bias=False),
-            )
+            self.a_proj, self.b_proj = (nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False))
             self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
             self.dt_bias = vector(torch.ones(heads))
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
-            self.g_proj = nn.Linear(hidden_size, value_width, bias=False)
+            self.g_proj = nn.Linear(hidden, value_width, bias=False)
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
-            self.o_proj = nn.Linear(value_width, hidden_size, bias=False)
+            self.o_proj = nn.Linear(value_width, hidden, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             key_dim, value_dim = self.head_dims

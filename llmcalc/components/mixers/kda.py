@@ -193,11 +193,9 @@ def _reference_class() -> type[nn.Module]:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        def _gate_projection(self, projection_letter: str, x: Tensor) -> Tensor:
+        def _gate_projection(self, letter: str, x: Tensor) -> Tensor:
             projections = (
-                (f"{projection_letter}_a_proj", f"{projection_letter}_b_proj")
-                if hasattr(self, f"{projection_letter}_a_proj")
-                else (f"{projection_letter}_proj",)
+                (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
             )
             for projection in projections:
                 x = self.get_submodule(projection)(x)

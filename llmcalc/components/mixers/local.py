@@ -67,9 +67,7 @@ class LocalAttention(MultiHeadMixer):
         return self
 
     def length_limits(self) -> tuple[int, ...]:
-        return tuple(
-            length_limit for length_limit in (self.local_radius, self.global_block_size) if length_limit is not None
-        )
+        return tuple(limit for limit in (self.local_radius, self.global_block_size) if limit is not None)
 
     def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
@@ -94,7 +92,7 @@ class LocalAttention(MultiHeadMixer):
             block_sums = (
                 block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
             )
-            kv_input = recorder.cat(x, block_sums, axes=x.axes, output_rows=WithSums(of=x.rows, block=global_block))
+            kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=global_block))
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
         q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)

@@ -156,9 +156,7 @@ class MLA(TokenMixer):
 
     def length_limits(self) -> tuple[int, ...]:
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
-        return tuple(
-            length_limit for length_limit in (self.sliding_window, selected_tokens) if length_limit is not None
-        )
+        return tuple(limit for limit in (self.sliding_window, selected_tokens) if limit is not None)
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
@@ -203,10 +201,8 @@ class MLA(TokenMixer):
             full_rotation = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else full_rotation
             recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
-        key_limits: dict[str, Any] = (
-            {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
-        )
-        key_limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
+        limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
+        limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
             is_selection_lent = recorder.memo.get("lends_selection", False)
@@ -216,9 +212,9 @@ class MLA(TokenMixer):
             "causal": recorder.causal,
             "sinks": self.sinks,
             "selection": selection,
-            **key_limits,
+            **limits,
         }
-        core = ops.AttentionCore if key_limits.get("pool") is None else ops.PooledCore
+        core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
         head, latent_key = JoinedShapes(((nope_axis,), (rope,))), JoinedShapes(((latent,), (rope,)))
 
         def expanded() -> Value:
@@ -228,11 +224,11 @@ class MLA(TokenMixer):
                 latents,
                 heads,
                 JoinedShapes(((nope_axis,), (head_axis,))),
-                rows=WithPast(of=latents.rows, **key_limits),
+                rows=WithPast(of=latents.rows, **limits),
             )
             recorder.hold(expanded=keys_and_values)
             k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, head_axis))
-            k = recorder.cat(k_nope, k_rope, axes=(heads, head), output_rows=latents.rows)
+            k = recorder.cat(k_nope, k_rope, axes=(heads, head), rows=latents.rows)
             recorder.hold(k=k)
             q = recorder.cat(q_nope, q_rope, axes=(heads, head))
             return recorder.attention("core", q, k, values, core=core, **attention_options)
@@ -380,12 +376,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MLA, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden_size, heads = spec, model_properties.hidden_size, spec.num_attention_heads
+            self.spec, hidden, heads = spec, model_properties.hidden_size, spec.num_attention_heads
             query = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
             if spec.q_lora_rank is None:
-                self.q_proj = nn.Linear(hidden_size, query, bias=False)
+                self.q_proj = nn.Linear(hidden, query, bias=False)
             else:
-                self.q_a_proj = nn.Linear(hidden_size, spec.q_lora_rank, bias=spec.attention_bias)
+                self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=spec.attention_bias)
                 if spec.norm is not None:
                     self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
                 if spec.query_gate:
@@ -395,9 +391,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.position_scale:
                 self.position_scale = position_scale_class()(heads)
             if not spec.kv_shared:
-                self.kv_a_proj = nn.Linear(
-                    hidden_size, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias
-                )
+                self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
             if spec.norm is not None and not spec.kv_shared:
                 self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             if spec.norm is not None and spec.key_norm and not spec.kv_shared:
@@ -409,7 +403,7 @@ def _reference_class() -> type[nn.Module]:
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(
                 heads * spec.v_head_dim,
-                model_properties.output_size or hidden_size,
+                model_properties.output_size or hidden,
                 bias=spec.attention_bias or spec.o_bias,
             )
             self.core = softmax_core_class()()
@@ -418,7 +412,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.indexer is not None and not spec.indexer.shared:
                 rotary_dim = 0 if spec.mla_use_nope else spec.qk_rope_head_dim
                 self.indexer = spec.indexer.reference(
-                    model_properties, spec.q_lora_rank or hidden_size, rotary_dim, spec.position.rope_theta
+                    model_properties, spec.q_lora_rank or hidden, rotary_dim, spec.position.rope_theta
                 )
 
         def _rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

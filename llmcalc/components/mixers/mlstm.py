@@ -128,14 +128,9 @@ def _reference_class() -> type[nn.Module]:
                 run_step, chunk_size = (
                     (self._run_chunk, self.chunk) if tokens - start >= self.chunk else (self._run_token, 1)
                 )
-                chunk_slice = slice(start, start + chunk_size)
+                chunk = slice(start, start + chunk_size)
                 memory_output, state = run_step(
-                    q[:, :, chunk_slice],
-                    k[:, :, chunk_slice],
-                    v[:, :, chunk_slice],
-                    input_gate[:, :, chunk_slice],
-                    log_f[:, :, chunk_slice],
-                    state,
+                    q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], input_gate[:, :, chunk], log_f[:, :, chunk], state
                 )
                 chunk_outputs.append(memory_output)
                 start += chunk_size
@@ -189,13 +184,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: MLSTM, hidden_size: int) -> None:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
-            key_width, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
-            for projection, output_width in (
-                ("q", key_width),
-                ("k", key_width),
-                ("v", value_width),
-                ("ogate", value_width),
-            ):
+            keys, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
+            for projection, output_width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
                 self.add_module(projection, nn.Linear(hidden_size, output_width, bias=has_bias))
             self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
             self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), state_class()()
@@ -204,13 +194,8 @@ def _reference_class() -> type[nn.Module]:
             )
             self.out_proj = nn.Linear(value_width, hidden_size, bias=has_bias)
 
-        def _split_heads(self, projection_letter: str, x: Tensor) -> Tensor:
-            return (
-                self.get_submodule(projection_letter)(x)
-                .float()
-                .unflatten(-1, (self.spec.num_heads, -1))
-                .transpose(1, 2)
-            )
+        def _split_heads(self, letter: str, x: Tensor) -> Tensor:
+            return self.get_submodule(letter)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
 
         def _gate(self, gate_name: str, x: Tensor) -> Tensor:
             gate_cap = self.spec.gate_soft_cap

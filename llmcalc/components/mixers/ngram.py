@@ -74,7 +74,7 @@ class PredictStreams(ResidualStreams):
         """Records the rows of the main stream and the predict streams. x: the token embeddings."""
         stream_rows = Multiple(of=x.rows, by=self.ngram)
         streams, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
-        return recorder.cat(x, streams, axes=x.axes, output_rows=Multiple(of=x.rows, by=self.ngram + 1))
+        return recorder.cat(x, streams, axes=x.axes, rows=Multiple(of=x.rows, by=self.ngram + 1))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self, model_properties.hidden_size)
@@ -131,7 +131,7 @@ class NgramAttention(EqualHeadsMixer):
         prediction = recorder.core(
             "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, head_dim), rows=streams
         )
-        joined_streams = recorder.cat(attn_output, prediction, axes=(heads, head_dim), output_rows=x.rows)
+        joined_streams = recorder.cat(attn_output, prediction, axes=(heads, head_dim), rows=x.rows)
         recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 

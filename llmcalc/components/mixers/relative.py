@@ -53,29 +53,26 @@ class RelativeAttention(MultiHeadMixer):
         return "Yang et al. 2019 (XLNet), §2.5" if self.segments else "Gulati et al. 2020, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (
-            recorder.linear(projection, x, heads, head_dim, bias=self.bias)
-            for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, dim, bias=self.bias) for projection in ("q_proj", "k_proj", "v_proj")
         )
         distance_rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
-        distance_keys = recorder.linear(
-            "r_proj", recorder.sinusoids(x, distance_rows, *x.axes, once=True), heads, head_dim
-        )
+        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distance_rows, *x.axes, once=True), heads, dim)
         num_heads = q.axes[0].size
-        position_q = recorder.add(q, recorder.vector("position_bias", heads, head_dim, count=num_heads))
-        scores = ops.DistanceScores(num_heads, head_dim.size, x.rows, distance_rows)
+        position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))
+        scores = ops.DistanceScores(num_heads, dim.size, x.rows, distance_rows)
         distance_scores = recorder.core("distances", scores, position_q, distance_keys, axes=(heads,))
         distance_index = recorder.distances(q, k, clamped=False, shifted=True)
         recorder.hold(q=q, k=k, v=v, r=distance_keys, by_distance=distance_scores, index=distance_index)
-        content_q = recorder.add(q, recorder.vector("content_bias", heads, head_dim, count=num_heads))
-        bias = recorder.scale(recorder.at_distance(distance_scores, distance_index), head_dim.size**-0.5)
+        content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, count=num_heads))
+        bias = recorder.scale(recorder.at_distance(distance_scores, distance_index), dim.size**-0.5)
         recorder.hold(q=content_q, bias=bias)
         attn_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
         recorder.hold(out=attn_output)
         if self.segments:
-            recorder.vector("segment_bias", heads, head_dim, count=num_heads, role="idle")
-            recorder.vector("segments", Axis("segments", 2), heads, head_dim, heads=heads, count=2, role="idle")
+            recorder.vector("segment_bias", heads, dim, count=num_heads, role="idle")
+            recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, count=2, role="idle")
         return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:
@@ -107,7 +104,7 @@ def _reference_class() -> type[nn.Module]:
     class RelativeReference(nn.Module):
         """Attention by content and by distance. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: RelativeAttention, hidden_size: int) -> None:
+        def __init__(self, spec: RelativeAttention, hidden: int) -> None:
             super().__init__()
             self.heads, d, heads_width = (
                 spec.num_attention_heads,
@@ -116,15 +113,13 @@ def _reference_class() -> type[nn.Module]:
             )
             self.has_segments = spec.segments
             for projection in ("q_proj", "k_proj", "v_proj", "r_proj"):
-                self.add_module(
-                    projection, nn.Linear(hidden_size, heads_width, bias=spec.bias and projection != "r_proj")
-                )
+                self.add_module(projection, nn.Linear(hidden, heads_width, bias=spec.bias and projection != "r_proj"))
             self.content_bias, self.position_bias = (vector(torch.randn(self.heads, d) * 0.02) for _ in range(2))
             if spec.segments:
                 self.segment_bias = vector(torch.randn(self.heads, d) * 0.02)
                 self.segments = vector(torch.randn(2, self.heads, d) * 0.02)
             self.core, self.distances = softmax_core_class()(), Distances()
-            self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.bias)
+            self.o_proj = nn.Linear(heads_width, hidden, bias=spec.bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
             return self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -135,13 +130,13 @@ def _reference_class() -> type[nn.Module]:
 
         def _encode_distances(self, forward_pass: ForwardPass, x: Tensor) -> Tensor:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
-            hidden_size, largest_distance = x.shape[-1], self._largest_distance(x)
+            hidden, largest_distance = x.shape[-1], self._largest_distance(x)
             angles = angles_of(
                 largest_distance - forward_pass.positions(0, largest_distance + x.shape[1], x.device),
-                hidden_size,
+                hidden,
                 10000.0,
             )
-            return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden_size].to(x.dtype).expand(x.shape[0], -1, -1)
+            return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (self._split_heads(projection, x) for projection in ("q_proj", "k_proj", "v_proj"))

@@ -52,12 +52,8 @@ class SampledBlockAttention(EqualHeadsMixer):
             recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
         )
         recorder.hold(q=q, k=k, v=v)
-        key_limits: dict[str, Any] = {
-            "block": self.block_size,
-            "blocks": self.blocks,
-            "approximated": self.approximated,
-        }
-        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **key_limits)
+        limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
+        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 

@@ -99,11 +99,8 @@ class SelectiveMamba2(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        mixer_fields: dict[str, Any] = {"num_heads": 4, "head_dim": 6, "state_size": 5, "time_step_rank": 7}
-        return [
-            cls(**mixer_fields, chunk_size=4),
-            cls(**mixer_fields, conv_kernel=3, norm=Norm(type="rmsnorm", weight=False)),
-        ]
+        fields: dict[str, Any] = {"num_heads": 4, "head_dim": 6, "state_size": 5, "time_step_rank": 7}
+        return [cls(**fields, chunk_size=4), cls(**fields, conv_kernel=3, norm=Norm(type="rmsnorm", weight=False))]
 
 
 @cache

@@ -108,12 +108,8 @@ class SharedEntryAttention(EntryAttention):
         return self.index_topk if self.indexer is None else self.indexer.index_topk
 
     def length_limits(self) -> tuple[int, ...]:
-        candidate_blocks = None if self.indexer is None else self.indexer.candidates
-        candidates = (
-            ()
-            if candidate_blocks is None
-            else (candidate_blocks.candidate_topk_blocks * candidate_blocks.candidate_block_size,)
-        )
+        blocks = None if self.indexer is None else self.indexer.candidates
+        candidates = () if blocks is None else (blocks.candidate_topk_blocks * blocks.candidate_block_size,)
         return (*super().length_limits(), *candidates)
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
@@ -130,10 +126,8 @@ class SharedEntryAttention(EntryAttention):
         if indexer is not None:
             field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field_name
             if indexer.finds is not None or indexer.candidates is not None:
-                candidate_blocks = indexer.finds or indexer.candidates
-                field_by_result["candidates", candidate_blocks] = (
-                    "" if indexer.finds is not None else "indexer.candidates"
-                )
+                blocks = indexer.finds or indexer.candidates
+                field_by_result["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
         return field_by_result
 
     def borrowing_field(self) -> str:
@@ -274,9 +268,7 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
         "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": candidate_blocks})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {
-        example_name: local.model_copy(update=mixer_fields) for example_name, mixer_fields in changes_by_example.items()
-    }
+    return {example_name: local.model_copy(update=fields) for example_name, fields in changes_by_example.items()}
 
 
 @cache

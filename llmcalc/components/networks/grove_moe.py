@@ -128,14 +128,10 @@ def _reference_class() -> type[nn.Module]:
         """Routed experts and the adjugate experts of the groups. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroveMoE, model_properties: ModelProperties) -> None:
-            hidden_size, expert_count, self.group = (
-                model_properties.hidden_size,
-                spec.num_experts,
-                spec.experts_per_group,
-            )
+            hidden, expert_count, self.group = (model_properties.hidden_size, spec.num_experts, spec.experts_per_group)
             routing = spec.router.reference(model_properties, expert_count, spec.num_experts_per_tok, expert_count)
-            super().__init__(routing, spec.expert, expert_count, hidden_size)
-            adjugate_experts = Routed(routing, spec.adjugate_expert, expert_count // self.group, hidden_size)
+            super().__init__(routing, spec.expert, expert_count, hidden)
+            adjugate_experts = Routed(routing, spec.adjugate_expert, expert_count // self.group, hidden)
             self.chunk_experts: Any = adjugate_experts.experts
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:

@@ -434,7 +434,7 @@ def check_expert(expert: FeedForward) -> None:
 def expert_networks(
     recorder: Flow,
     expert: FeedForward,
-    routed_rows: Value,
+    rows: Value,
     experts: Axis,
     top_k: Number,
     output_axes: Shape,
@@ -448,16 +448,14 @@ def expert_networks(
         return recorder.experts(projection, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced)
 
     if expert.gated:
-        activated = recorder.act(expert_linear("gate_proj", routed_rows, ffn, bias=expert.gate_bias), expert.hidden_act)
+        activated = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
         recorder.hold(y=activated)
         activated = recorder.mul(
             activated,
-            record_up_activation(
-                recorder, expert.up_act, expert_linear("up_proj", routed_rows, ffn, bias=expert.up_bias)
-            ),
+            record_up_activation(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias)),
         )
     else:
-        activated = recorder.act(expert_linear("up_proj", routed_rows, ffn, bias=expert.up_bias), expert.hidden_act)
+        activated = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
     activated = recorder.dropout(activated, "activation")
     recorder.hold(y=activated)
     activated = expert_linear("down_proj", activated, *output_axes, bias=expert.down_bias)

@@ -71,9 +71,7 @@ class ConformerAttention(Part):
         """
         head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
         head_axes = (Axis("heads", self.num_attention_heads), head_dim)
-        q, k, v = (
-            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.bias) for projection_letter in "qkv"
-        )
+        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
         chunks: dict[str, Any] = {} if segment is None else {"core": ops.ChunkedCore, "chunk": segment}
         if self.context_left is not None:
             context = self.context_left - 1 + self.context_right
@@ -291,26 +289,24 @@ def _reference_class() -> type[nn.Module]:
 
         def _attention_in_chunks(self, q: Tensor, k: Tensor, v: Tensor, distance_keys: Tensor | None) -> Tensor:
             """Computes chunks of queries with the keys of their windows. q, k, v: [clips, heads, frames, head_dim]."""
-            frames, chunk_size = q.shape[2], self.chunk_size
-            key_count = chunk_size + self.left - 1 + self.right
-            padded_queries = nn.functional.pad(q, (0, 0, 0, -frames % chunk_size))
-            q = padded_queries.unflatten(2, (-1, chunk_size))
-            padding = (0, 0, self.left - 1, self.right + chunk_size - 1)
-            k, v = (nn.functional.pad(x, padding).unfold(2, key_count, chunk_size) for x in (k, v))
+            frames, chunk = q.shape[2], self.chunk_size
+            key_count = chunk + self.left - 1 + self.right
+            padded_queries = nn.functional.pad(q, (0, 0, 0, -frames % chunk))
+            q = padded_queries.unflatten(2, (-1, chunk))
+            padding = (0, 0, self.left - 1, self.right + chunk - 1)
+            k, v = (nn.functional.pad(x, padding).unfold(2, key_count, chunk) for x in (k, v))
             scores = q @ k
             query_indices, key_indices = (
-                torch.arange(chunk_size, device=q.device),
+                torch.arange(chunk, device=q.device),
                 torch.arange(key_count, device=q.device),
             )
             offsets = key_indices - query_indices[:, None]
             if distance_keys is not None:
-                by_distance = (padded_queries @ distance_keys).unflatten(2, (-1, chunk_size))
+                by_distance = (padded_queries @ distance_keys).unflatten(2, (-1, chunk))
                 distance_indices = offsets.clamp(0, distance_keys.shape[-1] - 1).expand(*scores.shape)
                 scores = scores + by_distance.gather(-1, distance_indices)
             scores = scores * q.shape[-1] ** -0.5
-            key_positions = (
-                torch.arange(q.shape[2], device=q.device)[:, None] * chunk_size + key_indices - self.left + 1
-            )
+            key_positions = torch.arange(q.shape[2], device=q.device)[:, None] * chunk + key_indices - self.left + 1
             is_outside = (offsets < 0) | (offsets >= self.left + self.right)
             is_padding = (key_positions < 0) | (key_positions >= frames)
             scores = scores.masked_fill(is_outside | is_padding[:, None], torch.finfo(scores.dtype).min)

@@ -166,14 +166,9 @@ class ConvNextEncoder(TowerPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        tower_fields: dict[str, Any] = {
-            "num_filters": 4,
-            "kernel_size": 3,
-            "ffn_expansion": 2,
-            "norm": Norm(type="rmsnorm"),
-        }
+        fields: dict[str, Any] = {"num_filters": 4, "kernel_size": 3, "ffn_expansion": 2, "norm": Norm(type="rmsnorm")}
         return [
-            cls(downsampling_ratios=(2, 3), depths=(1, 2, 1), output_size=10, **tower_fields),
+            cls(downsampling_ratios=(2, 3), depths=(1, 2, 1), output_size=10, **fields),
             cls(
                 downsampling_ratios=(2, 3),
                 depths=(2, 0, 1),
@@ -188,9 +183,9 @@ class ConvNextEncoder(TowerPart):
                     feed_forward=FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
                     norm=Norm(type="rmsnorm"),
                 ),
-                **tower_fields,
+                **fields,
             ),
-            cls(downsampling_ratios=(), depths=(1,), channels=2, output_size=6, hidden_act="relu", **tower_fields),
+            cls(downsampling_ratios=(), depths=(1,), channels=2, output_size=6, hidden_act="relu", **fields),
         ]
 
 
@@ -286,13 +281,10 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ConvNextEncoder) -> None:
             super().__init__()
             self.stage_count, width = len(spec.depths), spec.channels
-            for block_index in range(self.stage_count):
-                stride, channels = (
-                    spec.downsampling_ratios[block_index - 1] if block_index else 1,
-                    spec.num_filters * 2**block_index,
-                )
-                kernel_size = 2 * stride if block_index else spec.kernel_size
-                add_stage(self, block_index, CausalConvolution(width, channels, kernel_size, stride), spec, block_index)
+            for i in range(self.stage_count):
+                stride, channels = (spec.downsampling_ratios[i - 1] if i else 1, spec.num_filters * 2**i)
+                kernel_size = 2 * stride if i else spec.kernel_size
+                add_stage(self, i, CausalConvolution(width, channels, kernel_size, stride), spec, i)
                 width = channels
             self.conv_out = CausalConvolution(width, spec.output_size, spec.kernel_size)
             if spec.rescaled:

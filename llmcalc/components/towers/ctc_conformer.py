@@ -79,8 +79,8 @@ class CtcConformer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns its output for the projector."""
-        hidden_axis = Axis("hidden", self.hidden_size)
-        x = recorder.linear("input_proj", x, hidden_axis, bias=True)
+        hidden = Axis("hidden", self.hidden_size)
+        x = recorder.linear("input_proj", x, hidden, bias=True)
         for half_label, layer_indices in self._layer_halves():
             x = recorder.layers(
                 x,
@@ -92,9 +92,7 @@ class CtcConformer(TowerPart):
             )
             if layer_indices[-1] == self.num_hidden_layers // 2 - 1:
                 labels = recorder.linear("label_head", x, Axis("labels", self.labels), bias=True)
-                x = recorder.add(
-                    x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden_axis, bias=True)
-                )
+                x = recorder.add(x, recorder.linear("label_proj", recorder.act(labels, "softmax"), hidden, bias=True))
         if self.num_hidden_layers == 1:  # whose class has the layers of labels and does not run them
             for projection, input_width, output_width in (
                 ("label_head", self.hidden_size, self.labels),

@@ -235,12 +235,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class TimestampReference(Layers):
         """The head for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
 
-        def __init__(self, spec: WordTimestamps, hidden_size: int) -> None:
-            super().__init__(spec.stack, hidden_size)
-            self.upsampler = nn.ConvTranspose1d(
-                hidden_size, hidden_size, spec.upsampling_factor, spec.upsampling_factor
-            )
-            self.classifier = nn.Linear(hidden_size, spec.classes)
+        def __init__(self, spec: WordTimestamps, hidden: int) -> None:
+            super().__init__(spec.stack, hidden)
+            self.upsampler = nn.ConvTranspose1d(hidden, hidden, spec.upsampling_factor, spec.upsampling_factor)
+            self.classifier = nn.Linear(hidden, spec.classes)
 
         def forward(self, x: Tensor) -> Tensor:
             timestamp_logits: Tensor = self.classifier(

@@ -161,20 +161,18 @@ class ImageTokenizer(TowerPart):
         positions, levels = pixels.rows, len(self.channel_multiplier)
         x = pixels.view(Axis("channels", self.in_channels), new_rows=_positions(positions, levels - 1))
         x = self._convolve(recorder, "conv_in", x, self.base_channels)
-        for level_index, multiplier in enumerate(self.channel_multiplier):
-            with recorder.scope(f"level_{level_index}"):
-                x = self._record_level(recorder, x, level_index, self.base_channels * multiplier, self.num_res_blocks)
-                if level_index < levels - 1:
-                    position_rows = _positions(positions, levels - 2 - level_index)
+        for i, multiplier in enumerate(self.channel_multiplier):
+            with recorder.scope(f"level_{i}"):
+                x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks)
+                if i < levels - 1:
+                    position_rows = _positions(positions, levels - 2 - i)
                     x = self._convolve(recorder, "downsample", x, x.width, rows=position_rows)
         x = self._record_middle(recorder, x)
         x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
         x = self._convolve(recorder, "conv_out", x, self.latent_channels)
-        for level_index in range(1, self.temporal_levels + 1):
-            position_rows = Merged(of=positions, frames=2**level_index)
-            x = self._convolve(
-                recorder, f"time_conv_{level_index}", x, self.latent_channels, kernel=4 * 9, rows=position_rows
-            )
+        for i in range(1, self.temporal_levels + 1):
+            position_rows = Merged(of=positions, frames=2**i)
+            x = self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, rows=position_rows)
             x = recorder.act(x, "silu")
         return self._record_frame_blocks(recorder, x) if self.over_frames else x
 
@@ -183,18 +181,14 @@ class ImageTokenizer(TowerPart):
         codes = quantized if self.over_frames else None
         x = self._convolve(recorder, "post_quant_conv", quantized, self.latent_channels, kernel=self._frames_convolved)
         x = self._record_frame_blocks(recorder, x) if self.over_frames else x
-        for level_index in range(1, self.temporal_levels + 1):
-            x = recorder.act(
-                self._convolve(recorder, f"time_conv_{level_index}", x, self.latent_channels, kernel=3 * 9), "silu"
-            )
+        for i in range(1, self.temporal_levels + 1):
+            x = recorder.act(self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=3 * 9), "silu")
         x = self._convolve(recorder, "conv_in", x, self.base_channels * self.channel_multiplier[-1])
         x = self._record_middle(recorder, x, codes)
-        for level_index, multiplier in reversed(list(enumerate(self.channel_multiplier))):
-            with recorder.scope(f"level_{level_index}"):
-                x = self._record_level(
-                    recorder, x, level_index, self.base_channels * multiplier, self.num_res_blocks + 1, codes
-                )
-                x = self._convolve(recorder, "upsample", x, x.width) if level_index else x
+        for i, multiplier in reversed(list(enumerate(self.channel_multiplier))):
+            with recorder.scope(f"level_{i}"):
+                x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks + 1, codes)
+                x = self._convolve(recorder, "upsample", x, x.width) if i else x
         x = recorder.act(self._normalize(recorder, "norm_out", x, codes), "silu")
         self._convolve(recorder, "conv_out", x, self.out_channels)
 
@@ -453,31 +447,27 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, reads_codes=False)
             channels, latents = spec.base_channels, spec.latent_channels
             self.conv_in = nn.Conv2d(spec.in_channels, channels, 3, padding=1)
-            for level_index in range(len(spec.channel_multiplier)):
-                channels = self.add_level(level_index, channels, spec.num_res_blocks)
-                if level_index < len(spec.channel_multiplier) - 1:
-                    self.get_submodule(f"level_{level_index}").add_module(
-                        "downsample", nn.Conv2d(channels, channels, 3, 2)
-                    )
+            for i in range(len(spec.channel_multiplier)):
+                channels = self.add_level(i, channels, spec.num_res_blocks)
+                if i < len(spec.channel_multiplier) - 1:
+                    self.get_submodule(f"level_{i}").add_module("downsample", nn.Conv2d(channels, channels, 3, 2))
             self.add_middle(channels)
             self.norm_out = nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
             self.conv_out = nn.Conv2d(channels, latents, 3, padding=1)
-            for level_index in range(1, spec.temporal_levels + 1):
-                self.add_module(f"time_conv_{level_index}", FrameConv(latents, latents, (4, 3, 3), 2))
+            for i in range(1, spec.temporal_levels + 1):
+                self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (4, 3, 3), 2))
             self.add_frame_blocks()
 
         def forward(self, frames: Tensor) -> Tensor:
             x = self.conv_in(frames.transpose(1, 2).flatten(0, 1))
-            for level_index in range(len(self.spec.channel_multiplier)):
-                x = self.run_level(level_index, x, self.spec.num_res_blocks)
-                if level_index < len(self.spec.channel_multiplier) - 1:
-                    x = self.get_submodule(f"level_{level_index}").get_submodule("downsample")(
-                        functional.pad(x, (0, 1, 0, 1))
-                    )
+            for i in range(len(self.spec.channel_multiplier)):
+                x = self.run_level(i, x, self.spec.num_res_blocks)
+                if i < len(self.spec.channel_multiplier) - 1:
+                    x = self.get_submodule(f"level_{i}").get_submodule("downsample")(functional.pad(x, (0, 1, 0, 1)))
             x = self.conv_out(functional.silu(self.norm_out(self.run_middle(x))))
             x = x.unflatten(0, (-1, frames.shape[2])).transpose(1, 2)
-            for level_index in range(1, self.spec.temporal_levels + 1):
-                x = functional.silu(self.get_submodule(f"time_conv_{level_index}")(x))
+            for i in range(1, self.spec.temporal_levels + 1):
+                x = functional.silu(self.get_submodule(f"time_conv_{i}")(x))
             return self.run_frame_blocks(x)
 
     class Decoder(TokenizerHalf):
@@ -488,16 +478,14 @@ def _reference_class() -> type[nn.Module]:
             latents, channels = spec.latent_channels, spec.base_channels * spec.channel_multiplier[-1]
             self.post_quant_conv = FrameConv(spec.embed_dim, latents, (3 if spec.over_frames else 1, 1, 1))
             self.add_frame_blocks()
-            for level_index in range(1, spec.temporal_levels + 1):
-                self.add_module(f"time_conv_{level_index}", FrameConv(latents, latents, (3, 3, 3)))
+            for i in range(1, spec.temporal_levels + 1):
+                self.add_module(f"time_conv_{i}", FrameConv(latents, latents, (3, 3, 3)))
             self.conv_in = nn.Conv2d(latents, channels, 3, padding=1)
             self.add_middle(channels)
-            for level_index in reversed(range(len(spec.channel_multiplier))):
-                channels = self.add_level(level_index, channels, spec.num_res_blocks + 1)
-                if level_index:
-                    self.get_submodule(f"level_{level_index}").add_module(
-                        "upsample", nn.Conv2d(channels, channels, 3, padding=1)
-                    )
+            for i in reversed(range(len(spec.channel_multiplier))):
+                channels = self.add_level(i, channels, spec.num_res_blocks + 1)
+                if i:
+                    self.get_submodule(f"level_{i}").add_module("upsample", nn.Conv2d(channels, channels, 3, padding=1))
             self.norm_out = norm_of(spec, channels, spec.over_frames)
             self.conv_out = nn.Conv2d(channels, spec.out_channels, 3, padding=1)
 
@@ -528,10 +516,8 @@ def _reference_class() -> type[nn.Module]:
                 ("map", spec.maps, embed_dim),
                 ("head", spec.head, spec.head_input_size),
             ):
-                for layer_index, linear in enumerate(projector, 1):
-                    self.add_module(
-                        f"{projection}_{layer_index}", nn.Linear(input_width, linear.size, bias=linear.bias)
-                    )
+                for i, linear in enumerate(projector, 1):
+                    self.add_module(f"{projection}_{i}", nn.Linear(input_width, linear.size, bias=linear.bias))
                     input_width = linear.size
 
     class ImageTokenizerReference(nn.Module):

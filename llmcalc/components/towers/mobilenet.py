@@ -258,15 +258,11 @@ class MobileNet(TowerPart):
         """Records attention with one head of keys and values, which may come from a smaller grid."""
         head_dim, keys_and_values = Axis("head_dim", block.head_dim), list[Value]()
         query = recorder.conv("q_proj", x, Axis("heads", block.num_attention_heads), head_dim, kernel=1)
-        for projection_letter in "kv":
+        for letter in "kv":
             kv_input = x
             if block.kv_stride > 1:
-                kv_input = self._record_conv(
-                    recorder, f"{projection_letter}_down", x, None, block.kernel, block.kv_stride
-                )
-            keys_and_values.append(
-                recorder.conv(f"{projection_letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1)
-            )
+                kv_input = self._record_conv(recorder, f"{letter}_down", x, None, block.kernel, block.kv_stride)
+            keys_and_values.append(recorder.conv(f"{letter}_proj", kv_input, Axis("heads", 1), head_dim, kernel=1))
         attn_output = recorder.attention("core", query, *keys_and_values, causal=False, masked=False)
         return recorder.conv("o_proj", attn_output, *x.axes, kernel=1)
 
@@ -301,23 +297,15 @@ class MobileNet(TowerPart):
         channels: the number of output channels; None for a depthwise convolution.
         """
         axes = x.axes if channels is None else (Axis("channels", channels),)
-        conv_groups = x.width if channels is None else 1
+        groups = x.width if channels is None else 1
         x = recorder.conv(
-            conv_name,
-            x,
-            *axes,
-            kernel=kernel * kernel,
-            groups=conv_groups,
-            bias=bias,
-            rows=_strided_rows(x.rows, stride),
+            conv_name, x, *axes, kernel=kernel * kernel, groups=groups, bias=bias, rows=_strided_rows(x.rows, stride)
         )
         x = recorder.part(f"{conv_name}_norm", self.norm, x)
         return recorder.act(x, self.hidden_act) if is_activated else x
 
     def describe(self, hidden_size: int) -> str:
-        block_count = sum(
-            block_group.repeat * len(block_group.blocks) for stage in self.stages for block_group in stage.groups
-        )
+        block_count = sum(group.repeat * len(group.blocks) for stage in self.stages for group in stage.groups)
         return f"MobileNet of {block_count} blocks → {self.hidden_size}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -412,13 +400,11 @@ def _reference_class() -> type[nn.Module]:
             self.add_module(norm_name, self.norm_spec.reference(ModelProperties(channels)))
 
         def add_conv(
-            self, conv_name: str, in_channels: int, channels: int, kernel: int = 1, stride: int = 1, **tower_fields: Any
+            self, conv_name: str, in_channels: int, channels: int, kernel: int = 1, stride: int = 1, **fields: Any
         ) -> int:
             self.add_module(
                 conv_name,
-                SamePaddingConv(
-                    in_channels, channels, kernel, stride, bias=tower_fields.pop("bias", False), **tower_fields
-                ),
+                SamePaddingConv(in_channels, channels, kernel, stride, bias=fields.pop("bias", False), **fields),
             )
             self.add_norm(f"{conv_name}_norm", channels)
             return channels
@@ -481,17 +467,12 @@ def _reference_class() -> type[nn.Module]:
                 SamePaddingConv(in_channels, inner_width, 1, bias=False),
                 SamePaddingConv(inner_width, in_channels, 1, bias=False),
             )
-            for projection_letter in "kv":
+            for letter in "kv":
                 if spec.kv_stride > 1:
                     self.add_conv(
-                        f"{projection_letter}_down",
-                        in_channels,
-                        in_channels,
-                        spec.kernel,
-                        spec.kv_stride,
-                        groups=in_channels,
+                        f"{letter}_down", in_channels, in_channels, spec.kernel, spec.kv_stride, groups=in_channels
                     )
-                self.add_module(f"{projection_letter}_proj", SamePaddingConv(in_channels, spec.head_dim, 1, bias=False))
+                self.add_module(f"{letter}_proj", SamePaddingConv(in_channels, spec.head_dim, 1, bias=False))
             self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(in_channels))
 
         def _project(self, projection_letter: str, x: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Perceiver(LearnedQueries):
         queries = recorder.part("latents_norm", self.norm, latents)
         patches = recorder.part("patches_norm", self.norm, patches)
         memory_rows = Joined(name="patches and latents", first=patches.rows, second=queries.rows)
-        memory = recorder.cat(patches, queries, axes=patches.axes, output_rows=memory_rows)
+        memory = recorder.cat(patches, queries, axes=patches.axes, rows=memory_rows)
         with recorder.apart(causal=False):
             attn_output = recorder.part("self_attn", self.attention, queries, memory=memory)
         latents = recorder.add(latents, attn_output)

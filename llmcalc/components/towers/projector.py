@@ -97,33 +97,27 @@ class Resampler(LearnedQueries):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its output vectors for each image. x: the patches."""
-        query_count, hidden_axis = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
-        keys = recorder.linear("kv_proj", x, hidden_axis) if self.projected else x
+        query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
+        keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
         query_rows = Multiple(name="queries", of=IMAGES, by=self.queries)
-        query = recorder.vector("query", query_count, hidden_axis, count=self.queries).view(
-            hidden_axis, new_rows=query_rows
-        )
+        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, new_rows=query_rows)
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
                 query,
-                recorder.vector("positions", query_count, hidden_axis, count=self.queries).view(
-                    hidden_axis, new_rows=query_rows
-                ),
+                recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, new_rows=query_rows),
             )
         value_input: Value | None = None
         if self.double_projections:
             query, keys, value_input = (
-                recorder.linear(projection, projection_input, hidden_axis)
+                recorder.linear(projection, projection_input, hidden)
                 for projection, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
         with recorder.apart(causal=False):
             attn_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
         return (
-            recorder.linear("attention_out", attn_output, hidden_axis, bias=True)
-            if self.double_projections
-            else attn_output
+            recorder.linear("attention_out", attn_output, hidden, bias=True) if self.double_projections else attn_output
         )
 
 
@@ -273,7 +267,7 @@ class Projector(TowerPart):
     ) -> Value:
         """Appends learned marker vectors to x."""
         mark_vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, count=mark_count)
-        return recorder.cat(x, mark_vectors, axes=x.axes, output_rows=RowsWithExtra(of=x.rows, more=mark_count))
+        return recorder.cat(x, mark_vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(map_width) for map_width in (self.input_size, *(linear.size for linear in self.maps)))

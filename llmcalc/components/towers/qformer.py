@@ -57,9 +57,7 @@ class QFormer(LearnedQueries):
                 f"num_attention_heads: {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
                 "expected a divisor"
             )
-        if 0 not in self.reading_layers or not all(
-            0 <= layer_index < self.num_hidden_layers for layer_index in self.reading_layers
-        ):
+        if 0 not in self.reading_layers or not all(0 <= i < self.num_hidden_layers for i in self.reading_layers):
             raise ValueError(
                 f"reading_layers: {list(self.reading_layers)}; expected 0, and others below num_hidden_layers "
                 f"({self.num_hidden_layers})"
@@ -96,9 +94,7 @@ class QFormer(LearnedQueries):
         """Yields each kind of layer above the first: its label, whether it attends to the patches, and its indices."""
         layers = range(1, self.num_hidden_layers)
         for label, reads_patches in (("reading", True), ("", False)):
-            layer_indices = [
-                layer_index for layer_index in layers if (layer_index in self.reading_layers) == reads_patches
-            ]
+            layer_indices = [i for i in layers if (i in self.reading_layers) == reads_patches]
             if layer_indices:
                 yield label, reads_patches, layer_indices
 
@@ -206,9 +202,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.window, self.query = spec.window, LearnedQueryTable(spec.queries, spec.hidden_size)
             self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
-            self.layers = nn.ModuleList(
-                Layer(spec, layer_index in spec.reading_layers) for layer_index in range(spec.num_hidden_layers)
-            )
+            self.layers = nn.ModuleList(Layer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers))
 
         def forward(self, x: Tensor) -> Tensor:
             images = len(x)

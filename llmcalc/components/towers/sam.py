@@ -125,9 +125,7 @@ class SamEncoder(TowerPart):
         layer_count: Number = self.num_hidden_layers
         global_indices = sorted({*self.global_layers})
         windowed_layers = (
-            [layer_index for layer_index in range(layer_count) if layer_index not in global_indices]
-            if isinstance(layer_count, int)
-            else None
+            [i for i in range(layer_count) if i not in global_indices] if isinstance(layer_count, int) else None
         )
         if windowed_layers != []:
             yield "window", self.window_size, layer_count - len(global_indices), windowed_layers
@@ -144,21 +142,16 @@ class SamEncoder(TowerPart):
 
     def _record_attention(self, recorder: Flow, x: Value, window: int | None) -> Value:
         window_side, patches = self.grid if window is None else window, x.rows
-        head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
-        head_axes = Axis("heads", self.num_attention_heads), head_dim
+        dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
+        head_axes = Axis("heads", self.num_attention_heads), dim
         x = x if window is None else x.view(*x.axes, new_rows=PaddedSquares(side=window))
-        q, k, v = (
-            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=self.qkv_bias)
-            for projection_letter in "qkv"
-        )
+        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.qkv_bias) for letter in "qkv")
         scored_distances = 0
         if self.relative_positions:
             scored_distances = 2 * window_side
             distances = Table(name="distances", length=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
-                recorder.table(
-                    table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distances, by="positions"
-                )
+                recorder.table(table_name, Axis("distances", 2 * window_side - 1), dim, of=distances, by="positions")
         key_limits: dict[str, Any] = {
             "core": ops.ChunkedCore,
             "chunk": window_side * window_side,
@@ -251,10 +244,8 @@ def _reference_class() -> type[nn.Module]:
         def _attend(self, x: Tensor) -> Tensor:
             """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
             q, k, v = (
-                self.get_submodule(f"{projection_letter}_proj")(x)
-                .unflatten(-1, (self.heads, -1))
-                .permute(0, 3, 1, 2, 4)
-                for projection_letter in "qkv"
+                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
+                for letter in "qkv"
             )
             scores = q.flatten(2, 3) @ k.flatten(2, 3).transpose(-1, -2) * q.shape[-1] ** -0.5
             if hasattr(self, "row_distances"):
@@ -314,18 +305,15 @@ def _reference_class() -> type[nn.Module]:
             self.patch_embedding = nn.Linear(patch_values, hidden_size, bias=patches.bias)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
-            windows = (
-                None if layer_index in spec.global_layers else spec.window_size
-                for layer_index in range(spec.num_hidden_layers)
-            )
+            windows = (None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers))
             self.layers = nn.ModuleList(Layer(spec, window) for window in windows)
             self.neck = Neck(spec)
             if spec.second_neck:
                 self.second_neck = SecondNeck(spec)
             channels = spec.output_channels
-            for layer_index, halved_channels in enumerate(spec.halvings, 1):
+            for i, halved_channels in enumerate(spec.halvings, 1):
                 halving_convolution = nn.Conv2d(channels, halved_channels, 3, 2, 1, bias=False)
-                self.add_module(f"halving_{layer_index}", halving_convolution)
+                self.add_module(f"halving_{i}", halving_convolution)
                 channels = halved_channels
 
         def forward(self, pixels: Tensor) -> Tensor:

@@ -192,36 +192,30 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(channels * mel_bins, hidden_size, bias=spec.bias)
 
         def forward(self, frames: Tensor) -> Tensor:
-            chunk_size, (clips, length) = self.spec.chunk, frames.shape[:2]
-            if chunk_size is None or (length < chunk_size and not self.spec.whole_chunks):
+            chunk, (clips, length) = self.spec.chunk, frames.shape[:2]
+            if chunk is None or (length < chunk and not self.spec.whole_chunks):
                 return self._convolve(frames)
-            chunks = (
-                nn.functional.pad(frames, (0, 0, 0, -length % chunk_size)).unflatten(1, (-1, chunk_size)).flatten(0, 1)
-            )
+            chunks = nn.functional.pad(frames, (0, 0, 0, -length % chunk)).unflatten(1, (-1, chunk)).flatten(0, 1)
             x = self._convolve(chunks)
-            last_frames = length % chunk_size
+            last_frames = length % chunk
             for conv in self.spec.convolutions:
                 last_frames = -(-last_frames // conv.stride[0])
             positions = x.unflatten(0, (clips, -1)).flatten(1, 2)
-            return positions[:, : length // chunk_size * x.shape[1] + last_frames]
+            return positions[:, : length // chunk * x.shape[1] + last_frames]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):
                 frames = self.standardize(frames)
             x = frames[:, None]  # [clips, channels, frames, mel bins]
-            for conv_index, conv in enumerate(self.spec.convolutions, 1):
-                x = self.get_submodule(f"depthwise_{conv_index}" if conv.separable else f"conv_{conv_index}")(x)
+            for i, conv in enumerate(self.spec.convolutions, 1):
+                x = self.get_submodule(f"depthwise_{i}" if conv.separable else f"conv_{i}")(x)
                 if conv.separable or self.spec.norm is not None:
                     channels_last = x.permute(0, 2, 3, 1)
                     channels_last = (
-                        self.get_submodule(f"pointwise_{conv_index}")(channels_last)
-                        if conv.separable
-                        else channels_last
+                        self.get_submodule(f"pointwise_{i}")(channels_last) if conv.separable else channels_last
                     )
                     channels_last = (
-                        self.get_submodule(f"norm_{conv_index}")(channels_last)
-                        if self.spec.norm is not None
-                        else channels_last
+                        self.get_submodule(f"norm_{i}")(channels_last) if self.spec.norm is not None else channels_last
                     )
                     x = channels_last.permute(0, 3, 1, 2)
                 x = activate(self.spec.hidden_act, x)

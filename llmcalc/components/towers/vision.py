@@ -171,24 +171,20 @@ class VisionTower(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns the patches for the projector."""
-        hidden_axis, patches = Axis("hidden", self.hidden_size), x.rows
+        hidden, patches = Axis("hidden", self.hidden_size), x.rows
         if self.video_frames is not None:
             frames_read = x.view(*x.axes, Axis("video_frames", self.video_frames))
-            recorder.linear("video_patch_embedding", frames_read, hidden_axis, bias=self.patches.bias, role="idle")
+            recorder.linear("video_patch_embedding", frames_read, hidden, bias=self.patches.bias, role="idle")
         if self.summary_vectors:
             recorder.buffer("summary_indices", Axis("indices", self.summary_vectors), indices=True)
-        x = recorder.linear("patch_embedding", x, hidden_axis, bias=self.patches.bias)
+        x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.registers:
             x = self._add_positions(recorder, x)
         if self.class_embedding:
-            x = recorder.cat(
-                x, recorder.vector("class_embedding", hidden_axis), axes=x.axes, output_rows=RowsWithExtra(of=patches)
-            )
+            x = recorder.cat(x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=RowsWithExtra(of=patches))
         if self.registers:
-            registers = recorder.vector(
-                "registers", Axis("registers", self.registers), hidden_axis, count=self.registers
-            )
-            x = recorder.cat(x, registers, axes=x.axes, output_rows=RowsWithExtra(of=patches, more=self.vector_count))
+            registers = recorder.vector("registers", Axis("registers", self.registers), hidden, count=self.registers)
+            x = recorder.cat(x, registers, axes=x.axes, rows=RowsWithExtra(of=patches, more=self.vector_count))
         else:
             x = self._add_positions(recorder, x)
         with recorder.apart(causal=False):
@@ -198,12 +194,12 @@ class VisionTower(TowerPart):
                 x = self.merger.flow(recorder, x)
             with recorder.scope("upper"), recorder.apart(causal=False):
                 return self.upper_stack.flow(recorder, x)
-        x = x.view(hidden_axis, new_rows=patches)
+        x = x.view(hidden, new_rows=patches)
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
         if self.standardize:
             channel_mean, scale = recorder.split(
-                recorder.buffer("standardize", Axis("statistics", 2), hidden_axis), x.axes, x.axes
+                recorder.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes
             )
             x = recorder.mul(recorder.add(x, channel_mean), scale)
         if self.pooling is not None:
@@ -336,37 +332,35 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: VisionTower) -> None:
             super().__init__()
-            self.spec, hidden_size, patches = spec, spec.hidden_size, spec.patches
+            self.spec, hidden, patches = spec, spec.hidden_size, spec.patches
             self.patch_embedding = nn.Linear(
-                patches.num_channels * patches.temporal_patch_size * patches.patch_size**2,
-                hidden_size,
-                bias=patches.bias,
+                patches.num_channels * patches.temporal_patch_size * patches.patch_size**2, hidden, bias=patches.bias
             )
             if spec.video_frames is not None:
                 video_width = spec.video_frames * self.patch_embedding.in_features
-                self.video_patch_embedding = nn.Linear(video_width, hidden_size, bias=patches.bias)
+                self.video_patch_embedding = nn.Linear(video_width, hidden, bias=patches.bias)
             if spec.summary_vectors:
                 self.summary_indices = Buffers(("indices", torch.zeros(spec.summary_vectors, dtype=torch.int64)))
             if spec.class_embedding:
-                self.class_embedding = vector(torch.randn(hidden_size) * 0.02)
+                self.class_embedding = vector(torch.randn(hidden) * 0.02)
             if spec.registers:
-                self.registers = vector(torch.randn(spec.registers, hidden_size) * 0.02)
+                self.registers = vector(torch.randn(spec.registers, hidden) * 0.02)
             if spec.positions is not None:
-                self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
-            stack = spec.stack.reference(ModelProperties(hidden_size, causal=False))
+                self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
+            stack = spec.stack.reference(ModelProperties(hidden, causal=False))
             for child_name, child_module in stack.named_children():
                 self.add_module(child_name, child_module)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
             if spec.merger is not None and spec.upper_stack is not None:
-                self.merger = spec.merger.reference(ModelProperties(hidden_size))
-                self.upper = spec.upper_stack.reference(ModelProperties(hidden_size, causal=False))
+                self.merger = spec.merger.reference(ModelProperties(hidden))
+                self.upper = spec.upper_stack.reference(ModelProperties(hidden, causal=False))
             if spec.clamps:
                 num_clamps = spec.clamps * spec.stack.num_hidden_layers
                 self.clamps = Buffers(("bounds", torch.full((num_clamps,), float("inf"))))
             if spec.standardize:
-                self.standardize = Buffers(("mean", torch.zeros(hidden_size)), ("scale", torch.ones(hidden_size)))
+                self.standardize = Buffers(("mean", torch.zeros(hidden)), ("scale", torch.ones(hidden)))
             if spec.pooling is not None:
-                self.pooling = Pooling(spec.pooling, hidden_size)
+                self.pooling = Pooling(spec.pooling, hidden)
 
         def _add_position_embeddings(self, x: Tensor, patch_rows: int, patch_columns: int) -> Tensor:
             """Returns the patches plus position embeddings."""

@@ -131,12 +131,10 @@ class ElementwiseVerbs(Recorder):
         """Records an expansion of x along a new first axis, as a view."""
         return self.step("copies", "", (x,), x.view(over, *x.axes))
 
-    def cat(self, *parts: Value, axes: Shape, output_rows: Rows | None = None) -> Value:
-        """Records a concatenation of values along the axes or, with `output_rows`, along the rows."""
+    def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
+        """Records a concatenation of values along the axes or, with `rows`, along the rows."""
         cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
-        return self.step(
-            "cat", "", parts, Value(parts[0].rows if output_rows is None else output_rows, axes, cache=cache)
-        )
+        return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
 
     def resized(self, x: Value, output_rows: Rows) -> Value:
         """Records padding of x with zero rows, or the removal of rows at the ends."""

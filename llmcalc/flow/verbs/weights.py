@@ -91,14 +91,12 @@ class WeightVerbs(Recorder):
         return self.step("absorb", name, (x,), output_value, op=op, weight=weight)
 
     def blocks(
-        self, node_name: str, x: Value, blocks: Axis, *out: Axis | JoinedShapes, bias: bool = False, **node_fields: Any
+        self, name: str, x: Value, blocks: Axis, *out: Axis | JoinedShapes, bias: bool = False, **node_fields: Any
     ) -> Value:
         """Records a block-diagonal linear layer, where each block maps a slice of x to a slice of the output."""
         op = ops.BlockLinear(blocks.size, x.width, self.element_count(out), bias, x.rows)
-        weight = Weight(node_name, (blocks, *out), x.axes)
-        return self.step(
-            "blocks", node_name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias
-        )
+        weight = Weight(name, (blocks, *out), x.axes)
+        return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias)
 
     def experts(
         self,
@@ -189,10 +187,8 @@ class WeightVerbs(Recorder):
         weight_axes = over if heads is None else (heads, *over)
         width = x.width if weight_axes is x.axes else self.element_count(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
-        output_value = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
-        return self.step(
-            "norm", node_name, (x,), output_value, op=op, about=node_fields, spec=spec, over=over, groups=groups
-        )
+        output = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
+        return self.step("norm", node_name, (x,), output, op=op, about=node_fields, spec=spec, over=over, groups=groups)
 
     def _norm_groups(self, norm_name: str, x: Value, groups: int, over: Shape | None) -> Axis:
         """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""
@@ -251,14 +247,12 @@ class WeightVerbs(Recorder):
         op = ops.Weight(self.element_count(axes), None if heads is None else heads.size, count, frozen)
         return self.step("vector", node_name, (), Value(ONCE, axes), op=op, about=node_fields)
 
-    def padded(self, x: Value, padding: Number, state_name: str) -> Value:
+    def padded(self, x: Value, padding: Number, state: str) -> Value:
         """Records `padding` rows before x: zeros, or rows of an earlier pass.
 
-        state_name: the name of the state that keeps them.
+        state: the name of the state that keeps them.
         """
-        return self.step(
-            "padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state_name
-        )
+        return self.step("padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state)
 
     def zeros(self, x: Value, state_name: str) -> Value:
         """Records one row of zeros per sequence with the axes of x, unless an earlier pass stored that row.
@@ -267,26 +261,18 @@ class WeightVerbs(Recorder):
         """
         return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state_name)
 
-    def resumed(self, first_value: Value, state_name: str, index: int = 0) -> Value:
-        """Records the row before the first row: the last row of an earlier pass, or `first_value` without one.
+    def resumed(self, first: Value, state: str, index: int = 0) -> Value:
+        """Records the row before the first row: the last row of an earlier pass, or `first` without one.
 
-        state_name: the name of the state that keeps it. index: which of the state's tensors it is.
+        state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
-        return self.step(
-            "resumed", "", (first_value,), first_value.view(*first_value.axes), state=state_name, index=index
-        )
+        return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
 
     def buffer(self, node_name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
         """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
-        output_value = Value(ONCE, axes, fixed=True)
+        output = Value(ONCE, axes, fixed=True)
         return self.step(
-            "buffer",
-            node_name,
-            (),
-            output_value,
-            op=ops.Buffer(self.element_count(axes)),
-            about=node_fields,
-            indices=indices,
+            "buffer", node_name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
         )
 
 

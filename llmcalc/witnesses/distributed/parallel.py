@@ -94,9 +94,7 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
     is_in_layer = parent_path.rpartition(".")[0] == "layers"
     if (is_in_layer or not parent_path) and [*submodule.parameters(recurse=False)]:
         return {module_name: Replicated()}
-    linear = {
-        last_name for last_name, child_module in submodule.named_children() if isinstance(child_module, nn.Linear)
-    }
+    linear = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
     if not is_in_layer or not linear:
         return {}
     layouts = Replicate(), None  # the gradient of the common input of its linear layers is summed once

@@ -65,33 +65,29 @@ class RankStorageTracker(CpuStorageTracker):
             return self._collective(function, args, kwargs or {})
         return super().__torch_dispatch__(function, types, args, kwargs)
 
-    def _collective(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a collective, and waits until gloo's threads have released its tensors, for reproducible counts."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         use_counts = [leaf._use_count() for leaf in tensors]
-        output = function(*args, **kwargs)
-        if function.namespace == "c10d" and function._opname not in POINT_TO_POINT:
+        output = func(*args, **kwargs)
+        if func.namespace == "c10d" and func._opname not in POINT_TO_POINT:
             *results, work_handle = output
             dist.Work.unbox(work_handle).wait()
-            if function._opname in BUCKET_OPERATIONS:
+            if func._opname in BUCKET_OPERATIONS:
                 return output
             del work_handle
             finished_future: torch.futures.Future[Any] = torch.futures.Future()
             finished_future.set_result([])
             output = (*results, c10d._create_work_from_future(finished_future).boxed())
-        elif (
-            function.namespace == "_c10d_functional"
-            and isinstance(output, Tensor)
-            and function._opname != "wait_tensor"
-        ):
+        elif func.namespace == "_c10d_functional" and isinstance(output, Tensor) and func._opname != "wait_tensor":
             torch.ops._c10d_functional.wait_tensor(output)
             tensors.append(output)
             use_counts.append(1)
-        if function._opname not in POINT_TO_POINT:
+        if func._opname not in POINT_TO_POINT:
             wait_for_release(tensors, use_counts)
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
-                self._follow(tensor, function)
+                self._follow(tensor, func)
         return output
 
     def _follow(self, tensor: Tensor, function: Any) -> None:
@@ -322,10 +318,8 @@ class Rank:
     def pipeline_runner(self) -> Callable[[Tensor], float]:
         """Returns a function that runs the passes of a step in a pipeline."""
         job, coordinates = self.job, self.at
-        process_group = self.meshes["pp"].get_group()
-        pipeline_stage = PipelineStage(
-            self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=process_group
-        )
+        group = self.meshes["pp"].get_group()
+        pipeline_stage = PipelineStage(self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=group)
 
         def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
             return loss_of(logits, labels)
