@@ -77,7 +77,7 @@ class Recorder:
         part: Recordable,
         x: Value,
         *,
-        node_kind: str = "",
+        kind: str = "",
         role: Role = "own",
         list_index: int | None = None,
         is_separate_model: bool = False,
@@ -95,7 +95,7 @@ class Recorder:
         """
         index_field: dict[str, Any] = {} if list_index is None else {"indices": (list_index,)}
         with self.scope(
-            part_name, kind=node_kind or part.kind, source=part.formula_source, role=role, **index_field
+            part_name, kind=kind or part.kind, source=part.formula_source, role=role, **index_field
         ) as scope:
             scope.list_index, scope.argument = list_index, x
             scope.is_separate_model, scope.first_layer_output = is_separate_model, first_layer_output

@@ -344,7 +344,7 @@ class Block(Layer):
             self._normalize(recorder, f"{sublayer}_pre_norm", x, "idle")
         source_axes = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
         memory = Value(SOURCE, source_axes) if recorder.memory is None else recorder.memory
-        recorder.part(sublayer, component, x, role="idle", memory=memory, node_kind="cross_attention")
+        recorder.part(sublayer, component, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
             self._normalize(recorder, f"{sublayer}_post_norm", x, "idle")
 

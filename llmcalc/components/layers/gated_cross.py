@@ -81,7 +81,7 @@ class GatedCrossLayer(PreNormLayer):
         for sublayer, norm, component, node_kind, arguments in sublayers:
             residual_branch = recorder.part(f"{sublayer}_pre_norm", norm, x, role=role)
             residual_branch = recorder.part(sublayer, component, residual_branch, role=role, **arguments)
-            gate_value = recorder.part(f"{sublayer}_gate", gate, x, role=role, node_kind=node_kind)
+            gate_value = recorder.part(f"{sublayer}_gate", gate, x, role=role, kind=node_kind)
             if self.runs_on_text:
                 recorder.hold(x=x, y=residual_branch)
                 x = recorder.add(x, recorder.mul(residual_branch, recorder.act(gate_value, "tanh")))

@@ -104,14 +104,14 @@ class BlockIndexer(Part):
     ) -> tuple[Value, Value, dict[str, Any]]:
         kv_heads, *_ = keys.axes
         assert isinstance(kv_heads, Axis)
-        core_fields: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
+        block_size, block_count = self.index_block_size, self.index_topk_blocks
         with recorder.function():
             recorder.hold(k=keys, v=values)
             mask = recorder.repeat(mask, kv_heads)
             recorder.hold(seen=mask)
-            mask, keys, values = recorder.only_selected(mask, keys, values, **core_fields)
+            mask, keys, values = recorder.only_selected(mask, keys, values, block_size=block_size, block_count=block_count)
         recorder.hold(k=keys, v=values, mask=mask)
-        return keys, values, {"core": ops.BlockCore, "selection": mask, **core_fields}
+        return keys, values, {"core": ops.BlockCore, "selection": mask, "block": block_size, "blocks": block_count}
 
     def _chosen_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens for each indexer head."""

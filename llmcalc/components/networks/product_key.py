@@ -90,7 +90,7 @@ class ProductKeyMoE(Network):
             )
         recorder.hold(y=expert_outputs)
         return recorder.add(
-            expert_outputs, recorder.part("shared_expert", self.shared_expert, x, node_kind="shared_expert")
+            expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert")
         )
 
     def describe(self, hidden_size: int) -> str:

@@ -144,7 +144,7 @@ class LinearRouter(Router):
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         axis = Axis("classes", classes)
-        x = x if self.norm is None else recorder.part("router_norm", self.norm, x, node_kind="router")
+        x = x if self.norm is None else recorder.part("router_norm", self.norm, x, kind="router")
         logits = recorder.linear("router", x, axis, bias=self.bias, float32=self.float32_product, kind="router")
         scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
         correction = _record_correction(recorder, self.score_correction, axis)
