@@ -158,4 +158,4 @@ def norm_reference(spec: Norm, *shape: int, group_count: int = 0) -> nn.Module:
 
     group_count: equal parts of x that are normalized separately; those of the spec by default.
     """
-    return _reference_class()(spec, *shape, groups=group_count)
+    return _reference_class()(spec, *shape, group_count=group_count)

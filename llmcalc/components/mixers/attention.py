@@ -787,7 +787,7 @@ def _reference_class() -> type[nn.Module]:
             for patches in squares:
                 patch_index = patches.to(q.device)
                 square_outputs.append(
-                    self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], cap=logit_cap)
+                    self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], logit_cap=logit_cap)
                 )
             patch_order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(square_outputs, 2)[:, :, patch_order]

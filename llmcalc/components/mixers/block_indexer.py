@@ -109,7 +109,9 @@ class BlockIndexer(Part):
             recorder.hold(k=keys, v=values)
             mask = recorder.repeat(mask, kv_heads)
             recorder.hold(seen=mask)
-            mask, keys, values = recorder.only_selected(mask, keys, values, block_size=block_size, block_count=block_count)
+            mask, keys, values = recorder.only_selected(
+                mask, keys, values, block_size=block_size, block_count=block_count
+            )
         recorder.hold(k=keys, v=values, mask=mask)
         return keys, values, {"core": ops.BlockCore, "selection": mask, "block": block_size, "blocks": block_count}
 

@@ -89,9 +89,7 @@ class ProductKeyMoE(Network):
                 "up_embed", expert_rows, recorder.mul(units, weights), top_units, axes=x.axes
             )
         recorder.hold(y=expert_outputs)
-        return recorder.add(
-            expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert")
-        )
+        return recorder.add(expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
 
     def describe(self, hidden_size: int) -> str:
         return (
