@@ -74,12 +74,12 @@ class Axial(Component):
     def flow(self, recorder: Flow, x: Value) -> Value:
         row_axes, column_axes = (Axis("row_part", self.row_size),), (Axis("column_part", self.column_size),)
         looked_up_parts = []
-        for table_name, length, axes in (
+        for table_name, table_length, axes in (
             ("by_row", self.rows, row_axes),
             ("by_column", self.columns, column_axes),
         ):
             position_table, _ = recorder.table(
-                table_name, Axis(table_name, length), *axes, of=Table(length=length), by="all"
+                table_name, Axis(table_name, table_length), *axes, of=Table(length=table_length), by="all"
             )
             looked_up_parts.append(recorder.resampled(position_table, x.rows))
         return recorder.cat(*looked_up_parts, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)

@@ -133,20 +133,20 @@ def _subsampling_class() -> type[nn.Module]:
 
         def __init__(self, spec: SubsamplingStem, hidden_size: int) -> None:
             super().__init__()
-            self.count, bins = len(spec.conv_kernel_sizes), spec.num_mel_bins
+            self.count, mel_bins = len(spec.conv_kernel_sizes), spec.num_mel_bins
             for conv_index, kernel_size in enumerate(spec.conv_kernel_sizes):
                 output_width = hidden_size if conv_index == self.count - 1 else spec.conv_channels // 2
                 self.add_module(
                     f"conv{conv_index}",
-                    nn.Conv1d(bins, 2 * output_width, kernel_size, stride=2, padding=kernel_size // 2),
+                    nn.Conv1d(mel_bins, 2 * output_width, kernel_size, stride=2, padding=kernel_size // 2),
                 )
-                bins = output_width
+                mel_bins = output_width
 
         def forward(self, frames: Tensor) -> Tensor:
-            convolved = frames.transpose(1, 2)
+            conv_output = frames.transpose(1, 2)
             for conv_index in range(self.count):
-                convolved = nn.functional.glu(self.get_submodule(f"conv{conv_index}")(convolved), dim=1)
-            return convolved.transpose(1, 2)
+                conv_output = nn.functional.glu(self.get_submodule(f"conv{conv_index}")(conv_output), dim=1)
+            return conv_output.transpose(1, 2)
 
     return SubsamplingReference
 

@@ -169,8 +169,10 @@ class PatchStreams(ResidualStreams):
         """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
         byte_rows: Value = recorder.memo["bytes"]
         with recorder.scope("local_decoder"):
-            projected = recorder.linear("patch_proj", x, Axis("vectors", self.vectors), *byte_rows.axes, kind=self.kind)
-            memory, layers = self._view_as_vectors(projected, byte_rows, x.rows), self.decoder
+            patch_vectors = recorder.linear(
+                "patch_proj", x, Axis("vectors", self.vectors), *byte_rows.axes, kind=self.kind
+            )
+            memory, layers = self._view_as_vectors(patch_vectors, byte_rows, x.rows), self.decoder
 
             def read_patches(byte_states: Value) -> Value:
                 return recorder.part("writes", self.writes, byte_states, memory=memory)
@@ -214,8 +216,8 @@ def _reference_class() -> type[nn.Module]:
             self.vectors = vectors
 
         def split_into_vectors(self, patches: Tensor) -> Tensor:
-            projected: Tensor = self.patch_proj(patches)
-            return projected.unflatten(-1, (self.vectors, -1)).flatten(1, 2)
+            patch_vectors: Tensor = self.patch_proj(patches)
+            return patch_vectors.unflatten(-1, (self.vectors, -1)).flatten(1, 2)
 
     class EncoderReference(LocalReference):
         """The byte layers before the patches, and the cross-attention of patches to bytes.

@@ -175,10 +175,10 @@ def _reference_class() -> type[nn.Module]:
             gated_half, gate = self.in_proj(x).chunk(2, -1)
             if hasattr(self, "gate_bias"):
                 gated_half, gate = gated_half + self.gate_bias.weight[0], gate + self.gate_bias.weight[1]
-            frames = x.shape[1]
+            frame_count = x.shape[1]
             x = (gated_half * activate(self.spec.gate_act, gate)).transpose(1, 2)
             x = self.conv(nn.functional.pad(x, self.padding)).transpose(1, 2)
-            x = self.pointwise(x)[:, :frames] if hasattr(self, "pointwise") else x
+            x = self.pointwise(x)[:, :frame_count] if hasattr(self, "pointwise") else x
             x = self.norm(x) if hasattr(self, "norm") else x
             return self.out_proj(activate(self.spec.hidden_act, x))
 

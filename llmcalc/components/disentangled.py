@@ -118,12 +118,14 @@ class Disentangled(AttentionPosition):
             projection_options: dict[str, Any] = {"bias": position_bias, "role": "own"}
             if self.share_att_key:
                 projection_options = {"bias": shared_bias, "role": "shared", "lent": shared_projection}
-            projected = recorder.linear(projection, distance_table, heads, dim, rows=table_rows, **projection_options)
+            projected_table = recorder.linear(
+                projection, distance_table, heads, dim, rows=table_rows, **projection_options
+            )
             scores = recorder.core(
                 score_kind,
                 ops.TableScores(heads.size, dim.size, table_rows, x.rows),
                 scored_value,
-                projected,
+                projected_table,
                 axes=(heads,),
             )
             position_scores = recorder.at_distance(scores, distance_index, by_key=score_kind == "p2c")
@@ -158,9 +160,9 @@ class RelativeEmbedding(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns all rows of the relative-position table. x: a value of the model's width."""
-        length = 2 * self.span
-        table_rows = Table(length=length, of=x.rows)
-        distance_rows, _ = recorder.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")
+        row_count = 2 * self.span
+        table_rows = Table(length=row_count, of=x.rows)
+        distance_rows, _ = recorder.table("table", Axis("distances", row_count), *x.axes, of=table_rows, by="all")
         return distance_rows if self.norm is None else recorder.part("norm", self.norm, distance_rows)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

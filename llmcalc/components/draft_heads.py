@@ -80,8 +80,8 @@ class MedusaHeads(DraftHeads):
     def _residual_layers(self, recorder: Flow, x: Value, head: int) -> Value:
         """Records the residual layers of a head and returns their output."""
         for layer_index in range(self.num_layers):
-            projected = recorder.linear(f"blocks_{head}_{layer_index}", x, *x.axes, bias=self.bias)
-            x = recorder.add(x, recorder.act(projected, "silu"))
+            projected_x = recorder.linear(f"blocks_{head}_{layer_index}", x, *x.axes, bias=self.bias)
+            x = recorder.add(x, recorder.act(projected_x, "silu"))
         return x
 
     def reference(self, model_properties: ModelProperties, vocab_size: int, proposed_tokens: int) -> nn.Module:
@@ -136,16 +136,16 @@ class SpeculatorHeads(DraftHeads):
     ) -> Value:
         """Records a stage and returns its state. first_of_weights: the first output of each shared weight."""
         if i > 1 and self.tied:
-            projected = recorder.apply_again(state, first_of_weights["proj"])
+            projected_state = recorder.apply_again(state, first_of_weights["proj"])
         else:
             counted_rows = Multiple(of=state.rows, by=self.num_heads - 1) if self.tied and i else None
-            projected = recorder.linear(f"proj_{i}", state, *token_vector.axes, counted=counted_rows)
-            first_of_weights["proj"] = projected
-        recorder.hold(projected=projected)
+            projected_state = recorder.linear(f"proj_{i}", state, *token_vector.axes, counted=counted_rows)
+            first_of_weights["proj"] = projected_state
+        recorder.hold(projected=projected_state)
         state_weight = 0.5 ** (0.5 / self.num_heads)
         token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
         state_and_token = recorder.add(
-            recorder.scale(projected, state_weight), recorder.scale(token_vector, token_weight)
+            recorder.scale(projected_state, state_weight), recorder.scale(token_vector, token_weight)
         )
         recorder.hold(joined=state_and_token)
         if i and self.tied:
@@ -210,8 +210,8 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
                     self.add_module(f"head_{i}", nn.Linear(inner_width, proposed_tokens, bias=False))
 
         def _next_state(self, head_index: int, head_state: Tensor, token_vector: Tensor) -> Tensor:
-            projected = self.get_submodule(f"proj_{min(head_index, 1) if self.tied else head_index}")(head_state)
-            state_and_token = projected * self.state_weight + token_vector * self.token_weight
+            projected_state = self.get_submodule(f"proj_{min(head_index, 1) if self.tied else head_index}")(head_state)
+            state_and_token = projected_state * self.state_weight + token_vector * self.token_weight
             return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else head_index}")(state_and_token))
 
         def forward(self, x: Tensor) -> Tensor:

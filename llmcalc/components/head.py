@@ -139,10 +139,12 @@ class LMHead(Component):
         if not self.more_columns:
             return recorder.linear("decoder", transformed, vocab, bias=self.bias, weight=output_weight, rows=logit_rows)
         input_axes = x.axes if width is None else (width,)
-        embedded, remaining_features = recorder.split(
+        embedding_part, remaining_features = recorder.split(
             transformed, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
         )
-        logits = recorder.linear("decoder", embedded, vocab, bias=self.bias, weight=output_weight, rows=logit_rows)
+        logits = recorder.linear(
+            "decoder", embedding_part, vocab, bias=self.bias, weight=output_weight, rows=logit_rows
+        )
         return recorder.add(logits, recorder.linear("more_columns", remaining_features, vocab, rows=logit_rows))
 
     def reference(self, model_properties: ModelProperties, vocab_size: int = 1, width: int | None = None) -> nn.Module:
@@ -198,8 +200,8 @@ def _reference_class() -> Callable[..., nn.Module]:
             x = activate(self.act, self.dense(x))
             x = self.norm(x) if hasattr(self, "norm") else x
             if hasattr(self, "more_columns"):
-                embedded, remaining_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
-                logits: Tensor = self.decoder(embedded) + self.more_columns(remaining_features)
+                embedding_part, remaining_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
+                logits: Tensor = self.decoder(embedding_part) + self.more_columns(remaining_features)
             else:
                 logits = self.decoder(x)
             return logits

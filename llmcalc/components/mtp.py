@@ -115,11 +115,11 @@ class MultiTokenPrediction(OutputPart):
         self, recorder: Flow, x: Value, block: Layer, vocab: Axis, embedding_weight: Weight, output: Weight
     ) -> Value:
         """Records one prediction module. x: hidden states of the model or of the previous module."""
-        embedded = recorder.look_up(embedding_weight, x.rows).view(*x.axes)
-        recorder.hold(embedded=embedded)
-        normed = recorder.part("enorm", self.norm, embedded), recorder.part("hnorm", self.norm, x)
+        embedding = recorder.look_up(embedding_weight, x.rows).view(*x.axes)
+        recorder.hold(embedded=embedding)
+        normed_inputs = recorder.part("enorm", self.norm, embedding), recorder.part("hnorm", self.norm, x)
         module_input = recorder.linear(
-            "eh_proj", recorder.cat(*normed, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
+            "eh_proj", recorder.cat(*normed_inputs, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
         )
         recorder.hold(joined=module_input)
         block_output = recorder.part("block", block, module_input, is_separate_model=True)
@@ -184,8 +184,8 @@ def _reference_class() -> Callable[..., nn.Module]:
         def forward(
             self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
         ) -> tuple[Tensor, Tensor]:
-            embedded = token_embedding(ids)
-            module_input = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden_states)], -1))
+            embedding = token_embedding(ids)
+            module_input = self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(hidden_states)], -1))
             block_output: Tensor = self.block(module_input, ForwardPass(mla=mla, **experts))
             return block_output, self.lm_head(self.norm(block_output))
 

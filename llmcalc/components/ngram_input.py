@@ -74,18 +74,21 @@ class NgramInput(Component):
         recorder.hold(gate=gate)
         gate = recorder.act(gate, "sigmoid")
         ngram_value = recorder.linear("value_proj", ngram_vectors, hidden_axis)
-        gated = recorder.mul(gate, ngram_value, axes=x.axes)
-        recorder.hold(gated=gated)
+        gated_value = recorder.mul(gate, ngram_value, axes=x.axes)
+        recorder.hold(gated=gated_value)
         if kernel is None:
-            return gated
-        normed, past_rows = recorder.norm("conv_norm", gated, self.norm, groups=streams), (kernel - 1) * self.dilation
+            return gated_value
+        normed_value, past_rows = (
+            recorder.norm("conv_norm", gated_value, self.norm, groups=streams),
+            (kernel - 1) * self.dilation,
+        )
         recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), state_kind="conv_state")
         with recorder.function():
-            recorder.hold(x=normed)
-            padded_rows = recorder.padded(normed, past_rows, state="conv_state")
+            recorder.hold(x=normed_value)
+            padded_rows = recorder.padded(normed_value, past_rows, state="conv_state")
             recorder.hold(seen=padded_rows)
-            convolved = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel, groups=x.width, rows=x.rows)
-        return recorder.add(gated, recorder.act(convolved, "silu"))
+            conv_output = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel, groups=x.width, rows=x.rows)
+        return recorder.add(gated_value, recorder.act(conv_output, "silu"))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -146,10 +149,10 @@ def _reference_class() -> type[nn.Module]:
             keys, queries = self.key_norm(self.key_proj(ngram_vectors)), self.query_norm(x.flatten(2))
             gate = (keys * queries).unflatten(-1, (streams, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
             gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
-            gated: Tensor = gate.sigmoid() * self.value_proj(ngram_vectors)[:, :, None]
+            gated_value: Tensor = gate.sigmoid() * self.value_proj(ngram_vectors)[:, :, None]
             if self.spec.conv_kernel_size is None:
-                return gated
-            convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))
-            return gated + convolved.unflatten(-1, (streams, -1))
+                return gated_value
+            conv_output = F.silu(self._convolved_tokens(self.conv_norm(gated_value.flatten(2)), forward_pass))
+            return gated_value + conv_output.unflatten(-1, (streams, -1))
 
     return NgramInputReference

@@ -128,15 +128,15 @@ def _reference_class() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.zeros(shape)) if bias else None
 
         def _normalize(self, x: torch.Tensor) -> torch.Tensor:
-            normed = x.float().unflatten(-1, (self.groups, -1))
-            scaled_x = x.unflatten(-1, (self.groups, -1)) if self.scales_x else normed
+            grouped_x = x.float().unflatten(-1, (self.groups, -1))
+            scaled_x = x.unflatten(-1, (self.groups, -1)) if self.scales_x else grouped_x
             if self.kind == "layernorm":
-                row_mean = normed.mean(-1, keepdim=True)
-                scaled_x = centered = normed - row_mean
-                normed = normed - row_mean if self.float32_product and self.weight is not None else centered
+                row_mean = grouped_x.mean(-1, keepdim=True)
+                scaled_x = centered = grouped_x - row_mean
+                grouped_x = grouped_x - row_mean if self.float32_product and self.weight is not None else centered
                 del row_mean, centered
             dtype = torch.float32 if self.float32_product else x.dtype
-            return (scaled_x * torch.rsqrt(normed.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
+            return (scaled_x * torch.rsqrt(grouped_x.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
 
         def factor(self, in_float32: bool = False) -> Any:
             """The factor that multiplies the normalized values: the weight, or 1 + weight."""
@@ -145,10 +145,10 @@ def _reference_class() -> type[nn.Module]:
             return 1 + (self.weight.float() if in_float32 else self.weight)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            normed = x if self.kind == "affine" else self._normalize(x)
-            normed = normed if self.weight is None else normed * self.factor(self.float32_product)
-            normed = normed if self.bias is None else normed + self.bias
-            return normed.to(x.dtype) if self.float32_product else normed
+            normed_x = x if self.kind == "affine" else self._normalize(x)
+            normed_x = normed_x if self.weight is None else normed_x * self.factor(self.float32_product)
+            normed_x = normed_x if self.bias is None else normed_x + self.bias
+            return normed_x.to(x.dtype) if self.float32_product else normed_x
 
     return NormReference
 

@@ -121,16 +121,16 @@ class Proposal(OutputPart):
     def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed_tokens: Axis) -> Value:
         """Records the bias table by previous token, and returns the previous token's bias."""
         token, _ = recorder.table("markov_w1", vocab, rank, of=LOGITS)
-        projected = token
+        bias_input = token
         if self.markov == "gated":
             joined_input = recorder.cat(x, token, axes=(JoinedShapes((x.axes, token.axes)),))
-            projected = recorder.mul(
+            bias_input = recorder.mul(
                 recorder.act(recorder.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token
             )
         elif self.markov == "rnn":
             joined_input = recorder.cat(token, token, x, axes=(JoinedShapes(((rank,), (rank,), x.axes)),))
             recorder.linear("joint_proj", joined_input, JoinedShapes(((rank,), (rank,), (rank,))), bias=True)
-        recorder.linear("markov_w2", projected, proposed_tokens)
+        recorder.linear("markov_w2", bias_input, proposed_tokens)
         return token
 
     def reference(self, model_properties: ModelProperties, vocab_size: int = 1, proposed_tokens: int = 1) -> nn.Module:

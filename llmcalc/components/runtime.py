@@ -269,19 +269,19 @@ def causal_conv_class() -> type[nn.Module]:
             kernel, tokens = self.kernel_size[0], x.shape[-1]
             stored_input = state_module.load(forward_pass)
             if stored_input is None:
-                convolved = super().forward(x)[
+                conv_output = super().forward(x)[
                     ..., :tokens
                 ]  # padded on both sides; outputs beyond the tokens are cut off
                 if forward_pass.store is None:
-                    return convolved
+                    return conv_output
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
                 padded_input = torch.cat([stored_input[0], x], -1)
-                convolved = nn.functional.conv1d(
+                conv_output = nn.functional.conv1d(
                     padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
             state_module.keep(forward_pass, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
-            return convolved
+            return conv_output
 
     return CausalConv1d
 

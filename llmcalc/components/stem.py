@@ -124,13 +124,13 @@ def _reference_class() -> type[nn.Module]:
             self.conv2 = nn.Conv1d(hidden_size, hidden_size, kernel_size=3, stride=2, padding=1)
 
         def forward(self, frames: Tensor) -> Tensor:
-            clips, length = frames.shape[0], frames.shape[-1]
-            if self.chunk is None or length <= self.chunk:
+            clips, frame_count = frames.shape[0], frames.shape[-1]
+            if self.chunk is None or frame_count <= self.chunk:
                 return self._convolve(frames)
-            chunks = nn.functional.pad(frames, (0, -length % self.chunk)).unflatten(2, (-1, self.chunk))
+            chunks = nn.functional.pad(frames, (0, -frame_count % self.chunk)).unflatten(2, (-1, self.chunk))
             positions = self._convolve(chunks.transpose(1, 2).flatten(0, 1)).unflatten(0, (clips, -1)).flatten(1, 2)
-            last_frames = length % self.chunk
-            return positions[:, : length // self.chunk * -(-self.chunk // 2) + -(-last_frames // 2)]
+            last_frames = frame_count % self.chunk
+            return positions[:, : frame_count // self.chunk * -(-self.chunk // 2) + -(-last_frames // 2)]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             x: Tensor = nn.functional.gelu(self.conv2(nn.functional.gelu(self.conv1(frames))))

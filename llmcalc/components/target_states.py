@@ -102,13 +102,13 @@ class TargetStates(ResidualStreams):
     def record_split(self, recorder: Flow, x: Value) -> Value:
         if self.start == "state":
             return recorder.received(x, *x.axes)
-        projected = recorder.part("target_states", self, x)
+        projected_states = recorder.part("target_states", self, x)
         if self.from_target:
             recorder.memo["from_target"] = True
         if self.start != "embedding":
-            return projected
-        recorder.memo["target_states"] = projected
-        recorder.keep(target_states=projected)
+            return projected_states
+        recorder.memo["target_states"] = projected_states
+        recorder.keep(target_states=projected_states)
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
@@ -171,8 +171,8 @@ def _reference_class() -> type[nn.Module]:
                 target_states = self.state_norm(target_states.unflatten(-1, (self.states, self.size))).flatten(-2)
             if hasattr(self, "joined_norm"):
                 target_states = self.joined_norm(target_states)
-            projected: Tensor = self.fc(torch.cat([x, target_states], -1) if self.joins else target_states)
-            return self.output_norm(projected) if hasattr(self, "output_norm") else projected
+            projected_states: Tensor = self.fc(torch.cat([x, target_states], -1) if self.joins else target_states)
+            return self.output_norm(projected_states) if hasattr(self, "output_norm") else projected_states
 
     class TargetStatesReference(nn.Module):
         """The projections of target states, as the split and the merge of a stack's residual stream."""
@@ -186,9 +186,9 @@ def _reference_class() -> type[nn.Module]:
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if self.start == "state":
                 return x
-            projected: Tensor = self.target_states(x)
-            forward_pass.memo["target_states"] = projected
-            return x if self.start == "embedding" else projected
+            projected_states: Tensor = self.target_states(x)
+            forward_pass.memo["target_states"] = projected_states
+            return x if self.start == "embedding" else projected_states
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x

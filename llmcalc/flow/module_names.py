@@ -298,11 +298,11 @@ def _layer_name(lists: str, layer_number: int, layers: int) -> str:
     layers: how many these are.
     """
     list_names = lists.split(" + ")
-    length = max(1, layers // len(list_names))
+    list_length = max(1, layers // len(list_names))
     list_name, layer_number = (
         (list_names[0], layer_number)
         if len(list_names) == 1
-        else (list_names[min(layer_number // length, len(list_names) - 1)], layer_number % length)
+        else (list_names[min(layer_number // list_length, len(list_names) - 1)], layer_number % list_length)
     )
     return list_name.replace("*", str(layer_number)) if "*" in list_name else f"{list_name}.{layer_number}"
 

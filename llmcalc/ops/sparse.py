@@ -306,5 +306,5 @@ class LastWindow(Op):
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
-        windows = minimum(floor_div(run_config.available_rows(self.rows), self.rate), 1)
-        return run_config.batch * windows * 2 * self.rate * self.width * kv_bits
+        window_count = minimum(floor_div(run_config.available_rows(self.rows), self.rate), 1)
+        return run_config.batch * window_count * 2 * self.rate * self.width * kv_bits

@@ -119,11 +119,13 @@ class Activations:
     def components(self) -> list[tuple[int, FormulaNode]]:
         """Returns the parts of the model and of layers, storages shared by layers, and the loss."""
         component_nodes = components(self.formulas)
-        for stack in self.numbers.shared:
+        for stack_path in self.numbers.shared:
             last_layer_index = max(
-                i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack)] == stack
+                i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack_path)] == stack_path
             )
-            component_nodes.insert(last_layer_index + 1, (len(stack) - 1, _extra_entry(_shared_entry_path(stack))))
+            component_nodes.insert(
+                last_layer_index + 1, (len(stack_path) - 1, _extra_entry(_shared_entry_path(stack_path)))
+            )
         return [*component_nodes, (0, _extra_entry(LOSS_NAMES))]
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
@@ -155,11 +157,11 @@ class Activations:
         """Returns notes about cases in which the saved bytes differ from the formulas."""
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
-        root, two_sequences = self.formulas.root, {sequences_symbol(): 2}
+        root_node, two_sequences = self.formulas.root, {sequences_symbol(): 2}
         value_of_symbol = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
-        if self.letters.saved_bytes_of(root).xreplace({**value_of_symbol, **two_sequences}) == self.saved_sums(
+        if self.letters.saved_bytes_of(root_node).xreplace({**value_of_symbol, **two_sequences}) == self.saved_sums(
             "numbers", 2
-        ).saved_bytes_of(root):
+        ).saved_bytes_of(root_node):
             return ()
         return ("one sequence at a time keeps other copies than several; --batch 2 gives the formula of several",)
 
@@ -208,7 +210,7 @@ class SavedSums:
             return sum((self.by_location[location] for location in node.walk_indices), 0)
         bytes_outside_nodes = {
             LOSS_NAMES: self.loss,
-            **{_shared_entry_path(stack): byte_count for stack, byte_count in self.shared.items()},
+            **{_shared_entry_path(stack_path): byte_count for stack_path, byte_count in self.shared.items()},
         }
         return bytes_outside_nodes[_path_names(node)]
 
@@ -256,7 +258,9 @@ class SavedSums:
             if unclaimed_path[: len(node_path)] == node_path
         )
         path_names = tuple(name for name, _ in node_path)
-        return total_sum + sum(byte_count for stack, byte_count in self.shared.items() if stack[:-1] == path_names)
+        return total_sum + sum(
+            byte_count for stack_path, byte_count in self.shared.items() if stack_path[:-1] == path_names
+        )
 
 
 def group_by_token(expression: Any) -> Any:

@@ -559,13 +559,13 @@ def _matches_path_end(query_names: list[str], path_names: Steps, allows_gaps: bo
     """Whether a path ends in these names; a name may include the layer's label or number."""
     if not query_names or not path_names:
         return False
-    (node_name, label, indices), outer_steps = path_names[-1], path_names[:-1]
+    (node_name, layer_label, indices), outer_steps = path_names[-1], path_names[:-1]
     last_name, remaining_names = query_names[-1], []
     if last_name == node_name:
         remaining_names.append(query_names[:-1])
     if (
         last_name
-        and (last_name == label or (last_name.isdecimal() and int(last_name) in indices))
+        and (last_name == layer_label or (last_name.isdecimal() and int(last_name) in indices))
         and (len(query_names) == 1 or query_names[-2] == node_name)
     ):
         remaining_names.append(query_names[:-2])

@@ -114,8 +114,8 @@ def cached_symbolic(spec: ModelSpec) -> Symbolic:
 
 def symbolic(spec: ModelSpec) -> Symbolic:
     """Returns the tree of a model, or of one rank of a layout, in symbols. Imports sympy."""
-    rank = spec if isinstance(spec, RankModel) else None
-    used_occurrences = _occurrences_in_ops(spec if rank is None else rank.full_model)
+    rank_model = spec if isinstance(spec, RankModel) else None
+    used_occurrences = _occurrences_in_ops(spec if rank_model is None else rank_model.full_model)
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
     meanings: dict[Any, SymbolMeaning] = {}
 
@@ -136,25 +136,31 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 
     symbolic_tree = (
         _replace_sizes_by_symbols(spec, symbol_or_size).tree()
-        if rank is None
-        else _rank_in_symbols(rank, symbol_or_size, symbol)
+        if rank_model is None
+        else _rank_in_symbols(rank_model, symbol_or_size, symbol)
     )
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
     for occurrence in _depth_size_occurrences(spec):
         stack = getattr(spec, occurrence.side)
-        layer_labels, layer_counts, suffix = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
+        layer_labels, layer_counts, suffix = (
+            _layer_labels(stack),
+            _layer_counts(stack, rank_model),
+            _rank_suffix(rank_model),
+        )
         labels_by_kind = {layer_name: layer_labels[layer_name] for layer_name in layer_counts}
         depth_symbol = symbol(symbol_names[occurrence], occurrence.field + suffix, sum(layer_counts.values()))
         if len(labels_by_kind) == 1:
             groups[occurrence.side, next(iter(labels_by_kind))] = (depth_symbol, next(iter(labels_by_kind.values())))
             continue
-        base = f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else symbol_names[occurrence]
+        base_name = (
+            f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else symbol_names[occurrence]
+        )
         for layer_name, layer_count in layer_counts.items():
             groups[occurrence.side, layer_name] = (
                 symbol(
-                    f"{base}_{labels_by_kind[layer_name]}",
+                    f"{base_name}_{labels_by_kind[layer_name]}",
                     f"{DEPTH} ({labels_by_kind[layer_name]}){suffix}",
                     layer_count,
                 ),
@@ -407,9 +413,9 @@ def _add_depth_symbols(
     if node.kind != "layer":
         return replace(node, children=children)
     layer_kind = node.label.removesuffix(SHARED) or BASE
-    layer_count, label = groups[stack_name, layer_kind]
+    layer_count, layer_label = groups[stack_name, layer_kind]
     repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in sharing else layer_count
-    return replace(node, repeat=repeat, label=node.label or label, children=children)
+    return replace(node, repeat=repeat, label=node.label or layer_label, children=children)
 
 
 # --- what they are called ---------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
 
 def _remove_unit_axes(shape: Shape) -> Shape:
     """Removes axes of length 1, which the tensors of some classes have."""
-    return tuple(length for length in shape if length != 1) or (1,)
+    return tuple(axis_length for axis_length in shape if axis_length != 1) or (1,)
 
 
 def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
@@ -193,14 +193,16 @@ def _match_expert_stacks(
     unmatched_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
-    stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
-    tensor_shapes = {shape for expert_stack in stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])}
+    expert_stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
+    tensor_shapes = {
+        shape for expert_stack in expert_stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])
+    }
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in tensor_shapes:
             by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
-    for expert_stack in stacks:
+    for expert_stack in expert_stacks:
         same_shape = [
             by_shape[shape] for shape in {expert_stack.shape[1:], expert_stack.shape[:0:-1]} if shape in by_shape
         ]

@@ -198,12 +198,14 @@ def _is_kernel(operation_name: str) -> bool:
     if not operation_name.startswith("aten::"):
         return False
     schemas = [
-        schema for schema in torch._C._jit_get_schemas_for_operator(operation_name) if _is_callable_overload(schema)
+        op_schema
+        for op_schema in torch._C._jit_get_schemas_for_operator(operation_name)
+        if _is_callable_overload(op_schema)
     ]
-    overload_names = [f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas]
+    overload_names = [f"{op_schema.name}.{op_schema.overload_name}".rstrip(".") for op_schema in schemas]
     return any(
-        not torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd")
-        for schema in overload_names
+        not torch._C._dispatch_has_kernel_for_dispatch_key(op_schema, "CompositeImplicitAutograd")
+        for op_schema in overload_names
     )
 
 

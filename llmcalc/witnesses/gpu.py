@@ -155,12 +155,12 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
         measured_run.beside_bytes = statistics.outside_bytes()
         return measured_run
     cache_tensors = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
-    passes = InferencePasses(spec, training_run, statistics.device)
+    inference_passes = InferencePasses(spec, training_run, statistics.device)
     statistics.empty_and_reset()
     if training_run.phase == "decode":
-        passes.create_cache(cache_tensors)
+        inference_passes.create_cache(cache_tensors)
     record_phase("set-up")
-    (passes.decode if training_run.phase == "decode" else passes.prefill)()
+    (inference_passes.decode if training_run.phase == "decode" else inference_passes.prefill)()
     record_phase(training_run.phase)
     measured_run.beside_bytes = statistics.outside_bytes()
     return measured_run

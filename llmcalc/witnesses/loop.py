@@ -208,10 +208,14 @@ def build_optimizers(
     implementation: None (default) for torch's default.
     Raises `InputError` for an optimizer that torch does not have.
     """
-    record = optimizer(optimizer_name)
-    if record.build_torch_optimizers is None:
-        raise InputError(f"--optimizer {optimizer_name}: {record.not_in_torch}")
-    return list(record.build_torch_optimizers(parameters, implementation or record.implementations[0], momentum))
+    optimizer_record = optimizer(optimizer_name)
+    if optimizer_record.build_torch_optimizers is None:
+        raise InputError(f"--optimizer {optimizer_name}: {optimizer_record.not_in_torch}")
+    return list(
+        optimizer_record.build_torch_optimizers(
+            parameters, implementation or optimizer_record.implementations[0], momentum
+        )
+    )
 
 
 def layer_matrices(module: nn.Module) -> set[int]:
@@ -232,15 +236,15 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
 
 def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
     """Returns the shapes of the cache after a prompt, from a run on the meta device."""
-    passes = InferencePasses(spec, inference, "meta")
-    passes.prefill()
-    paths = {module: module_path for module_path, module in passes.module.named_modules()}
+    inference_passes = InferencePasses(spec, inference, "meta")
+    inference_passes.prefill()
+    paths = {module: module_path for module_path, module in inference_passes.module.named_modules()}
     return {
         paths[module]: [
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes() // tensor.itemsize)
             for tensor in tensors
         ]
-        for module, tensors in (passes.store or {}).items()
+        for module, tensors in (inference_passes.store or {}).items()
     }
 
 

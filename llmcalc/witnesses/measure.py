@@ -160,18 +160,20 @@ def count_flops(
 
     from .counter import flop_counter
 
-    root = type(module).__name__
+    root_name = type(module).__name__
     owners = BackwardOwners(module) if train else None
     with flop_counter() as counter, torch.set_grad_enabled(train):
         model_outputs = run()
-        forward = flops_by_path(counter, root)
+        forward_flops = flops_by_path(counter, root_name)
         if owners is None:
-            return forward, {}
+            return forward_flops, {}
         backward = owners.backward(model_outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
-    forward_and_backward = {path: forward.get(path, 0) + backward.get(path, 0) for path in {*forward, *backward}}
-    return forward, forward_and_backward
+    forward_and_backward = {
+        path: forward_flops.get(path, 0) + backward.get(path, 0) for path in {*forward_flops, *backward}
+    }
+    return forward_flops, forward_and_backward
 
 
 class BackwardOwners:

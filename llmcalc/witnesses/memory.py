@@ -136,8 +136,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     )
     assert isinstance(training, Training)
     training = replace(training, master=False)  # the passes read no master weights
-    for model in (spec, smaller_spec):
-        simulated_bytes = simulate_event_passes(model, training)
+    for model_spec in (spec, smaller_spec):
+        simulated_bytes = simulate_event_passes(model_spec, training)
         byte_count = simulated_bytes[f"{EVENTS}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS)
         if byte_count <= LARGEST_REAL:
             break
@@ -147,8 +147,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
             "expected fewer layers (--set num_hidden_layers=1)"
         )
         return
-    measured_bytes = measure_event_passes(model, training)
-    vocabulary = "" if model is spec else f" with a vocabulary of {model.vocab_size:,}"
+    measured_bytes = measure_event_passes(model_spec, training)
+    vocabulary = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
     comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary}")
     comparison.checks += [
         Check("", MEMORY + quantity, bytes, measured_bytes[quantity], "CPU events")
@@ -267,12 +267,18 @@ def _training_limits(training: Training, device: Device) -> Iterator[tuple[bool,
     yield training.choices.compiled, "an estimate of torch.compile"
     yield training.gradient_dtype is not None, "sums of gradients in a format of their own"
     yield training.state_dtype is not None, "optimizer states in a format of their own"
-    record = optimizer(training.optimizer)
-    yield record.build_torch_optimizers is None, record.not_in_torch or "no optimizer of torch is named in its record"
+    optimizer_record = optimizer(training.optimizer)
+    yield (
+        optimizer_record.build_torch_optimizers is None,
+        optimizer_record.not_in_torch or "no optimizer of torch is named in its record",
+    )
     yield training.adapters is not None and training.adapters.base != "none", "a base in 4 bits needs bitsandbytes"
     yield training.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield training.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
-    yield record.reads_values and device == "meta", f"{record.name} reads values; expected --device cpu"
+    yield (
+        optimizer_record.reads_values and device == "meta",
+        f"{optimizer_record.name} reads values; expected --device cpu",
+    )
     is_library_loss = training.choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
     yield is_library_loss and device == "cuda", "the cross-entropy of a library that is not a part of torch"
     yield from _kernel_limits(training.choices.attention, training.choices.norm, device)
@@ -389,7 +395,7 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
         gradient_sums = gradient_sums.plus_sum(byte_count, in_place)
 
     training_run.set_up()
-    weights = meter.by_kind["weights"]
+    weight_bytes = meter.by_kind["weights"]
     training_run.next_batch()
     training_run.graph.on_sum = add_sum
     bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
@@ -399,8 +405,8 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
     live_bytes = meter.now - bytes_before
     training_run.backward(loss)
     peaks = peaks_by_phase(meter)
-    passes = PassBytes(live_bytes, peaks["forward"] - bytes_before, peaks["backward"] - bytes_before)
-    return _event_quantities(passes, gradient_sums) | {WEIGHTS: weights}
+    pass_bytes = PassBytes(live_bytes, peaks["forward"] - bytes_before, peaks["backward"] - bytes_before)
+    return _event_quantities(pass_bytes, gradient_sums) | {WEIGHTS: weight_bytes}
 
 
 def _input_tensors(training_run: TrainingRun) -> list[Any]:

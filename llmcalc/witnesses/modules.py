@@ -166,9 +166,9 @@ class _Search:
         """Returns modules by layer index. list_key: the key of the layers' module list in the table of names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for module_name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
-            for root in root_modules:
+            for root_path in root_modules:
                 module_lists = [
-                    self._modules_of_lists(root, side_module, len(layer_indices))
+                    self._modules_of_lists(root_path, side_module, len(layer_indices))
                     for side_module in module_name.split(" & ")
                 ]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):

@@ -73,14 +73,14 @@ def _only_creates_tensors(function: Any) -> bool:
 
     Views and changes in place say so in their schema. Operations without tensor inputs (`arange`) are left out.
     """
-    schema = function._schema
+    op_schema = function._schema
     return (
-        not schema.is_mutable
+        not op_schema.is_mutable
         and all(
             return_types.alias_info is None and str(return_types.type) in ("Tensor", "Optional[Tensor]")
-            for return_types in schema.returns
+            for return_types in op_schema.returns
         )
-        and any("Tensor" in str(argument.type) for argument in schema.arguments)
+        and any("Tensor" in str(argument.type) for argument in op_schema.arguments)
         and not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
     )
 

@@ -178,9 +178,9 @@ class FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:
-        normed, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        normed_x, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         ctx.save_for_backward(x, rstd, *(() if weight is None else (weight,)))
-        return normed
+        return normed_x
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -207,10 +207,10 @@ def _layer_norm(norm_module: Any, x: Any) -> Any:
 
 def _rms_norm(norm_module: Any, x: Any) -> Any:
     if x.is_cuda:
-        normed = F.rms_norm(x, x.shape[-1:], norm_module.factor(), norm_module.eps)
+        normed_x = F.rms_norm(x, x.shape[-1:], norm_module.factor(), norm_module.eps)
     else:
-        normed = FusedRmsNorm.apply(x, norm_module.factor())  # type: ignore[no-untyped-call]
-    return normed if norm_module.bias is None else normed + norm_module.bias
+        normed_x = FusedRmsNorm.apply(x, norm_module.factor())  # type: ignore[no-untyped-call]
+    return normed_x if norm_module.bias is None else normed_x + norm_module.bias
 
 
 LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096

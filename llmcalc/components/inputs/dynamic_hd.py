@@ -47,8 +47,11 @@ class DynamicHd(ImageRule):
             )
         patches_per_side = self.size // patch_size
         token_columns, token_rows = (
-            -(-(tiles * patches_per_side - (tiles * self.size - int(pixels * scale)) // patch_size) // self.merge)
-            for tiles, pixels in ((columns_of_tiles, width), (rows_of_tiles, height))
+            -(
+                -(tile_count * patches_per_side - (tile_count * self.size - int(pixels * scale)) // patch_size)
+                // self.merge
+            )
+            for tile_count, pixels in ((columns_of_tiles, width), (rows_of_tiles, height))
         )
         return self.encoded_lines(columns_of_tiles * rows_of_tiles + 1, patches_per_side, token_rows, token_columns)
 

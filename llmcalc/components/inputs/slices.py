@@ -55,13 +55,13 @@ class Slices(ImageRule):
 
     def _slice_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the numbers of slices down and across, in the grid nearest to the image's aspect ratio."""
-        squares = min(ceil(width * height / self.size**2), self.max_slices)
-        if squares <= 1:
+        slice_count = min(ceil(width * height / self.size**2), self.max_slices)
+        if slice_count <= 1:
             return 1, 1
         log_ratio = log(width / height)
         grids = [
             (slices_down, slices // slices_down)
-            for slices in (squares - 1, squares, squares + 1)
+            for slices in (slice_count - 1, slice_count, slice_count + 1)
             if 1 < slices <= self.max_slices
             for slices_down in range(slices, 0, -1)
             if slices % slices_down == 0

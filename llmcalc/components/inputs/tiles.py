@@ -69,8 +69,8 @@ class Tiles(ImageRule):
         return best_grid
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
-        tiles = prod(self.tile_grid(height, width))
-        images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
+        tile_count = prod(self.tile_grid(height, width))
+        images, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
         return EncodedInput(
             images, patches_per_side, patches_per_side, images * (self.tokens + self.tile_marks) + self.marks
         )

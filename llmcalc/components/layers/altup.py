@@ -114,11 +114,11 @@ class AltUpLayer(WholeLayer):
         predicted_streams, router_output = self._predict_streams(recorder, x, router)
         active_stream = recorder.take(predicted_streams, hidden)
         recorder.hold(predicted=predicted_streams)
-        normed = recorder.part("self_attn_pre_norm", self.norm, active_stream)
-        recorder.hold(read=normed)
-        layer_output = self._sublayer_output(recorder, "self_attn", self.attention, normed)
+        normed_stream = recorder.part("self_attn_pre_norm", self.norm, active_stream)
+        recorder.hold(read=normed_stream)
+        layer_output = self._sublayer_output(recorder, "self_attn", self.attention, normed_stream)
         layer_output = recorder.scale(
-            recorder.add(recorder.add(active_stream, layer_output), self._low_rank(recorder, normed)), 2**-0.5
+            recorder.add(recorder.add(active_stream, layer_output), self._low_rank(recorder, normed_stream)), 2**-0.5
         )
         recorder.hold(y=layer_output)
         layer_output = recorder.add(
@@ -152,11 +152,11 @@ class AltUpLayer(WholeLayer):
         """
         streams, hidden_axis = x.axes
         with recorder.scope("predict", kind="streams", source=SOURCE):
-            normed = recorder.part("router_norm", self.norm, recorder.take(x, hidden_axis))
-            mixing_weights = self._mixing_weights(recorder, normed, router, streams, Axis("mixed", streams.size))
+            normed_stream = recorder.part("router_norm", self.norm, recorder.take(x, hidden_axis))
+            mixing_weights = self._mixing_weights(recorder, normed_stream, router, streams, Axis("mixed", streams.size))
             recorder.hold(weights=mixing_weights)
             mix_op = ops.Product(hidden_axis.size, streams.size, streams.size, x.rows)
-            return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed
+            return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed_stream
 
     def _mixing_weights(
         self, recorder: Flow, normed: Value, router: Weight, *output_axes: Axis | JoinedShapes
@@ -186,8 +186,8 @@ class AltUpLayer(WholeLayer):
         """
         streams, hidden_axis = predicted_streams.axes
         with recorder.scope("correct", kind="streams", source=SOURCE):
-            normed = recorder.normalized(sublayer_output, self.norm, like=router_output)
-            mixing_weights = recorder.plus(self._mixing_weights(recorder, normed, router, streams), 1.0)
+            normed_output = recorder.normalized(sublayer_output, self.norm, like=router_output)
+            mixing_weights = recorder.plus(self._mixing_weights(recorder, normed_output, router, streams), 1.0)
             recorder.hold(shares=mixing_weights)
             stream_change = recorder.mul(
                 mixing_weights,
@@ -218,10 +218,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
-            length, streams = root_mean_square(first_stream), [first_stream]
+            first_rms, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
-                projected = projection(x)
-                streams.append(projected * length / root_mean_square(projected))
+                projected_x = projection(x)
+                streams.append(projected_x * first_rms / root_mean_square(projected_x))
             return torch.stack(streams, -2)
 
     class StreamSplit(StreamEnds):
@@ -313,9 +313,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             predicted_streams = self.predict(x)
             active_stream = predicted_streams[:, :, 0]
-            normed = self.self_attn_pre_norm(active_stream)
+            normed_stream = self.self_attn_pre_norm(active_stream)
             layer_output = (
-                active_stream + self._normed_output("self_attn", normed, forward_pass) + self.laurel(normed)
+                active_stream
+                + self._normed_output("self_attn", normed_stream, forward_pass)
+                + self.laurel(normed_stream)
             ) * 2**-0.5
             layer_output = layer_output + self._normed_output("mlp", self.mlp_pre_norm(layer_output), forward_pass)
             corrected_streams, first_stream = self.correct(predicted_streams, layer_output, self.predict)

@@ -438,9 +438,9 @@ def _reference_class() -> type[nn.Module]:
                     self.add_module(f"{sublayer}_residual_scale", Scaling(hidden_size, bias=scales_both))
             for sublayer in self.order:
                 norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
-                for norm in (f"{sublayer}_{position}_norm" for position in norm_positions):
-                    if norm not in spec.without_norms:
-                        self.add_module(norm, spec.norm.reference(model_properties))
+                for norm_name in (f"{sublayer}_{position}_norm" for position in norm_positions):
+                    if norm_name not in spec.without_norms:
+                        self.add_module(norm_name, spec.norm.reference(model_properties))
             if spec.idle_cross_attention:
                 self.order.remove("cross_attn")
 

@@ -39,12 +39,12 @@ class ConditionedLayer(PreNormLayer):
         recorder.hold(x=x)
         x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
-        normed = recorder.part("mlp_pre_norm", self.norm, x)
+        normed_x = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("condition", kind="norm"):
             condition = recorder.sinusoids(x, Table("condition"), *x.axes)
             scale = recorder.act(recorder.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu")
-            normed = recorder.mul(normed, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
-        return recorder.add(x, recorder.part("mlp", self.feed_forward, normed))
+            normed_x = recorder.mul(normed_x, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
+        return recorder.add(x, recorder.part("mlp", self.feed_forward, normed_x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -221,8 +221,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Runs attention. key_stride: the distance in tokens between neighbouring keys."""
             key_source = x if kv_source is None else kv_source
             q, k, v = (
-                self._split_heads(projected)
-                for projected in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
+                self._split_heads(head_vectors)
+                for head_vectors in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
             )
             queries, keys, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
             largest_distance = 2 * queries if is_halved else queries  # in steps

@@ -38,11 +38,11 @@ def record_gated_mean(recorder: Flow, x: Value, norm: Norm, rank: int) -> tuple[
     """Returns the gated mean of all streams, and the normalized streams. x: all streams."""
     streams, hidden_axis = x.axes
     assert isinstance(streams, Axis)
-    normed = recorder.norm("norm", x, norm, groups=streams)
-    gate = recorder.act(recorder.linear("down", normed, Axis("rank", rank)), "silu")
+    normed_streams = recorder.norm("norm", x, norm, groups=streams)
+    gate = recorder.act(recorder.linear("down", normed_streams, Axis("rank", rank)), "silu")
     gate = recorder.act(recorder.linear("up", gate, streams, hidden_axis), "sigmoid")
-    recorder.hold(normed=normed, gate=gate)
-    return recorder.sum(recorder.mul(gate, normed), hidden_axis, mean=True), normed
+    recorder.hold(normed=normed_streams, gate=gate)
+    return recorder.sum(recorder.mul(gate, normed_streams), hidden_axis, mean=True), normed_streams
 
 
 class GatedStreamsLayer(PreNormLayer):
@@ -72,9 +72,9 @@ class GatedStreamsLayer(PreNormLayer):
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
         for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
             with recorder.scope(connection, kind="stream_gate"):
-                sublayer_input, normed = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
+                sublayer_input, normed_streams = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
                 write_weights = recorder.scale(
-                    recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0
+                    recorder.act(recorder.linear("write", normed_streams, x.axes[0]), "sigmoid"), 2.0
                 )
             recorder.hold(x=x, written=write_weights)
             sublayer_output = recorder.part(component.node_name, component, sublayer_input)
@@ -137,10 +137,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.write = nn.Linear(streams_width, streams, bias=False) if has_writes else None
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-            normed = self.norm(x.flatten(2))
-            gate = self.up(F.silu(self.down(normed) / self.streams)).sigmoid()
-            gated_mean = (gate * normed).unflatten(-1, (self.streams, -1)).mean(2)
-            return gated_mean, None if self.write is None else 2 * (self.write(normed) / self.streams).sigmoid()
+            normed_streams = self.norm(x.flatten(2))
+            gate = self.up(F.silu(self.down(normed_streams) / self.streams)).sigmoid()
+            gated_mean = (gate * normed_streams).unflatten(-1, (self.streams, -1)).mean(2)
+            return gated_mean, None if self.write is None else 2 * (self.write(normed_streams) / self.streams).sigmoid()
 
     class LayerReference(nn.Module):
         """The layer with gated residual streams. x: [batch, tokens, streams, hidden] → same shape."""

@@ -241,9 +241,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             block_mask = is_text.unflatten(0, (-1, self.block))
             mask = torch.cat([always_visible.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([global_scores, block_scores], -1) * scale
-            weights = self._weights(scores.masked_fill(~mask, float("-inf")))
+            attn_weights = self._weights(scores.masked_fill(~mask, float("-inf")))
             text_output = (
-                weights[..., :global_count] @ v[:, :, None, :global_count] + weights[..., global_count:] @ blocks[2]
+                attn_weights[..., :global_count] @ v[:, :, None, :global_count]
+                + attn_weights[..., global_count:] @ blocks[2]
             )
             return torch.cat([global_output, text_output.flatten(2, 3)], 2)
 

@@ -56,7 +56,7 @@ class GroupedConvLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            normed = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
+            normed_x = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
             side_axis, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
             groups = Axis("groups", exact_div(x.width, self.conv_group_size))
             channels = groups, Axis("channels", self.conv_group_size)
@@ -68,9 +68,11 @@ class GroupedConvLayer(PreNormLayer):
                     ]
                     for convolution_side in range(2)
                 ]
-                computed_kernels = recorder.linear("kernel_projection", normed, side_axis, taps, groups, Axis("one", 1))
+                computed_kernels = recorder.linear(
+                    "kernel_projection", normed_x, side_axis, taps, groups, Axis("one", 1)
+                )
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
-            residual_branch = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
+            residual_branch = self._convolve(recorder, normed_x, channels, base_rows[0], added_rows[0])
             residual_branch = recorder.part(sublayer, component, residual_branch)
             x = recorder.add(x, self._convolve(recorder, residual_branch, channels, base_rows[1], added_rows[1]))
         return x
@@ -127,10 +129,10 @@ def _reference_class() -> type[nn.Module]:
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
         """Convolves the tokens of a pass as one block. kernel: [batch, tokens, taps, width]."""
-        convolved = kernel[..., 0, :] * x
+        conv_output = kernel[..., 0, :] * x
         for tap in range(1, kernel.shape[-2]):
-            convolved = convolved + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
-        return convolved
+            conv_output = conv_output + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
+        return conv_output
 
     class GroupedConvLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with convolutions around its sublayers. x: [batch, tokens, hidden] → same shape."""
@@ -142,9 +144,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for sublayer in ("self_attn", "mlp"):
-                normed = self.get_submodule(f"{sublayer}_pre_norm")(x)
-                kernels = self.get_submodule(f"{sublayer}_conv")(normed)
-                sublayer_output = self.get_submodule(sublayer)(convolve(normed, kernels[..., 0, :, :]), forward_pass)
+                normed_x = self.get_submodule(f"{sublayer}_pre_norm")(x)
+                kernels = self.get_submodule(f"{sublayer}_conv")(normed_x)
+                sublayer_output = self.get_submodule(sublayer)(convolve(normed_x, kernels[..., 0, :, :]), forward_pass)
                 x = x + convolve(sublayer_output, kernels[..., 1, :, :])
             return x
 

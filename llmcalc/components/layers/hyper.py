@@ -128,9 +128,9 @@ class HyperStreams(CopiedStreams):
         streams, hidden_axis = x.axes
         (raw_weights,) = _connection_weights(recorder, x, JoinedShapes(((streams,),)))
         recorder.hold(raw=raw_weights)
-        weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
-        recorder.hold(weights=weights)
-        return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden_axis)
+        stream_weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
+        recorder.hold(weights=stream_weights)
+        return recorder.sum(recorder.mul(stream_weights, x, axes=x.axes), hidden_axis)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
@@ -249,8 +249,8 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, streams: Tensor) -> Tensor:
             (raw_weights,) = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
-            weights = raw_weights.sigmoid() + 1e-6
-            return (weights[..., None] * streams).sum(2)
+            stream_weights = raw_weights.sigmoid() + 1e-6
+            return (stream_weights[..., None] * streams).sum(2)
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
         """Copies one residual stream into n streams, and sums the n streams into one after the layers."""

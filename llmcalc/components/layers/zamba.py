@@ -102,9 +102,9 @@ class SharedBlock(Part):
             return self._adapter_output(recorder, adapter_input, output_axes, other_adapters)
 
         recorder.hold(x=x)
-        normed = recorder.part("self_attn_pre_norm", norm, x)
+        normed_x = recorder.part("self_attn_pre_norm", norm, x)
         attention_adapter = adapter if self.attention_adapters else None
-        attn_output = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
+        attn_output = recorder.part("self_attn", self.attention, normed_x, out=out, adapter=attention_adapter)
         recorder.hold(y=attn_output)
         attn_output = recorder.part("mlp_pre_norm", norm, attn_output)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
@@ -121,8 +121,8 @@ class SharedBlock(Part):
             recorder.hold(to_gate=gate_addition)
             gate, up_projection = recorder.add(gate, gate_addition), recorder.add(up_projection, up_addition)
             recorder.hold(gate=gate, up=up_projection)
-        gated = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
-        return recorder.linear("down_proj", gated, *x.axes, bias=network.down_bias)
+        gated_units = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
+        return recorder.linear("down_proj", gated_units, *x.axes, bias=network.down_bias)
 
     def _adapter_output(self, recorder: Flow, x: Value, output_axes: Shape, other_adapters: Others | None) -> Value:
         """Records the running layer's adapter as operations, and the adapters of other layers as parameters only."""
@@ -201,8 +201,8 @@ class ZambaLayer(Layer):
         elif self.transformer.idle_adapters:
             other_adapters = self.transformer.idle_adapters, "idle"
         role: Role = "own" if sharing is None or sharing.is_first else "shared"
-        embedded: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
-        block_input = recorder.cat(x, embedded, axes=(JoinedShapes((x.axes, embedded.axes)),))
+        embedding: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
+        block_input = recorder.cat(x, embedding, axes=(JoinedShapes((x.axes, embedding.axes)),))
         block_output = recorder.part(
             "transformer",
             self.transformer,
@@ -214,8 +214,8 @@ class ZambaLayer(Layer):
         )
         block_output = recorder.linear("linear", block_output, *x.axes, kind="attention")
         recorder.hold(added=block_output)
-        normed = recorder.part("mixer_pre_norm", self.norm, recorder.add(x, block_output))
-        return recorder.add(x, recorder.part("mixer", self.attention, normed))
+        normed_sum = recorder.part("mixer_pre_norm", self.norm, recorder.add(x, block_output))
+        return recorder.add(x, recorder.part("mixer", self.attention, normed_sum))
 
     def describe(self, hidden_size: int) -> str:
         return f"shared {self.transformer.attention.describe(2 * hidden_size)}"

@@ -350,8 +350,8 @@ class Attention(TokenMixer):
         heads, kv_heads, head_dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
         value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
-        projected = self._project_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
-        q = self._normalize_and_rotate(recorder, projected, "q_norm", head_dim)
+        projected_q = self._project_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
+        q = self._normalize_and_rotate(recorder, projected_q, "q_norm", head_dim)
         for projection in self.idle_projections:
             with recorder.scope(projection, role="idle"):
                 recorder.linear("", x, heads, head_dim, bias=self.q_bias)
@@ -688,8 +688,8 @@ def _reference_class() -> type[nn.Module]:
             return projected.unflatten(-1, (-1, head_width)).transpose(1, 2)
 
         def _projected_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            projected = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
-            return self._split_heads(projected, self.value_dim)
+            projected_x = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
+            return self._split_heads(projected_x, self.value_dim)
 
         def _keys_and_values(
             self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None
@@ -779,9 +779,11 @@ def _reference_class() -> type[nn.Module]:
             self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, logit_cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
-            grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
+            index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
             squares = [
-                square.flatten() for row_band in grid.split(square_side) for square in row_band.split(square_side, 1)
+                square.flatten()
+                for row_band in index_grid.split(square_side)
+                for square in row_band.split(square_side, 1)
             ]
             square_outputs = []
             for patches in squares:

@@ -77,10 +77,10 @@ class BlendedAttention(WindowedMixer):
         kv_heads, _ = x.axes
         previous_tokens = recorder.shift(x, state_name=f"last_{projection_letter}")
         recorder.state(f"last_{projection_letter}", *x.axes, state_kind="conv_state")
-        weights = recorder.vector(f"conv_{projection_letter}", Axis("steps", BLENDED_TOKENS), kv_heads)
+        conv_weights = recorder.vector(f"conv_{projection_letter}", Axis("steps", BLENDED_TOKENS), kv_heads)
         return recorder.add(
-            recorder.mul(previous_tokens, recorder.take(weights, kv_heads)),
-            recorder.mul(x, recorder.take(weights, kv_heads)),
+            recorder.mul(previous_tokens, recorder.take(conv_weights, kv_heads)),
+            recorder.mul(x, recorder.take(conv_weights, kv_heads)),
         )
 
     def describe(self, hidden_size: int) -> str:

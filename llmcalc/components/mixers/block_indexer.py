@@ -177,10 +177,10 @@ def _reference_class() -> type[nn.Module]:
             block_scores = block_scores.masked_fill(
                 (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
             ).masked_fill(block_distance < 0, float("-inf"))
-            rank = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-            return (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end_position] & (
-                keys[None] <= positions[:, None]
-            )
+            block_ranks = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+            return (block_ranks < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[
+                ..., :end_position
+            ] & (keys[None] <= positions[:, None])
 
         def selected_keys_and_values(
             self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass

@@ -229,17 +229,17 @@ def _reference_class() -> type[nn.Module]:
                     torch.cat([stored_rows[1], kv], 1),
                     torch.cat([stored_rows[2], gate], 1),
                 )
-            windows = kv.shape[1] // self.rate
-            window_tokens = windows * self.rate
+            window_count = kv.shape[1] // self.rate
+            window_tokens = window_count * self.rate
             unpooled_rows = kv[:, window_tokens:], gate[:, window_tokens:]
-            if windows:
-                kv, gate = (tensor[:, :window_tokens].unflatten(1, (windows, self.rate)) for tensor in (kv, gate))
+            if window_count:
+                kv, gate = (tensor[:, :window_tokens].unflatten(1, (window_count, self.rate)) for tensor in (kv, gate))
                 gate = gate + self.position_bias.weight
                 if self.last_window is not None:
                     kv, gate = self._join_previous_window(kv, gate, forward_pass)
                 new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
                 first_entry = 0 if entries is None else entries.shape[1]
-                positions = (torch.arange(windows, device=x.device) + first_entry) * self.rate
+                positions = (torch.arange(window_count, device=x.device) + first_entry) * self.rate
                 new_entries = rotate_at(new_entries, positions, self.rope, self.theta)
                 entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
             if entries is None:

@@ -259,8 +259,8 @@ def entry_attention_class() -> Any:
                 self.entry_core = single_key_core_class()()
 
         def _rotate(self, x: Tensor, forward_pass: ForwardPass, inverse: bool = False) -> Tensor:
-            rope, rope_theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
-            return rotate(x, forward_pass, forward_pass.past, rope, rope_theta, inverse)
+            rope_dim, rope_theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
+            return rotate(x, forward_pass, forward_pass.past, rope_dim, rope_theta, inverse)
 
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass

@@ -193,8 +193,8 @@ def _reference_class() -> type[nn.Module]:
             convolution_output = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (
-                projected.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1)
-                for projected in (q, k)
+                head_vectors.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1)
+                for head_vectors in (q, k)
             )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
@@ -205,7 +205,7 @@ def _reference_class() -> type[nn.Module]:
             )
             scan_output = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
-            normed = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate
-            return self.o_proj(normed.flatten(2))
+            normed_output = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate
+            return self.o_proj(normed_output.flatten(2))
 
     return GatedDeltaNetReference

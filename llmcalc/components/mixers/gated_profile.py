@@ -93,10 +93,12 @@ class GatedProfileAttention(ProfileAttention):
             return add_convolution(recorder, conv_name, x, self.conv_kernel_size)
         (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
         with recorder.scope(conv_name):
-            weights = recorder.linear("weight_proj", token, heads, taps)
-            weights = recorder.mul(weights, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps))
+            filter_taps = recorder.linear("weight_proj", token, heads, taps)
+            filter_taps = recorder.mul(
+                filter_taps, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps)
+            )
             recorder.state("conv_state", heads, dim, taps, state_kind="conv_state")
-            return recorder.add(recorder.sum(recorder.mul(weights, x, axes=(heads, dim, taps)), heads, dim), x)
+            return recorder.add(recorder.sum(recorder.mul(filter_taps, x, axes=(heads, dim, taps)), heads, dim), x)
 
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"
@@ -121,8 +123,8 @@ def _reference_class() -> type[nn.Module]:
 
     def limit_norm(x: Tensor, largest_norm: float) -> Tensor:
         """Scales vectors down to at most a given length. x: [..., size] → same shape."""
-        length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
-        return (x.float() * (largest_norm / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
+        vector_length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
+        return (x.float() * (largest_norm / (vector_length + 1e-6)).clamp(max=1.0)).to(x.dtype)
 
     class TokenConvolution(nn.Module):
         """A causal convolution with per-token filters, added to its input. x: [batch, tokens, width]."""
@@ -141,8 +143,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv_state.keep(forward_pass, inputs[:, -self.kernel :])
             windows = inputs[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
             taps = self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
-            convolved: Tensor = (windows * (self.static_weight.weight + taps)).sum(-1)
-            return convolved + x
+            conv_output: Tensor = (windows * (self.static_weight.weight + taps)).sum(-1)
+            return conv_output + x
 
     class SoftmaxProducts(nn.Module):
         """Softmax attention with a bias and a sink, a score per query without a value.
@@ -177,10 +179,10 @@ def _reference_class() -> type[nn.Module]:
         def _convolve_heads(self, projection_letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
-            convolved = self.get_submodule(f"{projection_letter}_conv")(
+            conv_output = self.get_submodule(f"{projection_letter}_conv")(
                 self.get_submodule(f"{projection_letter}_proj")(x), *token, forward_pass
             )
-            return convolved.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            return conv_output.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def forward(
             self,

@@ -78,11 +78,13 @@ class Indexer(Part):
             recorder.hold(q=q)
         keys = recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), Norm(type="layernorm"))
         keys = keys if position is None else recorder.rope(keys, position)
-        weights = recorder.linear("weights_proj", x, heads)
-        recorder.hold(weights=weights)
+        head_weights = recorder.linear("weights_proj", x, heads)
+        recorder.hold(weights=head_weights)
         (keys,) = recorder.cache("cache", "indexer", keys)
         recorder.hold(k=keys)
-        scores = recorder.scores("core", q if position is None else recorder.rope(q, position), keys, weights=weights)
+        scores = recorder.scores(
+            "core", q if position is None else recorder.rope(q, position), keys, weights=head_weights
+        )
         recorder.hold(scores=scores)
         recorder.select(scores, keys, self.index_topk)
         return scores
@@ -143,9 +145,9 @@ def indexer_reference_class() -> type[nn.Module]:
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
             if spec.position_scale:
                 q = self.position_scale(q, forward_pass)
-            k, weights = self._rotate_heads(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
+            k, head_weights = self._rotate_heads(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
             (k,) = self.cache(forward_pass, k)
-            scores = self.core(self._rotate_heads(q, forward_pass).transpose(1, 2), k, weights).float()
+            scores = self.core(self._rotate_heads(q, forward_pass).transpose(1, 2), k, head_weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             return ranked_tokens[..., : spec.index_topk]
 

@@ -136,8 +136,8 @@ class KimiDeltaAttention(TokenMixer):
         """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
         if not self._has_low_rank(projection_letter):
             return recorder.linear(f"{projection_letter}_proj", x, *head_axes)
-        low_rank = recorder.linear(f"{projection_letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
-        return recorder.linear(f"{projection_letter}_b_proj", low_rank, *head_axes)
+        low_rank_x = recorder.linear(f"{projection_letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
+        return recorder.linear(f"{projection_letter}_b_proj", low_rank_x, *head_axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
@@ -169,16 +169,16 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: KimiDeltaAttention, hidden_size: int) -> None:
             super().__init__()
-            self.heads, head = spec.linear_num_heads, spec.linear_head_dim
-            heads_width = self.heads * head
+            self.heads, head_dim = spec.linear_num_heads, spec.linear_head_dim
+            heads_width = self.heads * head_dim
             self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden_size, heads_width, bias=False) for _ in range(3))
             self.conv1d = causal_conv_class()(3 * heads_width, spec.linear_conv_kernel_dim, False)
             self.lower_bound = spec.kda_lower_bound
-            low_rank = {"f": spec.low_rank_gates, "g": spec.low_rank_gates and not spec.full_rank_output_gate}
-            for gate, is_low_rank in low_rank.items():
+            low_rank_gates = {"f": spec.low_rank_gates, "g": spec.low_rank_gates and not spec.full_rank_output_gate}
+            for gate, is_low_rank in low_rank_gates.items():
                 if is_low_rank:
-                    self.add_module(f"{gate}_a_proj", nn.Linear(hidden_size, head, bias=False))
-                    self.add_module(f"{gate}_b_proj", nn.Linear(head, heads_width, bias=False))
+                    self.add_module(f"{gate}_a_proj", nn.Linear(hidden_size, head_dim, bias=False))
+                    self.add_module(f"{gate}_b_proj", nn.Linear(head_dim, heads_width, bias=False))
                 else:
                     self.add_module(f"{gate}_proj", nn.Linear(hidden_size, heads_width, bias=False))
             self.dt_bias = vector(torch.linspace(-6.0, -2.0, heads_width))
@@ -186,7 +186,7 @@ def _reference_class() -> type[nn.Module]:
             self.b_proj = nn.Linear(hidden_size, self.heads, bias=False)
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=True)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
-            self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head)
+            self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head_dim)
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _split_heads(self, x: Tensor) -> Tensor:
@@ -224,9 +224,9 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass,
                 self.recurrent_state,
             )
-            normed = (
+            normed_output = (
                 self.norm(attn_output.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate_projection("g", x).sigmoid()
             )
-            return self.o_proj(normed)
+            return self.o_proj(normed_output)
 
     return KimiDeltaAttentionReference

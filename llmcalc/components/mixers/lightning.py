@@ -93,8 +93,8 @@ class LightningAttention(MultiHeadMixer):
         )
         recorder.state("recurrent_state", heads, head_dim, head_dim)
         attn_output = recorder.norm("norm", attn_output, Norm(type="rmsnorm", eps=1e-6))
-        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *head_axes), "sigmoid"), attn_output)
-        return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
+        gated_output = recorder.mul(recorder.act(recorder.linear("g_proj", x, *head_axes), "sigmoid"), attn_output)
+        return recorder.linear("o_proj", gated_output, *x.axes, bias=self.o_bias)
 
     def _normalize_and_rotate(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
         """Returns queries or keys after their norm and RoPE. norm_name: the name of the norm."""
@@ -197,12 +197,14 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-            q, k, v = (self._split_heads(letter, projected, forward_pass) for letter, projected in projections.items())
+            q, k, v = (
+                self._split_heads(letter, projected_x, forward_pass) for letter, projected_x in projections.items()
+            )
             del projections
             stored_state = self.recurrent_state.only_tensor(forward_pass)
             attn_output, recurrent_state = self.core(q, k, v, stored_state)
             self.recurrent_state.keep(forward_pass, recurrent_state)
-            normed = self.norm(attn_output.transpose(1, 2).flatten(2))
-            return self.o_proj(self.g_proj(x).sigmoid() * normed)
+            normed_output = self.norm(attn_output.transpose(1, 2).flatten(2))
+            return self.o_proj(self.g_proj(x).sigmoid() * normed_output)
 
     return LightningReference

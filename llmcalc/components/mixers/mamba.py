@@ -81,8 +81,8 @@ class Mamba(TokenMixer):
         inner_axis = Axis("inner", self.intermediate_size)
         state_axis = Axis("state", self.state_size)
         kernel = self.conv_kernel
-        projected = recorder.linear("in_proj", x, JoinedShapes(((inner_axis,), (inner_axis,))), bias=self.use_bias)
-        inner_x, gate = recorder.split(projected, (inner_axis,), (inner_axis,))
+        projected_x = recorder.linear("in_proj", x, JoinedShapes(((inner_axis,), (inner_axis,))), bias=self.use_bias)
+        inner_x, gate = recorder.split(projected_x, (inner_axis,), (inner_axis,))
         has_bias = self.use_conv_bias
         inner_x = recorder.conv(
             "conv1d", inner_x, inner_axis, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1

@@ -79,8 +79,8 @@ class MLSTM(TokenMixer):
         input_gate, forget = (
             recorder.act(recorder.linear(gate_name, x, heads, bias=True), "tanh") for gate_name in ("igate", "fgate")
         )
-        memory = MatrixMemory(input_gate.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
-        memory_output = recorder.core("core", memory, q, k, v, input_gate, forget, axes=value_axes)
+        memory_op = MatrixMemory(input_gate.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
+        memory_output = recorder.core("core", memory_op, q, k, v, input_gate, forget, axes=value_axes)
         state_shape = JoinedShapes(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
         recorder.state("recurrent_state", heads, state_shape)
         norm = Norm(type="layernorm", bias=has_bias, eps=self.norm_eps)
@@ -219,7 +219,7 @@ def _reference_class() -> type[nn.Module]:
                 tuple(tensor.float() for tensor in stored_state),
             )
             self.recurrent_state.keep(forward_pass, *(tensor.to(x.dtype) for tensor in cell_state))
-            normed = self.norm(memory_output.transpose(1, 2).flatten(2).to(x.dtype))
-            return self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed)
+            normed_output = self.norm(memory_output.transpose(1, 2).flatten(2).to(x.dtype))
+            return self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed_output)
 
     return MLSTMReference

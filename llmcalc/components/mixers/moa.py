@@ -90,10 +90,10 @@ class MixtureOfAttention(TokenMixer):
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         kv_heads, head_dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         heads = Axis("heads", top_k * self.num_key_value_heads)
-        weights, top_experts = recorder.route(
+        expert_weights, top_experts = recorder.route(
             recorder.linear("router", x, experts, kind="router"), top_k, "softmax of chosen"
         )
-        recorder.hold(weights=weights, chosen=top_experts)
+        recorder.hold(weights=expert_weights, chosen=top_experts)
         routed_rows = recorder.dispatch(x, top_experts, experts, top_k)
         recorder.hold(rows=routed_rows)
         q = recorder.to_tokens(recorder.experts("q_proj", routed_rows, experts, top_k, kv_heads, head_dim))
@@ -114,7 +114,7 @@ class MixtureOfAttention(TokenMixer):
         )
         recorder.hold(rows=routed_rows)
         attn_output = recorder.combine(
-            recorder.experts("o_proj", routed_rows, experts, top_k, *x.axes), weights, experts, top_k
+            recorder.experts("o_proj", routed_rows, experts, top_k, *x.axes), expert_weights, experts, top_k
         )
         recorder.hold(out=attn_output)
         return recorder.add(attn_output, recorder.vector("o_bias", *x.axes))
@@ -163,7 +163,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
-            weights, top_experts = self._route_tokens(x)
+            expert_weights, top_experts = self._route_tokens(x)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
             routed_rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
@@ -180,7 +180,9 @@ def _reference_class() -> type[nn.Module]:
             mask = attention_mask(forward_pass, x, k, causal=True)
             attn_output = self.core(q, k, v, mask).transpose(1, 2)
             routed_rows = dispatch.sort_by_expert(attn_output.reshape(batch * tokens * top_k, -1))
-            attn_output = dispatch.combine_outputs(self.o_proj(routed_rows, dispatch.expert, group_ends), weights)
+            attn_output = dispatch.combine_outputs(
+                self.o_proj(routed_rows, dispatch.expert, group_ends), expert_weights
+            )
             return attn_output + self.o_bias.weight
 
         def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:

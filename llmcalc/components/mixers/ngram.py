@@ -188,11 +188,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _project_streams(self, projection: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream as heads, [batch, heads, tokens, size]."""
-            projected = self.get_submodule(projection)(x).unflatten(
+            projected_x = self.get_submodule(projection)(x).unflatten(
                 -1, (-1, self.heads) if projection[0] == "r" else (self.heads, -1)
             )
-            projected = projected.transpose(-1, -2) if projection[0] == "r" else projected
-            return projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
+            projected_x = projected_x.transpose(-1, -2) if projection[0] == "r" else projected_x
+            return projected_x.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 
         def _distance_bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""

@@ -78,15 +78,15 @@ class PooledIndexer(Part):
         recorder.hold(small=query_latent, q=q)
         keys = recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), Norm(type="layernorm"))
         gate = recorder.linear("gate_proj", x, index_dim)
-        weights = recorder.linear("weights_proj", x, heads)
-        recorder.hold(k=keys, gate=gate, weights=weights)
+        head_weights = recorder.linear("weights_proj", x, heads)
+        recorder.hold(k=keys, gate=gate, weights=head_weights)
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
         pools, pool_gate = (recorder.windows(unpooled, pool, past=True) for unpooled in (keys, gate))
         pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, index_dim, count=pool.size))
         entries = recorder.weighted_mean(pools, pool_gate)
         recorder.hold(k=entries)
         scores = recorder.scores(
-            "core", q, entries, weights=weights, is_cross_attention=True, core=ops.EntryScores, rate=pool.size
+            "core", q, entries, weights=head_weights, is_cross_attention=True, core=ops.EntryScores, rate=pool.size
         )
         recorder.hold(scores=scores)
         recorder.select(scores, keys, self.index_topk, pool=pool.size)

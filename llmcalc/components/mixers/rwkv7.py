@@ -95,8 +95,10 @@ class Rwkv7TimeMix(TokenMixer):
         self, recorder: Flow, module_name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
     ) -> Value:
         """Returns two linear layers with an activation between them; only the second layer has a bias."""
-        low_rank = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
-        return recorder.linear(f"{module_name}_b", recorder.act(low_rank, act) if act else low_rank, *axes, bias=bias)
+        low_rank_x = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
+        return recorder.linear(
+            f"{module_name}_b", recorder.act(low_rank_x, act) if act else low_rank_x, *axes, bias=bias
+        )
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-7 {self.num_heads} × {self.head_dim}"

@@ -70,8 +70,8 @@ class RwkvHeadMix(TokenMixer):
         decay = recorder.vector("time_decay", *head_axes)
         if self.decay_rank is not None:
             rank = Axis("decay_rank", self.decay_rank)
-            low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
-            decay = recorder.add(recorder.linear("decay_b", low_rank, *head_axes), decay)
+            low_rank_x = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
+            decay = recorder.add(recorder.linear("decay_b", low_rank_x, *head_axes), decay)
         scan_op = DecayScan(receptance.axes[0].size, head_dim.size, x.rows)
         wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=head_axes)
         recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
@@ -83,12 +83,12 @@ class RwkvHeadMix(TokenMixer):
         if self.shift_rank is None:
             return {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES[1:]}
         ranks: list[Shape] = [(Axis(f"rank_{input_name}", self.shift_rank),) for input_name in INPUT_NAMES]
-        low_rank = recorder.act(
+        low_rank_x = recorder.act(
             recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), JoinedShapes(tuple(ranks))),
             "tanh",
         )
         inputs = {}
-        for input_name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
+        for input_name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank_x, *ranks), strict=True):
             mix_weight = recorder.add(
                 recorder.linear(f"shift_b_{input_name}", low_rank_part, *x.axes),
                 recorder.vector(f"time_mix_{input_name}", *x.axes),
@@ -176,9 +176,9 @@ def _reference_class() -> type[nn.Module]:
                 if hasattr(self, f"time_mix_{input_name}")
             }
             if self.spec.shift_rank is not None:
-                low_rank = self.shift_a(mix_tokens(x, previous_token, self.time_mix_x.weight)).tanh()
+                low_rank_x = self.shift_a(mix_tokens(x, previous_token, self.time_mix_x.weight)).tanh()
                 for input_name, low_rank_part in zip(
-                    inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
+                    inputs_of_projections, low_rank_x.chunk(len(inputs_of_projections), -1), strict=True
                 ):
                     mix_weights[input_name] = (
                         self.get_submodule(f"shift_b_{input_name}")(low_rank_part) + mix_weights[input_name]

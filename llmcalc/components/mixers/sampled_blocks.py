@@ -104,17 +104,17 @@ def _reference_class() -> type[nn.Module]:
                 self._select_blocks(x, block_indices)
                 for x, block_indices in ((queries, block_rows), (keys, columns), (values, columns))
             )
-            weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
+            pair_weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
             real_keys = self._select_blocks(self._split_into_blocks(torch.ones_like(k[..., :1])), columns).transpose(
                 -1, -2
             )
-            weights = weights * real_keys
+            pair_weights = pair_weights * real_keys
             weighted_sums = torch.zeros_like(queries).scatter_add(
-                2, self._expand_indices(block_rows, queries), weights @ sampled_values
+                2, self._expand_indices(block_rows, queries), pair_weights @ sampled_values
             )
             weight_sums = torch.zeros_like(queries[..., :1])
             weight_sums = weight_sums.scatter_add(
-                2, self._expand_indices(block_rows, weight_sums), weights.sum(-1, keepdim=True)
+                2, self._expand_indices(block_rows, weight_sums), pair_weights.sum(-1, keepdim=True)
             )
             if self.approximated:
                 other_blocks = (

@@ -231,10 +231,10 @@ class SharedEntryAttention(EntryAttention):
             ),
             "relu",
         )
-        weights = recorder.linear("weights_proj", x, heads)
+        head_weights = recorder.linear("weights_proj", x, heads)
         finds = indexer.finds
         block_counts = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
-        return recorder.choose_entries(scores, weights, visible_entries, indexer.index_topk, finds=block_counts)
+        return recorder.choose_entries(scores, head_weights, visible_entries, indexer.index_topk, finds=block_counts)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -302,11 +302,13 @@ def _reference_class() -> type[nn.Module]:
             else:
                 if stored_rows is not None:
                     kv, gate = torch.cat([stored_rows[1], kv], 1), torch.cat([stored_rows[2], gate], 1)
-                windows = kv.shape[1] // self.rate
-                window_tokens = windows * self.rate
+                window_count = kv.shape[1] // self.rate
+                window_tokens = window_count * self.rate
                 pending_rows = kv[:, window_tokens:], gate[:, window_tokens:]
-                if windows:
-                    kv, gate = (tensor[:, :window_tokens].unflatten(1, (windows, self.rate)) for tensor in (kv, gate))
+                if window_count:
+                    kv, gate = (
+                        tensor[:, :window_tokens].unflatten(1, (window_count, self.rate)) for tensor in (kv, gate)
+                    )
                     latent = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
             if latent is not None:
                 first_entry = 0 if entries is None else entries.shape[1]

@@ -75,11 +75,11 @@ class ShortConv(TokenMixer):
         recorder.hold(b=b)
         inner_x = recorder.mul(b, inner_x)
         if self.grid:
-            convolved = recorder.conv(
+            conv_output = recorder.conv(
                 "conv", inner_x, *channels, kernel=kernel * kernel, groups=inner_x.width, bias=has_bias
             )
         else:
-            convolved = recorder.conv(
+            conv_output = recorder.conv(
                 "conv",
                 inner_x,
                 *channels,
@@ -90,8 +90,8 @@ class ShortConv(TokenMixer):
                 state_name="conv_state",
             )
             recorder.state("conv_state", *channels, Axis("kernel", kernel), state_kind="conv_state")
-        recorder.hold(mixed=convolved)
-        return recorder.linear("out_proj", recorder.mul(c, convolved), *x.axes, bias=has_bias)
+        recorder.hold(mixed=conv_output)
+        return recorder.linear("out_proj", recorder.mul(c, conv_output), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")

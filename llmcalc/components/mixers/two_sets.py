@@ -62,7 +62,7 @@ def two_sets_reference() -> Any:
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
             """Splits queries, keys and values into heads; queries and keys are normalized."""
             heads = super()._split_heads(projection, x)
-            normed = projection != "v" and self.spec.norm is not None
-            return self.get_submodule(f"{projection}_norm")(heads) if normed else heads
+            is_normed = projection != "v" and self.spec.norm is not None
+            return self.get_submodule(f"{projection}_norm")(heads) if is_normed else heads
 
     return TwoSetsReference

@@ -83,7 +83,7 @@ class GroveMoE(Network):
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         expert_groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
-        weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
+        expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
         group_outputs = []
         for network_name, network, axis in (
             ("experts", self.expert, experts),
@@ -93,7 +93,7 @@ class GroveMoE(Network):
             with recorder.scope(network_name, kind="experts", source=self.formula_source):
                 expert_outputs = expert_networks(recorder, network, routed_rows, axis, top_k, x.axes)
             group_outputs.append(
-                recorder.combine(expert_outputs, weights, axis, top_k, float32=self.router.float32_weights)
+                recorder.combine(expert_outputs, expert_weights, axis, top_k, float32=self.router.float32_weights)
             )
         return recorder.add(*group_outputs)
 
@@ -135,7 +135,7 @@ def _reference_class() -> type[nn.Module]:
             self.chunk_experts: Any = adjugate_experts.experts
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
-            weights, top_experts = self.routing(x, forward_pass)
+            expert_weights, top_experts = self.routing(x, forward_pass)
             is_grouped = forward_pass is not None and forward_pass.grouped_experts
             expert_sums = []
             for networks, expert_indices in (
@@ -144,7 +144,7 @@ def _reference_class() -> type[nn.Module]:
             ):
                 dispatch = dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
                 routed_rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
-                expert_sums.append(dispatch.combine_outputs(routed_rows, weights))
+                expert_sums.append(dispatch.combine_outputs(routed_rows, expert_weights))
             return expert_sums[0] + 0.05 * expert_sums[1]
 
     return GroveMoEReference

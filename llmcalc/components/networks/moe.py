@@ -153,11 +153,11 @@ class VisionExperts(Part):
         return self
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
-        weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
+        expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             expert_outputs = expert_networks(recorder, self.expert, routed_rows, experts, top_k, x.axes)
-        return recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
+        return recorder.combine(expert_outputs, expert_weights, experts, top_k, float32=self.router.float32_weights)
 
     def widened(self, scale_width: Callable[[int], Number]) -> Self:
         return self.model_copy(update={"expert": self.expert.widened(scale_width)})
@@ -287,14 +287,14 @@ class MoE(Network):
         """Records the mixture of experts. router_input: the router's input, if different from the experts'."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identity_count = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
-        classes = add(self.num_experts, identity_count)
-        weights, top_experts = self.router.flow(
-            recorder, x if router_input is None else router_input, experts, top_k, classes
+        class_count = add(self.num_experts, identity_count)
+        expert_weights, top_experts = self.router.flow(
+            recorder, x if router_input is None else router_input, experts, top_k, class_count
         )
         if self.vision_experts is not None:
             recorder.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
-        recorder.hold(weights=weights, chosen=top_experts, y=expert_input)
+        recorder.hold(weights=expert_weights, chosen=top_experts, y=expert_input)
         routed_rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=routed_rows)
@@ -316,7 +316,9 @@ class MoE(Network):
             )
         if self.latent is not None:
             expert_outputs = self.latent.normed_output(recorder, expert_outputs)
-        expert_outputs = recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
+        expert_outputs = recorder.combine(
+            expert_outputs, expert_weights, experts, top_k, float32=self.router.float32_weights
+        )
         recorder.hold(y=expert_outputs)
         if self.latent is not None:
             expert_outputs = self.latent.project_back(recorder, expert_outputs, x.axes)
@@ -548,10 +550,10 @@ def _vision_class() -> type[nn.Module]:
             )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
-            weights, top_experts = self.routing(x, forward_pass)
-            dispatch = self.dispatch(weights, top_experts, forward_pass)
+            expert_weights, top_experts = self.routing(x, forward_pass)
+            dispatch = self.dispatch(expert_weights, top_experts, forward_pass)
             return dispatch.combine_outputs(
-                self.experts(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped), weights
+                self.experts(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped), expert_weights
             )
 
     return VisionReference
@@ -568,10 +570,10 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:
             hidden_size, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
             identity_experts = spec.identity_experts
-            classes = expert_count if identity_experts is None else expert_count + identity_experts.zero_expert_num
+            class_count = expert_count if identity_experts is None else expert_count + identity_experts.zero_expert_num
             expert_width = hidden_size if spec.latent is None else spec.latent.moe_latent_size
             super().__init__(
-                spec.router.reference(model_properties, expert_count, top_k, classes),
+                spec.router.reference(model_properties, expert_count, top_k, class_count),
                 spec.expert,
                 expert_count,
                 expert_width,

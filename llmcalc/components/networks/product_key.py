@@ -76,17 +76,17 @@ class ProductKeyMoE(Network):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         keys, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
-        weights, top_units = recorder.product_keys(
+        expert_weights, top_units = recorder.product_keys(
             recorder.linear("router", x, JoinedShapes(((keys,), (keys,))), kind="router"), keys, top_k
         )
         expert_rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
-        recorder.hold(weights=weights, chosen=top_units)
+        recorder.hold(weights=expert_weights, chosen=top_units)
         with recorder.scope("experts", kind="experts", source="He 2024, §2"):
             units = recorder.act(
-                recorder.core("down_embed", expert_rows, x, top_units, axes=weights.axes), self.hidden_act
+                recorder.core("down_embed", expert_rows, x, top_units, axes=expert_weights.axes), self.hidden_act
             )
             expert_outputs = recorder.core(
-                "up_embed", expert_rows, recorder.mul(units, weights), top_units, axes=x.axes
+                "up_embed", expert_rows, recorder.mul(units, expert_weights), top_units, axes=x.axes
             )
         recorder.hold(y=expert_outputs)
         return recorder.add(expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
@@ -153,8 +153,8 @@ def _reference_class() -> type[nn.Module]:
             self.shared_expert = spec.shared_expert.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
-            weights, top_units = self.routing(x)
-            expert_sum = self.experts(x, top_units, weights)
+            expert_weights, top_units = self.routing(x)
+            expert_sum = self.experts(x, top_units, expert_weights)
             return expert_sum + self.shared_expert(x)
 
         def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:

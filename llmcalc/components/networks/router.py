@@ -322,9 +322,9 @@ def _reference_classes() -> dict[str, type[Any]]:
             x = self.modules["router_norm"](x) if "router_norm" in self.modules else x
             scores = self.score_logits(self.modules["router"](x))
             top_experts = self.top_experts(scores)
-            weights = self.weights(scores, top_experts)
+            expert_weights = self.weights(scores, top_experts)
             scale: Any = self.modules.get("expert_scale")
-            return (weights if scale is None else weights * scale.weight[top_experts]), top_experts
+            return (expert_weights if scale is None else expert_weights * scale.weight[top_experts]), top_experts
 
     class MLPRouting(Routing):
         def __init__(
@@ -340,11 +340,14 @@ def _reference_classes() -> dict[str, type[Any]]:
         def __call__(self, x: Tensor, forward_pass: ForwardPass | None) -> tuple[Tensor, Tensor]:
             scores = self.score_logits(self.modules["router"](x, forward_pass))
             top_experts = self.top_experts(scores)
-            weights = self.weights(scores, top_experts)
+            expert_weights = self.weights(scores, top_experts)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
                 skips_expert = top_experts == self.none_of_them
-                weights, top_experts = weights.masked_fill(skips_expert, 0.0), top_experts.masked_fill(skips_expert, 0)
-            return weights, top_experts
+                expert_weights, top_experts = (
+                    expert_weights.masked_fill(skips_expert, 0.0),
+                    top_experts.masked_fill(skips_expert, 0),
+                )
+            return expert_weights, top_experts
 
     class TableRouting(Routing):
         def __init__(

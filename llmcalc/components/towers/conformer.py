@@ -289,9 +289,9 @@ def _reference_class() -> type[nn.Module]:
 
         def _attention_in_chunks(self, q: Tensor, k: Tensor, v: Tensor, distance_keys: Tensor | None) -> Tensor:
             """Computes chunks of queries with the keys of their windows. q, k, v: [clips, heads, frames, head_dim]."""
-            frames, chunk = q.shape[2], self.chunk_size
+            frame_count, chunk = q.shape[2], self.chunk_size
             key_count = chunk + self.left - 1 + self.right
-            padded_queries = nn.functional.pad(q, (0, 0, 0, -frames % chunk))
+            padded_queries = nn.functional.pad(q, (0, 0, 0, -frame_count % chunk))
             q = padded_queries.unflatten(2, (-1, chunk))
             padding = (0, 0, self.left - 1, self.right + chunk - 1)
             k, v = (nn.functional.pad(x, padding).unfold(2, key_count, chunk) for x in (k, v))
@@ -308,10 +308,10 @@ def _reference_class() -> type[nn.Module]:
             scores = scores * q.shape[-1] ** -0.5
             key_positions = torch.arange(q.shape[2], device=q.device)[:, None] * chunk + key_indices - self.left + 1
             is_outside = (offsets < 0) | (offsets >= self.left + self.right)
-            is_padding = (key_positions < 0) | (key_positions >= frames)
+            is_padding = (key_positions < 0) | (key_positions >= frame_count)
             scores = scores.masked_fill(is_outside | is_padding[:, None], torch.finfo(scores.dtype).min)
             chunk_outputs = torch.softmax(scores.float(), -1).to(v.dtype) @ v.transpose(-1, -2)
-            return chunk_outputs.flatten(2, 3)[:, :, :frames]
+            return chunk_outputs.flatten(2, 3)[:, :, :frame_count]
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             q, k, v = (
@@ -333,14 +333,17 @@ def _reference_class() -> type[nn.Module]:
     class Layer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            context = ModelProperties(spec.hidden_size, causal=False)
-            self.mlp_1, self.mlp_2 = spec.feed_forward.reference(context), spec.feed_forward.reference(context)
-            self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(context)
+            model_properties = ModelProperties(spec.hidden_size, causal=False)
+            self.mlp_1, self.mlp_2 = (
+                spec.feed_forward.reference(model_properties),
+                spec.feed_forward.reference(model_properties),
+            )
+            self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(model_properties)
             for sublayer in ("mlp_1", "self_attn", "convolution", "mlp_2"):
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(context))
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
                 if spec.norm_placement == "sandwich" and sublayer != "convolution":
-                    self.add_module(f"{sublayer}_post_norm", spec.norm.reference(context))
-            self.norm = spec.norm.reference(context)
+                    self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
+            self.norm = spec.norm.reference(model_properties)
 
         def _normalize_output(self, sublayer: str, sublayer_output: Tensor) -> Tensor:
             return (
@@ -396,15 +399,15 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)
-            clips, length = x.shape[:2]
-            has_segments = self.segment is not None and length > self.segment
+            clips, frame_count = x.shape[:2]
+            has_segments = self.segment is not None and frame_count > self.segment
             if self.segment is not None and has_segments:
-                x = nn.functional.pad(x, (0, 0, 0, -length % self.segment)).unflatten(1, (-1, self.segment))
+                x = nn.functional.pad(x, (0, 0, 0, -frame_count % self.segment)).unflatten(1, (-1, self.segment))
                 x = x.flatten(0, 1)
             bias = self._distance_bias(x.shape[1], x)
             for layer in self.layers:
                 x = layer(x, bias)
-            x = x.unflatten(0, (clips, -1)).flatten(1, 2)[:, :length] if has_segments else x
+            x = x.unflatten(0, (clips, -1)).flatten(1, 2)[:, :frame_count] if has_segments else x
             x = x[:, :: self.reduction]
             return self.output_proj(x) if hasattr(self, "output_proj") else x
 

@@ -199,8 +199,8 @@ def _reference_class() -> type[nn.Module]:
             self.o_proj = nn.Linear(heads_width, spec.hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            clips, frames = x.shape[:2]
-            x = functional.pad(x, (0, 0, 0, -frames % self.block))
+            clips, frame_count = x.shape[:2]
+            x = functional.pad(x, (0, 0, 0, -frame_count % self.block))
             q, k, v = (
                 self.get_submodule(f"{projection_letter}_proj")(x)
                 .unflatten(-1, (self.heads, -1))
@@ -212,12 +212,12 @@ def _reference_class() -> type[nn.Module]:
             positions = torch.arange(self.block, device=x.device)
             keys = self.distance_keys(positions[:, None] - positions + self.furthest)
             bias = torch.einsum("bhcd,crd->bhcr", q, keys) * q.shape[-1] ** -0.5
-            is_padding = (torch.arange(x.shape[1], device=x.device) >= frames).unflatten(0, (-1, self.block))
+            is_padding = (torch.arange(x.shape[1], device=x.device) >= frame_count).unflatten(0, (-1, self.block))
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
             mask = is_padding.repeat(clips, 1)[:, None, None]
             heads = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
             attn_output: Tensor = self.o_proj(
-                heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frames]
+                heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frame_count]
             )
             return attn_output
 
@@ -234,10 +234,10 @@ def _reference_class() -> type[nn.Module]:
             self.norm = BatchNorm(channels)
 
         def forward(self, x: Tensor) -> Tensor:
-            gated = functional.glu(self.in_proj(x.transpose(1, 2)), dim=1)
-            gated = functional.silu(self.norm(self.conv(functional.pad(gated, self.padding))))
-            convolved: Tensor = self.out_proj(gated).transpose(1, 2)
-            return convolved
+            gated_x = functional.glu(self.in_proj(x.transpose(1, 2)), dim=1)
+            gated_x = functional.silu(self.norm(self.conv(functional.pad(gated_x, self.padding))))
+            conv_output: Tensor = self.out_proj(gated_x).transpose(1, 2)
+            return conv_output
 
     class Layer(nn.Module):
         """A layer. x: [clips, frames, hidden] → same shape."""

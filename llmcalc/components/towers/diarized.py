@@ -53,12 +53,14 @@ class SpeakerEncoder(Part):
         """Records the encoder and returns the mean activity of each speaker. frame_count: the frames per position."""
         x = _record_stack(recorder, self.stack, frames, self.hidden_size)
         recorder.vector("silence", Axis("hidden", self.hidden_size), role="idle")
-        head, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
-        speaker_features = recorder.linear("proj", x, head, bias=True)
-        speaker_features = recorder.conv("upsampler", speaker_features, frame_axis, head, kernel=KERNEL_SIZE, bias=True)
-        speaker_features = speaker_features.view(head, new_rows=Multiple("frames", of=x.rows, by=frame_count))
+        head_axis, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
+        speaker_features = recorder.linear("proj", x, head_axis, bias=True)
+        speaker_features = recorder.conv(
+            "upsampler", speaker_features, frame_axis, head_axis, kernel=KERNEL_SIZE, bias=True
+        )
+        speaker_features = speaker_features.view(head_axis, new_rows=Multiple("frames", of=x.rows, by=frame_count))
         speaker_features = recorder.act(
-            recorder.linear("dense", recorder.act(speaker_features, "relu"), head, bias=True), "relu"
+            recorder.linear("dense", recorder.act(speaker_features, "relu"), head_axis, bias=True), "relu"
         )
         speakers = Axis("speakers", self.num_speakers)
         probabilities = recorder.act(recorder.linear("classifier", speaker_features, speakers, bias=True), "sigmoid")

@@ -122,8 +122,8 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
             shift, scale = self.modulation(activate(self.spec.hidden_act, condition)).chunk(2, -1)
-            projected: Tensor = self.proj(self.norm(x) * (1 + scale) + shift)
-            return projected
+            projected_x: Tensor = self.proj(self.norm(x) * (1 + scale) + shift)
+            return projected_x
 
     class DiffusionHeadReference(nn.Module):
         """The head. latents: [rows, latent_size], sinusoids: [rows, frequency_size] → [rows, latent_size]."""

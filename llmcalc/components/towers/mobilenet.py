@@ -269,13 +269,15 @@ class MobileNet(TowerPart):
     def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
         """Records the fusion of the outputs of the last stages."""
         largest = stage_outputs[0].rows
-        resized = [
+        resized_outputs = [
             stage_output if stage_output.rows == largest else recorder.resampled(stage_output, largest)
             for stage_output in stage_outputs
         ]
-        joined = resized[0]
-        if len(resized) > 1:
-            joined = recorder.cat(*resized, axes=(JoinedShapes(tuple(stage_output.axes for stage_output in resized)),))
+        joined = resized_outputs[0]
+        if len(resized_outputs) > 1:
+            joined = recorder.cat(
+                *resized_outputs, axes=(JoinedShapes(tuple(stage_output.axes for stage_output in resized_outputs)),)
+            )
         x = self._record_conv(recorder, "pw_exp", joined, self.intermediate_size, is_activated=True)
         x = self._record_conv(recorder, "pw_proj", x, self.hidden_size)
         x = recorder.resampled(x, Fixed("positions", length=self.output_side**2))
@@ -410,8 +412,8 @@ def _reference_class() -> type[nn.Module]:
             return channels
 
         def normalize(self, norm_name: str, x: Tensor) -> Tensor:
-            normed: Tensor = self.get_submodule(norm_name)(x.permute(0, 2, 3, 1))
-            return normed.permute(0, 3, 1, 2)
+            normed_x: Tensor = self.get_submodule(norm_name)(x.permute(0, 2, 3, 1))
+            return normed_x.permute(0, 3, 1, 2)
 
         def convolve(self, conv_name: str, x: Tensor, is_activated: bool = False) -> Tensor:
             x = self.normalize(f"{conv_name}_norm", self.get_submodule(conv_name)(x))
@@ -427,8 +429,8 @@ def _reference_class() -> type[nn.Module]:
             self.width = self.add_conv("conv_proj", spec.intermediate_size, spec.channels)
 
         def forward(self, x: Tensor) -> Tensor:
-            convolved = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
-            return x + convolved if self.has_skip else convolved
+            conv_output = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
+            return x + conv_output if self.has_skip else conv_output
 
     class InvertedReference(GridModule):
         """A universal inverted residual block."""
@@ -478,13 +480,13 @@ def _reference_class() -> type[nn.Module]:
         def _project(self, projection_letter: str, x: Tensor) -> Tensor:
             """Computes the keys or the values: [images, 1, positions, head_dim]."""
             x = self.convolve(f"{projection_letter}_down", x) if hasattr(self, f"{projection_letter}_down") else x
-            projected: Tensor = self.get_submodule(f"{projection_letter}_proj")(x)
-            return projected.flatten(2).transpose(1, 2)[:, None]
+            projected_x: Tensor = self.get_submodule(f"{projection_letter}_proj")(x)
+            return projected_x.flatten(2).transpose(1, 2)[:, None]
 
         def forward(self, x: Tensor) -> Tensor:
-            normed = self.normalize("norm", x)
-            query = self.q_proj(normed).flatten(2).unflatten(1, (self.heads, -1)).transpose(2, 3)
-            heads = self.core(query, self._project("k", normed), self._project("v", normed))
+            normed_x = self.normalize("norm", x)
+            query = self.q_proj(normed_x).flatten(2).unflatten(1, (self.heads, -1)).transpose(2, 3)
+            heads = self.core(query, self._project("k", normed_x), self._project("v", normed_x))
             joined_heads = heads.transpose(2, 3).flatten(1, 2).unflatten(2, x.shape[2:])
             return x + self.o_proj(joined_heads) * self.layer_scale.weight[:, None, None]
 
@@ -500,11 +502,11 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, stage_outputs: list[Tensor]) -> Tensor:
             grid = stage_outputs[0].shape[2:]
-            resized = [
+            resized_outputs = [
                 stage_output if stage_output.shape[2:] == grid else nn.functional.interpolate(stage_output, size=grid)
                 for stage_output in stage_outputs
             ]
-            x = self.convolve("pw_proj", self.convolve("pw_exp", torch.cat(resized, 1), is_activated=True))
+            x = self.convolve("pw_proj", self.convolve("pw_exp", torch.cat(resized_outputs, 1), is_activated=True))
             if grid[0] % self.side or grid[1] % self.side:
                 x = nn.functional.interpolate(x, size=(self.side, self.side), mode="bilinear")
             else:

@@ -193,10 +193,10 @@ class Projector(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        for linear in self.maps:
-            if linear.gated and linear.size % 2:
+        for linear_map in self.maps:
+            if linear_map.gated and linear_map.size % 2:
                 raise ValueError(
-                    f"maps.size: {linear.size} has no two halves; expected an even number where a map is gated"
+                    f"maps.size: {linear_map.size} has no two halves; expected an even number where a map is gated"
                 )
         if self.merged == "mean" and self.norm_of == "merged":
             raise ValueError('merged: "mean" is always normalized after merging; expected no norm_of = "merged"')
@@ -243,8 +243,8 @@ class Projector(TowerPart):
         x = recorder.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
             x = self._append_marks(recorder, "input_marks", x, self.input_marks, *x.axes)
-        for map_index, linear in enumerate(self.maps, 1):
-            x = linear.flow(recorder, x, f"map_{map_index}")
+        for map_index, linear_map in enumerate(self.maps, 1):
+            x = linear_map.flow(recorder, x, f"map_{map_index}")
         if self.output_marks:
             x = self._append_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else recorder.part("out_norm", self.out_norm, x)
@@ -270,7 +270,9 @@ class Projector(TowerPart):
         return recorder.cat(x, mark_vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
-        return " → ".join(str(map_width) for map_width in (self.input_size, *(linear.size for linear in self.maps)))
+        return " → ".join(
+            str(map_width) for map_width in (self.input_size, *(linear_map.size for linear_map in self.maps))
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["projector"](self)
@@ -406,9 +408,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if spec.norm is not None:
                 normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else input_width
                 self.norm = spec.norm.reference(ModelProperties(normed_width))
-            for map_index, linear in enumerate(spec.maps, 1):
-                self.add_module(f"map_{map_index}", nn.Linear(input_width, linear.size, bias=linear.bias))
-                input_width = linear.size // 2 if linear.gated else linear.size
+            for map_index, linear_map in enumerate(spec.maps, 1):
+                self.add_module(f"map_{map_index}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias))
+                input_width = linear_map.size // 2 if linear_map.gated else linear_map.size
             if spec.output_marks:
                 self.output_marks = MarkerVectors(spec.output_marks, input_width)
             if spec.out_norm is not None:
@@ -425,13 +427,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self._apply_maps(self.token_norm(self.token_embedding(token_ids)))
 
         def _apply_maps(self, x: Tensor) -> Tensor:
-            for map_index, linear in enumerate(self.spec.maps, 1):
-                projected = self.get_submodule(f"map_{map_index}")(x)
-                if linear.gated:
-                    gated_half, gate = projected.chunk(2, -1)
-                    x = gated_half * activate(linear.hidden_act, gate)
+            for map_index, linear_map in enumerate(self.spec.maps, 1):
+                projected_x = self.get_submodule(f"map_{map_index}")(x)
+                if linear_map.gated:
+                    gated_half, gate = projected_x.chunk(2, -1)
+                    x = gated_half * activate(linear_map.hidden_act, gate)
                 else:
-                    x = activate(linear.hidden_act, projected)
+                    x = activate(linear_map.hidden_act, projected_x)
             x = self.output_marks(x) if hasattr(self, "output_marks") else x
             x = activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
             for stack in self._stack:
@@ -445,10 +447,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 return self._apply_maps(self.norm(x) if hasattr(self, "norm") else x)
             norm_after_merge = is_mean or self.spec.norm_of == "merged"
             x = self.norm(x) if hasattr(self, "norm") and not norm_after_merge else x
-            squares = (
+            patch_squares = (
                 x.unflatten(1, (-1, merge, patch_columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
             )
-            x = squares.mean(2) if is_mean else squares.flatten(2)
+            x = patch_squares.mean(2) if is_mean else patch_squares.flatten(2)
             if frames > 1:
                 frames_of_images = x.unflatten(0, (-1, frames)).transpose(1, 2)
                 x = frames_of_images.mean(2) if is_mean else frames_of_images.flatten(2)

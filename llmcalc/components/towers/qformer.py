@@ -81,22 +81,22 @@ class QFormer(LearnedQueries):
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
-        for label, reads_patches, layer_indices in self._kinds_of_later_layers():
+        for layer_label, reads_patches, layer_indices in self._kinds_of_later_layers():
             record_layer = partial(
                 self._record_layer, recorder, patches=patches if reads_patches else None, rows=query_rows
             )
             queries = recorder.layers(
-                queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=label
+                queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label
             )
         return queries
 
     def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
         """Yields each kind of layer above the first: its label, whether it attends to the patches, and its indices."""
         layers = range(1, self.num_hidden_layers)
-        for label, reads_patches in (("reading", True), ("", False)):
+        for layer_label, reads_patches in (("reading", True), ("", False)):
             layer_indices = [i for i in layers if (i in self.reading_layers) == reads_patches]
             if layer_indices:
-                yield label, reads_patches, layer_indices
+                yield layer_label, reads_patches, layer_indices
 
     def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, rows: Rows) -> Value:
         """Records a layer. patches: the input of cross-attention, if any. rows: the queries of all windows."""

@@ -106,9 +106,9 @@ class SamEncoder(TowerPart):
             for position in self.positions.flow(recorder, x):
                 x = recorder.add(x, position)
         patches = x.rows
-        for label, window, repeat, layer_indices in self._kinds_of_layers():
+        for layer_label, window, repeat, layer_indices in self._kinds_of_layers():
             record_layer = partial(self._record_layer, recorder, window=window)
-            x = recorder.layers(x, record_layer, repeat, layer_indices, kind="layer", label=label)
+            x = recorder.layers(x, record_layer, repeat, layer_indices, kind="layer", label=layer_label)
         if self.second_neck:
             with recorder.scope("second_neck", role="idle"):
                 self._record_neck(recorder, x)
@@ -305,8 +305,10 @@ def _reference_class() -> type[nn.Module]:
             self.patch_embedding = nn.Linear(patch_values, hidden_size, bias=patches.bias)
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
-            windows = (None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers))
-            self.layers = nn.ModuleList(Layer(spec, window) for window in windows)
+            window_sizes = (
+                None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers)
+            )
+            self.layers = nn.ModuleList(Layer(spec, window) for window in window_sizes)
             self.neck = Neck(spec)
             if spec.second_neck:
                 self.second_neck = SecondNeck(spec)

@@ -311,10 +311,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: AttentionPooling, hidden_size: int) -> None:
             super().__init__()
-            context = ModelProperties(hidden_size, causal=False, cross=True)
+            model_properties = ModelProperties(hidden_size, causal=False, cross=True)
             self.probe = vector(torch.randn(hidden_size) * 0.02)
-            self.attention = spec.attention.reference(context)
-            self.norm, self.mlp = spec.norm.reference(context), spec.feed_forward.reference(context)
+            self.attention = spec.attention.reference(model_properties)
+            self.norm, self.mlp = spec.norm.reference(model_properties), spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
             pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), ForwardPass(memory=x))

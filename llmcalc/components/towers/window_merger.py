@@ -83,14 +83,14 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, patch_columns: int) -> Tensor:
             square_side = self.side
             x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardPass(columns=patch_columns))
-            squares = (
+            patch_squares = (
                 x.unflatten(1, (-1, square_side, patch_columns // square_side, square_side))
                 .transpose(2, 3)
                 .flatten(3, 4)
                 .flatten(1, 2)
             )
-            activated = functional.gelu(self.up_proj(self.merged_norm(squares.flatten(2))), approximate="tanh")
-            merged: Tensor = squares.mean(2) + self.down_proj(activated)
+            activated = functional.gelu(self.up_proj(self.merged_norm(patch_squares.flatten(2))), approximate="tanh")
+            merged: Tensor = patch_squares.mean(2) + self.down_proj(activated)
             return merged
 
     return WindowMergerReference

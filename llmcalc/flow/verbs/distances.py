@@ -41,8 +41,8 @@ class DistanceVerbs(Recorder):
         clamped: whether larger distances share an index. shifted: whether distances may be negative, so that indices
         begin at the lowest. stored: whether a pass stores the distances. binned: whether far distances share bins.
         """
-        options = {"clamped": clamped, "shifted": shifted, "stored": stored, "binned": binned}
-        return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **options)
+        step_options = {"clamped": clamped, "shifted": shifted, "stored": stored, "binned": binned}
+        return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **step_options)
 
     def at_distance(self, scores: Value, distances: Value, *, by_key: bool = False) -> Value:
         """Records, for each query and key, the choice of the score that belongs to their distance.

@@ -75,7 +75,7 @@ class MixingVerbs(Recorder):
         output_value = Value(q.rows, (heads, *value_axes))
         step_inputs = (q, k, v, *(optional_input for optional_input in (bias, selection) if optional_input is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
-        options = {
+        step_options = {
             "causal": causal,
             "cap": cap,
             "biased": bias is not None,
@@ -89,9 +89,9 @@ class MixingVerbs(Recorder):
             "bias_in_sdpa": bias_in_sdpa,
             **key_limits,
         }
-        options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
-        options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", node_name, step_inputs, output_value, op=op, about=about, **options)
+        step_options["masked"], step_options["narrowed"] = masked and other_rows is None, selection is not None
+        step_options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
+        return self.step("attention", node_name, step_inputs, output_value, op=op, about=about, **step_options)
 
     def scores(
         self,
@@ -176,9 +176,9 @@ class MixingVerbs(Recorder):
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
         """
         step_inputs = (*scores, q, v) if selection is None else (*scores, q, v, selection)
-        options = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
-        options["dropout"] = self.dropouts.get("attention", 0.0)
-        return self.step("joint_softmax", "", step_inputs, Value(q.rows, q.axes[:1]), **options)
+        step_options = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
+        step_options["dropout"] = self.dropouts.get("attention", 0.0)
+        return self.step("joint_softmax", "", step_inputs, Value(q.rows, q.axes[:1]), **step_options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
         """Records the weighted sum of values; `weights` may have more columns, for other values."""

@@ -118,8 +118,10 @@ class WeightVerbs(Recorder):
         routed_rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
         op = ops.ExpertLinear(experts.size, top_k, x.width, self.element_count(out), bias, routed_rows)
         weight = Weight(name, (experts, *out), x.axes)
-        options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities, "sliced": sliced}
-        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
+        step_options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities, "sliced": sliced}
+        return self.step(
+            "experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **step_options
+        )
 
     def per_group(self, node_name: str, x: Value, groups: Axis, out: Axis) -> Value:
         """Records a block-diagonal linear layer: each group maps an equal slice of x."""
@@ -199,8 +201,8 @@ class WeightVerbs(Recorder):
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
         """Records a norm without a tree node, without weights or with the weights of the norm that computed `like`."""
-        options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
-        return self.step("norm", "", (x,), Value(x.rows, x.axes), **options)
+        step_options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
+        return self.step("norm", "", (x,), Value(x.rows, x.axes), **step_options)
 
     def conv(
         self,
@@ -226,10 +228,10 @@ class WeightVerbs(Recorder):
         op = ops.Conv1d(
             x.width, self.element_count(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared
         )
-        options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state_name, "shared": shared}
+        step_options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state_name, "shared": shared}
         weight = Weight(node_name, out, x.axes)
         output_value = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
-        return self.step("conv", node_name, (x,), output_value, op=op, weight=weight, about=node_fields, **options)
+        return self.step("conv", node_name, (x,), output_value, op=op, weight=weight, about=node_fields, **step_options)
 
     def vector(
         self,

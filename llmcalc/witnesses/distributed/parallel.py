@@ -94,14 +94,14 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
     is_in_layer = parent_path.rpartition(".")[0] == "layers"
     if (is_in_layer or not parent_path) and [*submodule.parameters(recurse=False)]:
         return {module_name: Replicated()}
-    linear = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
-    if not is_in_layer or not linear:
+    linear_names = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
+    if not is_in_layer or not linear_names:
         return {}
     layouts = Replicate(), None  # the gradient of the common input of its linear layers is summed once
     styles: dict[str, ParallelStyle] = {
         module_name: PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)
     }
-    for last_name in linear:
+    for last_name in linear_names:
         if last_name in COLUMNS:
             styles[f"{module_name}.{last_name}"] = ColwiseParallel()
         elif last_name in ROWS:
