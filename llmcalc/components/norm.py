@@ -115,7 +115,7 @@ def _reference_class() -> type[nn.Module]:
         """A norm over the last axis. x: [..., width] → same shape.
 
         shape: the shape of the weights, with leading axes where each head has its own.
-        groups: the number of equal parts of x that are normalized separately; those of the spec by default.
+        group_count: the number of equal parts of x that are normalized separately; those of the spec by default.
         """
 
         def __init__(self, spec: Norm, *shape: int, group_count: int = 0) -> None:
