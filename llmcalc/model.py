@@ -468,7 +468,7 @@ class ModelSpec(Part):
             output = Weight("lm_head", (vocab,), x.axes)
         weight_role = self._weight_role("lm_head")
         recorder.result = recorder.part(
-            "lm_head", head, x, vocab=vocab, width=embedding_axis, output=output, role=weight_role
+            "lm_head", head, x, vocab=vocab, width=embedding_axis, output_weight=output, role=weight_role
         )
         if self.proposal is not None:
             tokens = head.draft_vocab_size

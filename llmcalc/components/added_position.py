@@ -38,10 +38,10 @@ class Learned(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         row_count = self.max_position_embeddings + self.offset if self.offset else self.max_position_embeddings
-        vectors, recorder.positions = recorder.table(
+        position_vectors, recorder.positions = recorder.table(
             "", Axis("positions", row_count), *x.axes, of=x.rows, by="positions"
         )
-        return vectors
+        return position_vectors
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["learned"](self, model_properties.hidden_size)
@@ -74,12 +74,12 @@ class Axial(Component):
     def flow(self, recorder: Flow, x: Value) -> Value:
         row_axes, column_axes = (Axis("row_part", self.row_size),), (Axis("column_part", self.column_size),)
         looked_up_parts = []
-        for table_name, length, axes in (
+        for table_name, table_length, axes in (
             ("by_row", self.rows, row_axes),
             ("by_column", self.columns, column_axes),
         ):
             position_table, _ = recorder.table(
-                table_name, Axis(table_name, length), *axes, of=Table(length=length), by="all"
+                table_name, Axis(table_name, table_length), *axes, of=Table(length=table_length), by="all"
             )
             looked_up_parts.append(recorder.resampled(position_table, x.rows))
         return recorder.cat(*looked_up_parts, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)

@@ -131,21 +131,22 @@ def _subsampling_class() -> type[nn.Module]:
     class SubsamplingReference(nn.Module):
         """Strided convolutions. frames: [batch, frames, num_mel_bins] → [batch, frames / 2^layers, hidden]."""
 
-        def __init__(self, spec: SubsamplingStem, hidden: int) -> None:
+        def __init__(self, spec: SubsamplingStem, hidden_size: int) -> None:
             super().__init__()
-            self.count, bins = len(spec.conv_kernel_sizes), spec.num_mel_bins
-            for i, kernel_size in enumerate(spec.conv_kernel_sizes):
-                output_width = hidden if i == self.count - 1 else spec.conv_channels // 2
+            self.count, mel_bins = len(spec.conv_kernel_sizes), spec.num_mel_bins
+            for conv_index, kernel_size in enumerate(spec.conv_kernel_sizes):
+                output_width = hidden_size if conv_index == self.count - 1 else spec.conv_channels // 2
                 self.add_module(
-                    f"conv{i}", nn.Conv1d(bins, 2 * output_width, kernel_size, stride=2, padding=kernel_size // 2)
+                    f"conv{conv_index}",
+                    nn.Conv1d(mel_bins, 2 * output_width, kernel_size, stride=2, padding=kernel_size // 2),
                 )
-                bins = output_width
+                mel_bins = output_width
 
         def forward(self, frames: Tensor) -> Tensor:
-            convolved = frames.transpose(1, 2)
-            for i in range(self.count):
-                convolved = nn.functional.glu(self.get_submodule(f"conv{i}")(convolved), dim=1)
-            return convolved.transpose(1, 2)
+            conv_output = frames.transpose(1, 2)
+            for conv_index in range(self.count):
+                conv_output = nn.functional.glu(self.get_submodule(f"conv{conv_index}")(conv_output), dim=1)
+            return conv_output.transpose(1, 2)
 
     return SubsamplingReference
 
@@ -158,12 +159,12 @@ def _waveform_class() -> type[nn.Module]:
     class WaveformReference(nn.Module):
         """Convolutions of a waveform. samples: [batch, samples] → [batch, positions, hidden]."""
 
-        def __init__(self, hidden: int) -> None:
+        def __init__(self, hidden_size: int) -> None:
             super().__init__()
-            self.conv1 = nn.Conv1d(1, hidden, 127, stride=64, bias=False)
-            self.groupnorm = nn.GroupNorm(1, hidden)
-            self.conv2 = nn.Conv1d(hidden, 2 * hidden, 7, stride=3)
-            self.conv3 = nn.Conv1d(2 * hidden, hidden, 3, stride=2)
+            self.conv1 = nn.Conv1d(1, hidden_size, 127, stride=64, bias=False)
+            self.groupnorm = nn.GroupNorm(1, hidden_size)
+            self.conv2 = nn.Conv1d(hidden_size, 2 * hidden_size, 7, stride=3)
+            self.conv3 = nn.Conv1d(2 * hidden_size, hidden_size, 3, stride=2)
 
         def forward(self, samples: Tensor) -> Tensor:
             normed_waveform = self.groupnorm(torch.tanh(self.conv1(samples[:, None])))

@@ -138,37 +138,41 @@ class PatchStreams(ResidualStreams):
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
         """Records the first layers over bytes and the patch vectors. x: the embeddings of the bytes."""
-        hidden = recorder.memo["hidden"]
+        hidden_axes = recorder.memo["hidden"]
         if self.patcher is not None:
             self._record_patcher(recorder, self.patcher, x)
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
-        groups = Multiple("groups of bytes", of=x.rows, by=self.hash_tables)
-        hashed, _ = recorder.table("hash_embedding", hash_axis, *x.axes, of=groups, rows_read=1, kind=self.kind)
-        x = recorder.add(x, recorder.sum(hashed.view(Axis("tables", self.hash_tables), *x.axes, rows=x.rows), *x.axes))
+        byte_groups = Multiple("groups of bytes", of=x.rows, by=self.hash_tables)
+        hashed, _ = recorder.table("hash_embedding", hash_axis, *x.axes, of=byte_groups, rows_read=1, kind=self.kind)
+        x = recorder.add(
+            x, recorder.sum(hashed.view(Axis("tables", self.hash_tables), *x.axes, new_rows=x.rows), *x.axes)
+        )
         with recorder.scope("local_encoder"):
             with recorder.apart(recorder.causal):
                 x = self.encoder.flow(recorder, x)
-            patches, vectors = BytePatches(of=x.rows, patch=self.patch_size), Axis("vectors", self.vectors)
+            patches, vector_axis = BytePatches(of=x.rows, patch=self.patch_size), Axis("vectors", self.vectors)
             patch_means = recorder.resampled(x, patches)
-            patch_vectors = recorder.linear("patch_proj", patch_means, vectors, *x.axes, kind=self.kind)
+            patch_vectors = recorder.linear("patch_proj", patch_means, vector_axis, *x.axes, kind=self.kind)
             patch_vectors = recorder.part(
                 "reads", self.reads, self._view_as_vectors(patch_vectors, x, patches), memory=x
             )
-            patch_vectors = patch_vectors.view(vectors, *x.axes, rows=patches)
+            patch_vectors = patch_vectors.view(vector_axis, *x.axes, new_rows=patches)
         recorder.memo["bytes"] = x
         recorder.keep(bytes=x)
         return (
-            recorder.linear("in_proj", patch_vectors, *hidden, kind=self.kind)
+            recorder.linear("in_proj", patch_vectors, *hidden_axes, kind=self.kind)
             if self.projected
-            else patch_vectors.view(*hidden)
+            else patch_vectors.view(*hidden_axes)
         )
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
         byte_rows: Value = recorder.memo["bytes"]
         with recorder.scope("local_decoder"):
-            projected = recorder.linear("patch_proj", x, Axis("vectors", self.vectors), *byte_rows.axes, kind=self.kind)
-            memory, layers = self._view_as_vectors(projected, byte_rows, x.rows), self.decoder
+            patch_vectors = recorder.linear(
+                "patch_proj", x, Axis("vectors", self.vectors), *byte_rows.axes, kind=self.kind
+            )
+            memory, layers = self._view_as_vectors(patch_vectors, byte_rows, x.rows), self.decoder
 
             def read_patches(byte_states: Value) -> Value:
                 return recorder.part("writes", self.writes, byte_states, memory=memory)
@@ -181,13 +185,13 @@ class PatchStreams(ResidualStreams):
 
     def _view_as_vectors(self, projected: Value, x: Value, patches: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
-        return projected.view(*x.axes, rows=PatchVectors(of=patches, by=self.vectors))
+        return projected.view(*x.axes, new_rows=PatchVectors(of=patches, by=self.vectors))
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
-        vocab, hidden = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
+        vocab, hidden_axis = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
         role: Any = "no_grad" if self.patcher_runs else "idle"
         with recorder.scope("patcher", role=role), recorder.apart(recorder.causal):
-            byte_embeddings, _ = recorder.table("embed_tokens", vocab, hidden, of=x.rows, kind="embedding")
+            byte_embeddings, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
             byte_embeddings = recorder.part("norm", patcher.norm, patcher.flow(recorder, byte_embeddings))
             recorder.linear("lm_head", byte_embeddings, vocab, kind="lm_head")
 
@@ -212,8 +216,8 @@ def _reference_class() -> type[nn.Module]:
             self.vectors = vectors
 
         def split_into_vectors(self, patches: Tensor) -> Tensor:
-            projected: Tensor = self.patch_proj(patches)
-            return projected.unflatten(-1, (self.vectors, -1)).flatten(1, 2)
+            patch_vectors: Tensor = self.patch_proj(patches)
+            return patch_vectors.unflatten(-1, (self.vectors, -1)).flatten(1, 2)
 
     class EncoderReference(LocalReference):
         """The byte layers before the patches, and the cross-attention of patches to bytes.
@@ -238,15 +242,15 @@ def _reference_class() -> type[nn.Module]:
             return x, self.reads(self.split_into_vectors(patch_maxima), x).unflatten(1, (patches, -1)).flatten(2)
 
     class ReadingFirst(nn.Module):
-        """A byte layer after cross-attention to the patches."""
+        """A byte layer with a preceding cross-attention to the patch vectors."""
 
         def __init__(self, block: nn.Module, cross_attention: nn.Module) -> None:
             super().__init__()
             self.writes, self.block = cross_attention, block
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-            output: Tensor = self.block(self.writes(x, memory), ForwardPass())
-            return output
+            layer_output: Tensor = self.block(self.writes(x, memory), ForwardPass())
+            return layer_output
 
     class DecoderReference(LocalReference):
         """The byte layers after the patches, and their cross-attention to the patches.
@@ -254,8 +258,8 @@ def _reference_class() -> type[nn.Module]:
         [batch, bytes, width], [batch, patches, hidden] → [batch, bytes, width].
         """
 
-        def __init__(self, spec: PatchStreams, hidden: int) -> None:
-            super().__init__(spec.decoder, spec.local_size, hidden, spec.vectors)
+        def __init__(self, spec: PatchStreams, hidden_size: int) -> None:
+            super().__init__(spec.decoder, spec.local_size, hidden_size, spec.vectors)
             if spec.writes_every_layer:
                 self.layers = nn.ModuleList(ReadingFirst(block, self._reading(spec)) for block in self.layers)
             else:
@@ -271,8 +275,8 @@ def _reference_class() -> type[nn.Module]:
             x = self.writes(x, memory) if hasattr(self, "writes") else x
             for layer in self.layers:
                 x = layer(x, memory) if isinstance(layer, ReadingFirst) else layer(x, ForwardPass())
-            output: Tensor = self.norm(x)
-            return output
+            byte_states: Tensor = self.norm(x)
+            return byte_states
 
     class PatcherReference(nn.Module):
         """The language model of bytes that finds the ends of patches. ids: [batch, bytes] → nothing."""
@@ -297,25 +301,25 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: PatchStreams, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden, local_size = spec, model_properties.hidden_size, spec.local_size
+            self.spec, hidden_size, local_size = spec, model_properties.hidden_size, spec.local_size
             if spec.patcher is not None:
                 self.patcher = PatcherReference(spec.patcher)
             self.hash_embedding = nn.Embedding(spec.hash_tables * spec.hash_vocab_size, local_size)
-            self.local_encoder, self.local_decoder = EncoderReference(spec), DecoderReference(spec, hidden)
+            self.local_encoder, self.local_decoder = EncoderReference(spec), DecoderReference(spec, hidden_size)
             if spec.projected:
-                self.in_proj = nn.Linear(spec.vectors * local_size, hidden, bias=False)
+                self.in_proj = nn.Linear(spec.vectors * local_size, hidden_size, bias=False)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if self.spec.patcher is not None and self.spec.patcher_runs:
                 self.patcher(forward_pass.ids)
-            ids = torch.zeros(*x.shape[:2], self.spec.hash_tables, dtype=torch.long, device=x.device)
-            x, byte_states = self.local_encoder(x + self.hash_embedding(ids).sum(2))
+            token_ids = torch.zeros(*x.shape[:2], self.spec.hash_tables, dtype=torch.long, device=x.device)
+            x, byte_states = self.local_encoder(x + self.hash_embedding(token_ids).sum(2))
             forward_pass.memo["bytes"] = x
             patches: Tensor = self.in_proj(byte_states) if hasattr(self, "in_proj") else byte_states
             return patches
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            output: Tensor = self.local_decoder(forward_pass.memo["bytes"], x)
-            return output
+            byte_states: Tensor = self.local_decoder(forward_pass.memo["bytes"], x)
+            return byte_states
 
     return PatchStreamsReference

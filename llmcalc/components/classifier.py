@@ -55,7 +55,7 @@ class Classifier(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         transform, scored_rows = self.transform, self._scored_rows()
-        classifier_input = x.view(*x.axes, rows=scored_rows)
+        classifier_input = x.view(*x.axes, new_rows=scored_rows)
         if transform is not None:
             classifier_input = recorder.act(
                 recorder.linear("dense", classifier_input, *x.axes, bias=transform.bias), transform.hidden_act
@@ -93,12 +93,12 @@ def _classifier_class() -> type[nn.Module]:
 
         def __init__(self, spec: Classifier, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden = spec, model_properties.hidden_size
+            self.spec, hidden_size = spec, model_properties.hidden_size
             if spec.transform is not None:
-                self.dense = nn.Linear(hidden, hidden, bias=spec.transform.bias)
+                self.dense = nn.Linear(hidden_size, hidden_size, bias=spec.transform.bias)
                 if spec.transform.norm is not None:
                     self.norm = spec.transform.norm.reference(model_properties)
-            self.out_proj = nn.Linear(hidden, spec.num_labels, bias=spec.bias)
+            self.out_proj = nn.Linear(hidden_size, spec.num_labels, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
             x = x[:, :1] if self.spec.over == "sequence" else x

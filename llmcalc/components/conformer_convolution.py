@@ -87,7 +87,7 @@ class ConformerConvolution(Part):
             "conv", features, *conv_axes, kernel=self.kernel_size, groups=features.width, bias=self.bias, rows=conv_rows
         )
         features = self._record_projection(recorder, "pointwise", features, *hidden) if self.separable else features
-        features = features.view(*hidden, rows=x.rows)
+        features = features.view(*hidden, new_rows=x.rows)
         features = features if self.norm is None else recorder.part("norm", self.norm, features)
         if self.batch_norm:
             features = record_batch_norm(recorder, "norm", features, hidden)
@@ -147,24 +147,24 @@ def _reference_class() -> type[nn.Module]:
     class ConvolutionReference(nn.Module):
         """The conformer's convolution module. x: [clips, frames, hidden] → same shape."""
 
-        def __init__(self, spec: ConformerConvolution, hidden: int) -> None:
+        def __init__(self, spec: ConformerConvolution, hidden_size: int) -> None:
             super().__init__()
             self.spec = spec
             earlier_frames = spec.kernel_size // 2 if spec.centred else spec.kernel_size - 1
             later_frames = spec.kernel_size - 1 if spec.separable else spec.kernel_size - 1 - earlier_frames
             self.padding = (earlier_frames, later_frames)
-            self.in_proj = self._projection(hidden, 2 * hidden)
+            self.in_proj = self._projection(hidden_size, 2 * hidden_size)
             if spec.gate_bias:
-                self.gate_bias = vector(torch.zeros(2, hidden))
-            conv_width = hidden * spec.multiplier
-            self.conv = nn.Conv1d(hidden, conv_width, spec.kernel_size, groups=hidden, bias=spec.bias)
+                self.gate_bias = vector(torch.zeros(2, hidden_size))
+            conv_width = hidden_size * spec.multiplier
+            self.conv = nn.Conv1d(hidden_size, conv_width, spec.kernel_size, groups=hidden_size, bias=spec.bias)
             if spec.separable:
-                self.pointwise = self._projection(conv_width, hidden)
+                self.pointwise = self._projection(conv_width, hidden_size)
             if spec.norm is not None:
-                self.norm = spec.norm.reference(ModelProperties(hidden))
+                self.norm = spec.norm.reference(ModelProperties(hidden_size))
             if spec.batch_norm:
-                self.norm = BatchNorm(hidden)
-            self.out_proj = self._projection(hidden, hidden)
+                self.norm = BatchNorm(hidden_size)
+            self.out_proj = self._projection(hidden_size, hidden_size)
 
         def _projection(self, input_width: int, output_width: int) -> nn.Module:
             if not self.spec.convolved:
@@ -175,10 +175,10 @@ def _reference_class() -> type[nn.Module]:
             gated_half, gate = self.in_proj(x).chunk(2, -1)
             if hasattr(self, "gate_bias"):
                 gated_half, gate = gated_half + self.gate_bias.weight[0], gate + self.gate_bias.weight[1]
-            frames = x.shape[1]
+            frame_count = x.shape[1]
             x = (gated_half * activate(self.spec.gate_act, gate)).transpose(1, 2)
             x = self.conv(nn.functional.pad(x, self.padding)).transpose(1, 2)
-            x = self.pointwise(x)[:, :frames] if hasattr(self, "pointwise") else x
+            x = self.pointwise(x)[:, :frame_count] if hasattr(self, "pointwise") else x
             x = self.norm(x) if hasattr(self, "norm") else x
             return self.out_proj(activate(self.spec.hidden_act, x))
 

@@ -30,10 +30,10 @@ class ContactHead(OutputPart):
     kind: ClassVar[str] = "classifier"
     role: ClassVar[Role] = "idle"
 
-    def check_output(self, output: ModelOutput) -> None:
-        mixer = output.stack.block.attention
-        has_maps = isinstance(mixer, TokenMixer) and mixer.head_sizes(output.hidden_size) is not None
-        if output.kind != "encoder" or output.stack.variants or not has_maps:
+    def check_output(self, model_output: ModelOutput) -> None:
+        mixer = model_output.stack.block.attention
+        has_maps = isinstance(mixer, TokenMixer) and mixer.head_sizes(model_output.hidden_size) is not None
+        if model_output.kind != "encoder" or model_output.stack.variants or not has_maps:
             raise ValueError(
                 "contact_head: reads the attention maps of an encoder whose layers are alike; expected none"
             )

@@ -118,12 +118,14 @@ class Disentangled(AttentionPosition):
             projection_options: dict[str, Any] = {"bias": position_bias, "role": "own"}
             if self.share_att_key:
                 projection_options = {"bias": shared_bias, "role": "shared", "lent": shared_projection}
-            projected = recorder.linear(projection, distance_table, heads, dim, rows=table_rows, **projection_options)
+            projected_table = recorder.linear(
+                projection, distance_table, heads, dim, rows=table_rows, **projection_options
+            )
             scores = recorder.core(
                 score_kind,
                 ops.TableScores(heads.size, dim.size, table_rows, x.rows),
                 scored_value,
-                projected,
+                projected_table,
                 axes=(heads,),
             )
             position_scores = recorder.at_distance(scores, distance_index, by_key=score_kind == "p2c")
@@ -158,9 +160,9 @@ class RelativeEmbedding(StackPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns all rows of the relative-position table. x: a value of the model's width."""
-        length = 2 * self.span
-        table_rows = Table(length=length, of=x.rows)
-        distance_rows, _ = recorder.table("table", Axis("distances", length), *x.axes, of=table_rows, by="all")
+        row_count = 2 * self.span
+        table_rows = Table(length=row_count, of=x.rows)
+        distance_rows, _ = recorder.table("table", Axis("distances", row_count), *x.axes, of=table_rows, by="all")
         return distance_rows if self.norm is None else recorder.part("norm", self.norm, distance_rows)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -208,9 +210,9 @@ class SideConvolution(StackPart):
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
         """Records the convolution of x, the first layer's input. first_layer_output: default x."""
-        kernel, groups = self.conv_kernel_size, self.conv_groups
+        kernel, conv_groups = self.conv_kernel_size, self.conv_groups
         convolution_output = recorder.act(
-            recorder.conv("conv", x, *x.axes, kernel=kernel, groups=groups, bias=True), self.conv_act
+            recorder.conv("conv", x, *x.axes, kernel=kernel, groups=conv_groups, bias=True), self.conv_act
         )
         recorder.hold(beside=convolution_output)
         return recorder.part(
@@ -273,17 +275,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class DisentangledReference(nn.Module):
         """Scaled queries and position scores. Queries and keys: [batch, heads, tokens, d]."""
 
-        def __init__(self, spec: Disentangled, hidden: int, heads: int, head_dim: int) -> None:
+        def __init__(self, spec: Disentangled, hidden_size: int, heads: int, head_dim: int) -> None:
             super().__init__()
             self.spec, heads_width = spec, heads * head_dim
             self.reach = spec.position_buckets or spec.max_relative_positions
             if spec.c2p:
                 self.pos_key = (
-                    BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, heads_width, bias=spec.key_bias)
+                    BorrowedLinear() if spec.share_att_key else nn.Linear(hidden_size, heads_width, bias=spec.key_bias)
                 )
                 self.c2p = TableScoreProduct()
             if spec.p2c:
-                self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden, heads_width)
+                self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden_size, heads_width)
                 self.p2c = TableScoreProduct()
 
         def _relative_positions(self, forward_pass: ForwardPass, tokens: int, device: Any) -> Tensor:

@@ -78,22 +78,22 @@ class TransformerXL(AttentionPosition):
     def flow(
         self, recorder: Flow, x: Value, q: Value, keys: Value, biases: tuple[bool, bool]
     ) -> tuple[Value, Value | None]:
-        """Adds the scores of the queries against the embedding of every distance."""
+        """Records the scores that depend on positions: each query with the projected embedding of every distance."""
         from ..workload.derived_rows import Distances
 
-        heads, dim = q.axes
+        heads, head_dim = q.axes
         assert isinstance(heads, Axis)
         with recorder.scope("relative", source="Dai et al. 2019, §3.3"):
             distance_encoding = recorder.sinusoids(q, Distances(of=x.rows), *x.axes)
             recorder.hold(q=q, encoded=distance_encoding)
-            keys_by_distance = recorder.linear("r_proj", distance_encoding, heads, dim)
-            content_bias = recorder.vector("content_bias", heads, dim, heads=heads)
-            position_bias = recorder.vector("position_bias", heads, dim, heads=heads)
+            keys_by_distance = recorder.linear("r_proj", distance_encoding, heads, head_dim)
+            content_bias = recorder.vector("content_bias", heads, head_dim, heads=heads)
+            position_bias = recorder.vector("position_bias", heads, head_dim, heads=heads)
             distance_scores = recorder.scores("core", recorder.add(q, position_bias), keys_by_distance)
             distance = recorder.distances(q, keys, clamped=True, shifted=False)
             recorder.hold(by_distance=distance_scores, distance=distance)
             content_query = recorder.add(q, content_bias)
-            return content_query, recorder.scale(recorder.at_distance(distance_scores, distance), dim.size**-0.5)
+            return content_query, recorder.scale(recorder.at_distance(distance_scores, distance), head_dim.size**-0.5)
 
     def reference(self, model_properties: ModelProperties, heads: int, head_dim: int) -> nn.Module:
         return _reference_classes()["transformer_xl"](model_properties.hidden_size, heads, head_dim)
@@ -214,9 +214,9 @@ class RelativeBias(Buckets, StackPart):
                     buckets, max_distance, self.num_attention_heads, model_properties.causal
                 ),
             )
-        for i, table_buckets in enumerate(self.other_buckets):
+        for table_index, table_buckets in enumerate(self.other_buckets):
             bias.add_module(
-                f"other_{i}",
+                f"other_{table_index}",
                 _reference_classes()["relative"](
                     table_buckets, max_distance, self.num_attention_heads, model_properties.causal
                 ),

@@ -36,10 +36,10 @@ class DraftHeads(Part):
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis, rows: Rows) -> Value:
         """Records all heads. x: the hidden states. vocab, proposed_tokens: axes of the tokens read and proposed."""
-        logits = self._record_logits(recorder, x.view(*x.axes, rows=rows), vocab, proposed_tokens)
+        logits = self._record_logits(recorder, x.view(*x.axes, new_rows=rows), vocab, proposed_tokens)
         if len(logits) == 1:
             return logits[0]
-        recorder.hold(**{f"logits{i}": head_logits for i, head_logits in enumerate(logits)})
+        recorder.hold(**{f"logits{head_index}": head_logits for head_index, head_logits in enumerate(logits)})
         return recorder.cat(*logits, axes=(proposed_tokens,), rows=Multiple(of=rows, by=self.num_heads))
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
@@ -64,11 +64,11 @@ class MedusaHeads(DraftHeads):
     shared_projection: Flag = False
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
-        head_states = [self._residual_layers(recorder, x, i) for i in range(self.num_heads)]
+        head_states = [self._residual_layers(recorder, x, head_index) for head_index in range(self.num_heads)]
         if not self.shared_projection:
             return [
-                recorder.linear(f"lm_heads_{i}", head_state, proposed_tokens)
-                for i, head_state in enumerate(head_states)
+                recorder.linear(f"lm_heads_{head_index}", head_state, proposed_tokens)
+                for head_index, head_state in enumerate(head_states)
             ]
         total_rows = Multiple(of=x.rows, by=self.num_heads)
         first_logits = recorder.linear("lm_heads_0", head_states[0], proposed_tokens, counted=total_rows)
@@ -79,9 +79,9 @@ class MedusaHeads(DraftHeads):
 
     def _residual_layers(self, recorder: Flow, x: Value, head: int) -> Value:
         """Records the residual layers of a head and returns their output."""
-        for i in range(self.num_layers):
-            projected = recorder.linear(f"blocks_{head}_{i}", x, *x.axes, bias=self.bias)
-            x = recorder.add(x, recorder.act(projected, "silu"))
+        for layer_index in range(self.num_layers):
+            projected_x = recorder.linear(f"blocks_{head}_{layer_index}", x, *x.axes, bias=self.bias)
+            x = recorder.add(x, recorder.act(projected_x, "silu"))
         return x
 
     def reference(self, model_properties: ModelProperties, vocab_size: int, proposed_tokens: int) -> nn.Module:
@@ -113,22 +113,22 @@ class SpeculatorHeads(DraftHeads):
         logits: list[Value] = []
         first_of_weights: dict[str, Value] = {}
         token_table: Weight | None = None
-        for i in range(self.num_heads):
+        for head_index in range(self.num_heads):
             if token_table is not None and self.tied:
                 token_vector = recorder.look_up(token_table, x.rows, by="chosen")
             else:
                 token_vector, token_table = recorder.table(
-                    f"emb_{i}", vocab, inner_axis, of=x.rows, by="chosen", kind="embedding"
+                    f"emb_{head_index}", vocab, inner_axis, of=x.rows, by="chosen", kind="embedding"
                 )
             recorder.hold(token=token_vector)
             with recorder.function():
-                state = self._next_state(recorder, i, state, token_vector, first_of_weights)
+                state = self._next_state(recorder, head_index, state, token_vector, first_of_weights)
             recorder.hold(state=state)
-            if i and self.tied:
+            if head_index and self.tied:
                 logits.append(recorder.apply_again(state, logits[0]))
                 continue
             counted_rows = Multiple(of=x.rows, by=self.num_heads) if self.tied else None
-            logits.append(recorder.linear(f"head_{i}", state, proposed_tokens, counted=counted_rows))
+            logits.append(recorder.linear(f"head_{head_index}", state, proposed_tokens, counted=counted_rows))
         return logits
 
     def _next_state(
@@ -136,16 +136,16 @@ class SpeculatorHeads(DraftHeads):
     ) -> Value:
         """Records a stage and returns its state. first_of_weights: the first output of each shared weight."""
         if i > 1 and self.tied:
-            projected = recorder.apply_again(state, first_of_weights["proj"])
+            projected_state = recorder.apply_again(state, first_of_weights["proj"])
         else:
             counted_rows = Multiple(of=state.rows, by=self.num_heads - 1) if self.tied and i else None
-            projected = recorder.linear(f"proj_{i}", state, *token_vector.axes, counted=counted_rows)
-            first_of_weights["proj"] = projected
-        recorder.hold(projected=projected)
+            projected_state = recorder.linear(f"proj_{i}", state, *token_vector.axes, counted=counted_rows)
+            first_of_weights["proj"] = projected_state
+        recorder.hold(projected=projected_state)
         state_weight = 0.5 ** (0.5 / self.num_heads)
         token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
         state_and_token = recorder.add(
-            recorder.scale(projected, state_weight), recorder.scale(token_vector, token_weight)
+            recorder.scale(projected_state, state_weight), recorder.scale(token_vector, token_weight)
         )
         recorder.hold(joined=state_and_token)
         if i and self.tied:
@@ -168,23 +168,23 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
     class MedusaReference(nn.Module):
         """Medusa's heads. x: [batch, positions, hidden] → [batch, heads · positions, tokens]."""
 
-        def __init__(self, spec: MedusaHeads, hidden: int, proposed_tokens: int) -> None:
+        def __init__(self, spec: MedusaHeads, hidden_size: int, proposed_tokens: int) -> None:
             super().__init__()
             self.heads, self.layers, self.spec = spec.num_heads, spec.num_layers, spec
             for i in range(spec.num_heads):
                 for layer_index in range(spec.num_layers):
-                    self.add_module(f"blocks_{i}_{layer_index}", nn.Linear(hidden, hidden, bias=spec.bias))
+                    self.add_module(f"blocks_{i}_{layer_index}", nn.Linear(hidden_size, hidden_size, bias=spec.bias))
             for i in range(1 if spec.shared_projection else spec.num_heads):
-                self.add_module(f"lm_heads_{i}", nn.Linear(hidden, proposed_tokens, bias=False))
+                self.add_module(f"lm_heads_{i}", nn.Linear(hidden_size, proposed_tokens, bias=False))
 
-        def _logits_of_head(self, i: int, x: Tensor) -> Tensor:
+        def _logits_of_head(self, head_index: int, x: Tensor) -> Tensor:
             for layer_index in range(self.layers):
-                x = x + nn.functional.silu(self.get_submodule(f"blocks_{i}_{layer_index}")(x))
-            logits: Tensor = self.get_submodule(f"lm_heads_{0 if self.spec.shared_projection else i}")(x)
+                x = x + nn.functional.silu(self.get_submodule(f"blocks_{head_index}_{layer_index}")(x))
+            logits: Tensor = self.get_submodule(f"lm_heads_{0 if self.spec.shared_projection else head_index}")(x)
             return logits
 
         def forward(self, x: Tensor) -> Tensor:
-            logits = [self._logits_of_head(i, x) for i in range(self.heads)]
+            logits = [self._logits_of_head(head_index, x) for head_index in range(self.heads)]
             return logits[0] if self.heads == 1 else torch.cat(logits, 1)
 
     class SpeculatorReference(nn.Module):
@@ -193,38 +193,38 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
         The first token is 0, and each further one that of the highest score in the stage before.
         """
 
-        def __init__(self, spec: SpeculatorHeads, hidden: int, vocab_size: int, proposed_tokens: int) -> None:
+        def __init__(self, spec: SpeculatorHeads, hidden_size: int, vocab_size: int, proposed_tokens: int) -> None:
             super().__init__()
             self.stages, self.tied = spec.num_heads, spec.tied
             inner_width = spec.inner_size
             self.state_weight = 0.5 ** (0.5 / spec.num_heads)
             self.token_weight = ((1 - self.state_weight**2) * inner_width / 2) ** 0.5
             if spec.input_norm is not None:
-                self.ln0 = spec.input_norm.reference(ModelProperties(hidden))
+                self.ln0 = spec.input_norm.reference(ModelProperties(hidden_size))
             for i in range(spec.num_heads):
                 if i < 2 or not spec.tied:
-                    self.add_module(f"proj_{i}", nn.Linear(inner_width if i else hidden, inner_width, bias=False))
+                    self.add_module(f"proj_{i}", nn.Linear(inner_width if i else hidden_size, inner_width, bias=False))
                 if i == 0 or not spec.tied:
                     self.add_module(f"emb_{i}", nn.Embedding(vocab_size, inner_width))
                     self.add_module(f"ln_{i}", spec.norm.reference(ModelProperties(inner_width)))
                     self.add_module(f"head_{i}", nn.Linear(inner_width, proposed_tokens, bias=False))
 
-        def _next_state(self, i: int, state: Tensor, token_vector: Tensor) -> Tensor:
-            projected = self.get_submodule(f"proj_{min(i, 1) if self.tied else i}")(state)
-            state_and_token = projected * self.state_weight + token_vector * self.token_weight
-            return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else i}")(state_and_token))
+        def _next_state(self, head_index: int, head_state: Tensor, token_vector: Tensor) -> Tensor:
+            projected_state = self.get_submodule(f"proj_{min(head_index, 1) if self.tied else head_index}")(head_state)
+            state_and_token = projected_state * self.state_weight + token_vector * self.token_weight
+            return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else head_index}")(state_and_token))
 
         def forward(self, x: Tensor) -> Tensor:
-            state = self.ln0(x) * 0.5**0.5 if hasattr(self, "ln0") else x
+            head_state = self.ln0(x) * 0.5**0.5 if hasattr(self, "ln0") else x
             logits: list[Tensor] = []
-            for i in range(self.stages):
-                stage_index = 0 if self.tied else i
+            for head_index in range(self.stages):
+                stage_index = 0 if self.tied else head_index
                 table_module = self.get_submodule(f"emb_{stage_index}")
                 token_vector = table_module(
                     logits[-1].argmax(-1) if logits else x.new_zeros(x.shape[:-1], dtype=torch.long)
                 )
-                state = self._next_state(i, state, token_vector)
-                logits.append(self.get_submodule(f"head_{stage_index}")(state))
+                head_state = self._next_state(head_index, head_state, token_vector)
+                logits.append(self.get_submodule(f"head_{stage_index}")(head_state))
             return logits[0] if self.stages == 1 else torch.cat(logits, 1)
 
     return MedusaReference, SpeculatorReference

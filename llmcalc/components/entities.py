@@ -69,8 +69,8 @@ class Entities(StackPart):
             transformed = recorder.part(
                 "norm", self.norm, recorder.act(recorder.linear("dense", x, *entity_axes, bias=True), "gelu")
             )
-            output = entity_table if self.prediction == "tied" else None
-            return recorder.linear("decoder", transformed, vocab, bias=True, weight=output)
+            output_weight = entity_table if self.prediction == "tied" else None
+            return recorder.linear("decoder", transformed, vocab, bias=True, weight=output_weight)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -93,9 +93,9 @@ def _reference_class() -> type[nn.Module]:
     class Prediction(nn.Module):
         """The head that predicts entities; inputs without entities skip the head."""
 
-        def __init__(self, spec: Entities, hidden: int, entity_width: int) -> None:
+        def __init__(self, spec: Entities, hidden_size: int, entity_width: int) -> None:
             super().__init__()
-            self.dense = nn.Linear(hidden, entity_width)
+            self.dense = nn.Linear(hidden_size, entity_width)
             self.norm = spec.norm.reference(ModelProperties(entity_width))
             self.decoder = nn.Linear(entity_width, spec.entity_vocab_size)
 
@@ -104,7 +104,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Entities, model_properties: ModelProperties) -> None:
             super().__init__()
-            hidden, entity_width = model_properties.hidden_size, spec.entity_emb_size or model_properties.hidden_size
+            hidden, entity_width = (model_properties.hidden_size, spec.entity_emb_size or model_properties.hidden_size)
             self.embed_entities = nn.Embedding(spec.entity_vocab_size, entity_width)
             if spec.entity_emb_size is not None:
                 self.proj = nn.Linear(entity_width, hidden, bias=False)

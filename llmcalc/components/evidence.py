@@ -12,10 +12,10 @@ from .base import Part
 
 
 def part_evidence(part: Part) -> Evidence:
-    """Returns a component's evidence: the `type` or class name, with the check in the class."""
-    kind, class_witness = getattr(part, "type", ""), witness_of(type(part))
-    witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(kind, UNTESTED)
-    return Evidence(part.noun, kind or snake_case_name(type(part).__name__), witness)
+    """Returns the evidence that a component's class declares for its memory, under the component's `type`."""
+    part_type, class_witness = getattr(part, "type", ""), witness_of(type(part))
+    witness = class_witness if isinstance(class_witness, Witness) else class_witness.get(part_type, UNTESTED)
+    return Evidence(part.noun, part_type or snake_case_name(type(part).__name__), witness)
 
 
 def snake_case_name(class_name: str) -> str:

@@ -40,7 +40,7 @@ class FeatureStem(Stem):
         frames = recorder.frames = x if x.fixed else self.frames_read()
         recorder.frames_by_row = True
         recorder.unread_table("styles", Axis("styles", self.num_styles), *frames.axes, role="idle")
-        return frames.view(*(width or x.axes), rows=SOURCE)
+        return frames.view(*(width or x.axes), new_rows=SOURCE)
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, positions, num_features]."""

@@ -75,13 +75,13 @@ def _reference_class() -> type[nn.Module]:
     class FrameStemReference(nn.Module):
         """Frames of samples. samples: [batch, samples] → [batch, samples / (4 · frame_size), hidden]."""
 
-        def __init__(self, spec: FrameStem, hidden: int) -> None:
+        def __init__(self, spec: FrameStem, hidden_size: int) -> None:
             super().__init__()
             self.frame_size = spec.frame_size
             self.log_gain = vector(torch.zeros(1))
-            self.proj = nn.Linear(spec.frame_size, hidden, bias=False)
-            self.conv1 = nn.Conv1d(hidden, 2 * hidden, 5, stride=2)
-            self.conv2 = nn.Conv1d(2 * hidden, hidden, 5, stride=2)
+            self.proj = nn.Linear(spec.frame_size, hidden_size, bias=False)
+            self.conv1 = nn.Conv1d(hidden_size, 2 * hidden_size, 5, stride=2)
+            self.conv2 = nn.Conv1d(2 * hidden_size, hidden_size, 5, stride=2)
 
         def forward(self, samples: Tensor) -> Tensor:
             frames = samples.unflatten(-1, (-1, self.frame_size))

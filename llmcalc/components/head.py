@@ -97,11 +97,16 @@ class LMHead(Component):
         return "" if self.transform is None else "Devlin et al. 2019, §3.1"
 
     def flow(
-        self, recorder: Flow, x: Value, vocab: Axis = ONE_TOKEN, width: Axis | None = None, output: Weight | None = None
+        self,
+        recorder: Flow,
+        x: Value,
+        vocab: Axis = ONE_TOKEN,
+        width: Axis | None = None,
+        output_weight: Weight | None = None,
     ) -> Value:
         """Records the output head. width: the embedding's width, if different from x's width.
 
-        output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
+        output_weight: the weight of the logits: the tied embedding's, or by default a separate one.
         """
         logit_rows: Rows = LOGITS
         tokens_read, vocab = vocab, vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
@@ -110,11 +115,11 @@ class LMHead(Component):
         if isinstance(x.rows, Multiple):  # output queries, or each predict stream
             logit_rows = x.rows if x.rows.of is SEQUENCES else replace(x.rows, of=LOGITS)
         if self.clusters is not None:
-            return self.clusters.flow(recorder, x, vocab, output, logit_rows)
+            return self.clusters.flow(recorder, x, vocab, output_weight, logit_rows)
         if self.transform is None:
-            if output is not None and output.is_counted:
+            if output_weight is not None and output_weight.is_counted:
                 recorder.here.about["source"] = "Press & Wolf 2017"
-            return recorder.linear("", x, vocab, bias=self.bias, weight=output, rows=logit_rows)
+            return recorder.linear("", x, vocab, bias=self.bias, weight=output_weight, rows=logit_rows)
         transform, dense_axes = self.transform, (x.axes if width is None or self.more_columns else (width,))
         if transform.size is not None:
             dense_axes = (Axis("transform", transform.size),)
@@ -132,12 +137,14 @@ class LMHead(Component):
             transformed = recorder.norm("norm", transformed, transform.norm)
             recorder.hold(x=transformed)
         if not self.more_columns:
-            return recorder.linear("decoder", transformed, vocab, bias=self.bias, weight=output, rows=logit_rows)
+            return recorder.linear("decoder", transformed, vocab, bias=self.bias, weight=output_weight, rows=logit_rows)
         input_axes = x.axes if width is None else (width,)
-        embedded, remaining_features = recorder.split(
+        embedding_part, remaining_features = recorder.split(
             transformed, input_axes, (Axis("rest", x.width - recorder.element_count(input_axes)),)
         )
-        logits = recorder.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=logit_rows)
+        logits = recorder.linear(
+            "decoder", embedding_part, vocab, bias=self.bias, weight=output_weight, rows=logit_rows
+        )
         return recorder.add(logits, recorder.linear("more_columns", remaining_features, vocab, rows=logit_rows))
 
     def reference(self, model_properties: ModelProperties, vocab_size: int = 1, width: int | None = None) -> nn.Module:
@@ -193,8 +200,8 @@ def _reference_class() -> Callable[..., nn.Module]:
             x = activate(self.act, self.dense(x))
             x = self.norm(x) if hasattr(self, "norm") else x
             if hasattr(self, "more_columns"):
-                embedded, remaining_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
-                logits: Tensor = self.decoder(embedded) + self.more_columns(remaining_features)
+                embedding_part, remaining_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
+                logits: Tensor = self.decoder(embedding_part) + self.more_columns(remaining_features)
             else:
                 logits = self.decoder(x)
             return logits

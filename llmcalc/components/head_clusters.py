@@ -54,22 +54,22 @@ class Clusters(Part):
                 "a divisor, for clusters have equally many tokens"
             )
 
-    def flow(self, recorder: Flow, x: Value, vocab: Axis, output: Weight | None, rows: Rows) -> Value:
-        """Records the head. x: the hidden states. output: the embedding's weight, if tied."""
-        (hidden,) = x.axes
-        assert isinstance(hidden, Axis)
+    def flow(self, recorder: Flow, x: Value, vocab: Axis, output_weight: Weight | None, rows: Rows) -> Value:
+        """Records the head. x: the hidden states. output_weight: the embedding's weight, if tied."""
+        (hidden_axis,) = x.axes
+        assert isinstance(hidden_axis, Axis)
         with recorder.scope("centroids", role="no_grad"):  # their scores choose clusters, and enter no logit
             recorder.linear("", x, Axis("centroids", self.num_centroids), rows=rows)
         recorder.buffer("token_ordering", vocab, indices=True)
-        weight = recorder.unread_table("decoder", vocab, hidden) if output is None else output
+        weight = recorder.unread_table("decoder", vocab, hidden_axis) if output_weight is None else output_weight
         chosen_tokens = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
         embeddings = recorder.look_up(weight, Multiple(of=rows, by=chosen_tokens), by="chosen")
         scored_tokens = Axis("vocab", chosen_tokens)
         return recorder.core(
             "scores",
-            ops.Product(1, hidden.size, chosen_tokens, rows),
-            x.view(hidden, rows=rows),
-            embeddings.view(scored_tokens, hidden, rows=rows),
+            ops.Product(1, hidden_axis.size, chosen_tokens, rows),
+            x.view(hidden_axis, new_rows=rows),
+            embeddings.view(scored_tokens, hidden_axis, new_rows=rows),
             axes=(scored_tokens,),
         )
 
@@ -103,11 +103,11 @@ def _reference_class() -> type[nn.Module]:
         Tokens of other clusters have a score below all others.
         """
 
-        def __init__(self, spec: Clusters, hidden: int, vocab_size: int) -> None:
+        def __init__(self, spec: Clusters, hidden_size: int, vocab_size: int) -> None:
             super().__init__()
             self.top_k = spec.centroid_intermediate_top_k
-            self.centroids = nn.Linear(hidden, spec.num_centroids, bias=False)
-            self.decoder = nn.Embedding(vocab_size, hidden)
+            self.centroids = nn.Linear(hidden_size, spec.num_centroids, bias=False)
+            self.decoder = nn.Embedding(vocab_size, hidden_size)
             self.token_ordering = TokenOrdering(vocab_size)
             self.scores = TokenScores()
 

@@ -42,10 +42,10 @@ class InputFeatures(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection of the concatenated embeddings. x: the token embeddings."""
         embeddings = [x]
-        for i, (vocab, table_width) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
-            feature_name = f"feature{i}"
+        for table_index, (vocab, table_width) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
+            feature_name = f"feature{table_index}"
             vector, _ = recorder.table(
-                f"embed_{i}", Axis("types", vocab), Axis(feature_name, table_width), of=x.rows, kind=self.kind
+                f"embed_{table_index}", Axis("types", vocab), Axis(feature_name, table_width), of=x.rows, kind=self.kind
             )
             embeddings.append(vector)
         joined_embeddings = (
@@ -76,16 +76,16 @@ def _reference_class() -> type[nn.Module]:
     class InputFeaturesReference(nn.Module):
         """Joins the first row of each table to every token's embedding, and projects them."""
 
-        def __init__(self, spec: InputFeatures, hidden: int) -> None:
+        def __init__(self, spec: InputFeatures, hidden_size: int) -> None:
             super().__init__()
             self.tables = len(spec.embedding_sizes)
             for i, (vocab, table_width) in enumerate(zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)):
                 self.add_module(f"embed_{i}", nn.Embedding(vocab, table_width))
-            self.proj = nn.Linear(hidden + sum(spec.embedding_sizes), hidden)
+            self.proj = nn.Linear(hidden_size + sum(spec.embedding_sizes), hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-            feature_rows = [self.get_submodule(f"embed_{i}")(ids) for i in range(self.tables)]
+            token_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+            feature_rows = [self.get_submodule(f"embed_{table_index}")(token_ids) for table_index in range(self.tables)]
             return self.proj(torch.cat([x, *feature_rows], -1))
 
     return InputFeaturesReference

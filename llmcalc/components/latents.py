@@ -82,7 +82,7 @@ class Latents(ResidualStreams):
         learned_vectors = recorder.vector(
             param_name, Axis(param_name, row_count), width, count=row_count, kind=self.kind
         )
-        return learned_vectors.view(width, rows=Multiple(param_name, of=SEQUENCES, by=row_count))
+        return learned_vectors.view(width, new_rows=Multiple(param_name, of=SEQUENCES, by=row_count))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -101,18 +101,18 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Latents) -> None:
             super().__init__()
-            hidden = spec.latent_size
-            self.latents = vector(torch.randn(spec.num_latents, hidden) * 0.02)
-            self.reads = spec.reads.reference(hidden, spec.query_size)
+            latent_size = spec.latent_size
+            self.latents = vector(torch.randn(spec.num_latents, latent_size) * 0.02)
+            self.reads = spec.reads.reference(latent_size, spec.query_size)
             self.queries = vector(torch.randn(spec.num_queries, spec.query_size) * 0.02)
-            self.writes = spec.writes.reference(spec.query_size, hidden)
+            self.writes = spec.writes.reference(spec.query_size, latent_size)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             latents: Tensor = self.reads(self.latents.weight.expand(len(x), -1, -1), x)
             return latents
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            output: Tensor = self.writes(self.queries.weight.expand(len(x), -1, -1), x)
-            return output
+            latent_vectors: Tensor = self.writes(self.queries.weight.expand(len(x), -1, -1), x)
+            return latent_vectors
 
     return LatentsReference

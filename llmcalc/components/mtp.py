@@ -60,39 +60,39 @@ class MultiTokenPrediction(OutputPart):
         """Returns the decoder layer that each prediction module runs."""
         return stack.layer(self.layer or stack.pattern[-1])
 
-    def check_output(self, output: ModelOutput) -> None:
-        stack, head = output.stack, output.head
-        if output.kind != "decoder" or not isinstance(head, LMHead):
+    def check_output(self, model_output: ModelOutput) -> None:
+        stack, head = model_output.stack, model_output.head
+        if model_output.kind != "decoder" or not isinstance(head, LMHead):
             raise ValueError("mtp: multi-token prediction stands on a decoder with a language-model head")
         if self.layer not in (None, "block", *stack.variants):
             raise ValueError(
                 f"mtp.layer: there is no layer called '{self.layer}'; expected one of "
                 f"{', '.join(('block', *stack.variants))}"
             )
-        if output.embedding_size is not None or head.transform is not None:
+        if model_output.embedding_size is not None or head.transform is not None:
             raise ValueError(
                 "mtp: its modules share a head that reads hidden_size; expected no embedding_size and no head.transform"
             )
-        field = self.prediction_block(stack).borrowing_field()
-        if field:
+        field_name = self.prediction_block(stack).borrowing_field()
+        if field_name:
             raise ValueError(
-                f"mtp.layer: a layer with {field} needs what stands around it in the decoder; expected another "
+                f"mtp.layer: a layer with {field_name} needs what stands around it in the decoder; expected another "
                 "kind, or no mtp"
             )
 
     def flow(
-        self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, embedding_weight: Weight, output: Weight
+        self, recorder: Flow, x: Value, stack: Stack, vocab: Axis, embedding_weight: Weight, output_weight: Weight
     ) -> Value:
         """Records all prediction modules in sequence. x: the last hidden states.
 
-        embedding_weight: the embedding's weight. output: the weight of the model's head.
+        embedding_weight: the embedding's weight. output_weight: the weight of the model's head.
         """
-        module_count, block = self.num_nextn_predict_layers, self.prediction_block(stack)
+        module_count, prediction_block = self.num_nextn_predict_layers, self.prediction_block(stack)
         module_indices = range(module_count) if isinstance(module_count, int) else None
         node_fields = {"kind": self.kind, "optional": MTP.name, "source": self.formula_source}
 
         def record_module(module_input: Value) -> Value:
-            return self._record_module(recorder, module_input, block, vocab, embedding_weight, output)
+            return self._record_module(recorder, module_input, prediction_block, vocab, embedding_weight, output_weight)
 
         if not self.repeated or (isinstance(module_count, int) and module_count == 1):
             return recorder.layers(x, record_module, module_count, module_indices, "mtp", **node_fields)
@@ -115,11 +115,11 @@ class MultiTokenPrediction(OutputPart):
         self, recorder: Flow, x: Value, block: Layer, vocab: Axis, embedding_weight: Weight, output: Weight
     ) -> Value:
         """Records one prediction module. x: hidden states of the model or of the previous module."""
-        embedded = recorder.look_up(embedding_weight, x.rows).view(*x.axes)
-        recorder.hold(embedded=embedded)
-        normed = recorder.part("enorm", self.norm, embedded), recorder.part("hnorm", self.norm, x)
+        embedding = recorder.look_up(embedding_weight, x.rows).view(*x.axes)
+        recorder.hold(embedded=embedding)
+        normed_inputs = recorder.part("enorm", self.norm, embedding), recorder.part("hnorm", self.norm, x)
         module_input = recorder.linear(
-            "eh_proj", recorder.cat(*normed, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
+            "eh_proj", recorder.cat(*normed_inputs, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
         )
         recorder.hold(joined=module_input)
         block_output = recorder.part("block", block, module_input, is_separate_model=True)
@@ -131,12 +131,12 @@ class MultiTokenPrediction(OutputPart):
         )
         return block_output
 
-    def reference(self, model_properties: ModelProperties, stack: Stack, output: Tensor) -> nn.Module:
+    def reference(self, model_properties: ModelProperties, stack: Stack, output_weight: Tensor) -> nn.Module:
         """Builds the modules: forward(hidden states, ids, token embedding) → the logits of each module."""
         *_, last_kind = stack.pattern
         layers: dict[str, Layer] = {"block": stack.block, **stack.variants}
         return _reference_class()(
-            self, model_properties, layers[last_kind if self.layer is None else self.layer], output
+            self, model_properties, layers[last_kind if self.layer is None else self.layer], output_weight
         )
 
     @classmethod
@@ -169,30 +169,34 @@ def _reference_class() -> Callable[..., nn.Module]:
         """
 
         def __init__(
-            self, spec: MultiTokenPrediction, model_properties: ModelProperties, block: Layer, output: nn.Parameter
+            self,
+            spec: MultiTokenPrediction,
+            model_properties: ModelProperties,
+            prediction_block: Layer,
+            output_weight: nn.Parameter,
         ) -> None:
             super().__init__()
             self.enorm, self.hnorm = spec.norm.reference(model_properties), spec.norm.reference(model_properties)
             self.eh_proj = nn.Linear(2 * model_properties.hidden_size, model_properties.hidden_size, bias=False)
-            self.block, self.norm = block.reference(model_properties), spec.norm.reference(model_properties)
-            self.lm_head = TiedProjection(output)
+            self.block, self.norm = prediction_block.reference(model_properties), spec.norm.reference(model_properties)
+            self.lm_head = TiedProjection(output_weight)
 
         def forward(
-            self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
+            self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str, **experts: Any
         ) -> tuple[Tensor, Tensor]:
-            embedded = token_embedding(ids)
-            module_input = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
+            embedding = token_embedding(ids)
+            module_input = self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(hidden_states)], -1))
             block_output: Tensor = self.block(module_input, ForwardPass(mla=mla, **experts))
             return block_output, self.lm_head(self.norm(block_output))
 
     class PredictionReference(nn.ModuleList):
         def forward(
-            self, hidden: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str = "auto", **experts: Any
+            self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str = "auto", **experts: Any
         ) -> list[Tensor]:
             """Runs all modules and returns the logits of each. experts: `ForwardPass` options for the experts' rows."""
             predictions = []
             for prediction_module in self:
-                hidden, logits = prediction_module(hidden, ids, token_embedding, mla, **experts)
+                hidden_states, logits = prediction_module(hidden_states, ids, token_embedding, mla, **experts)
                 predictions.append(logits)
             return predictions
 

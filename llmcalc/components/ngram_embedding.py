@@ -36,13 +36,13 @@ class NgramEmbedding(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the mean of the token embeddings and all projected n-grams. x: the token embeddings."""
         embedding_sum = x
-        for i, row_count in enumerate(self.vocab_sizes):
-            ngram = Axis(f"ngram{i}", self.embedding_size)
+        for table_index, row_count in enumerate(self.vocab_sizes):
+            ngram = Axis(f"ngram{table_index}", self.embedding_size)
             ngram_vector, _ = recorder.table(
-                f"embedders_{i}", Axis("ngrams", row_count), ngram, of=x.rows, rows_read=1, kind=self.kind
+                f"embedders_{table_index}", Axis("ngrams", row_count), ngram, of=x.rows, rows_read=1, kind=self.kind
             )
             embedding_sum = recorder.add(
-                embedding_sum, recorder.linear(f"post_projs_{i}", ngram_vector, *x.axes, kind=self.kind)
+                embedding_sum, recorder.linear(f"post_projs_{table_index}", ngram_vector, *x.axes, kind=self.kind)
             )
         return embedding_sum
 
@@ -63,12 +63,12 @@ def _reference_class() -> type[nn.Module]:
     class NgramEmbeddingReference(nn.Module):
         """Averages every token's embedding with the projected first row of each table."""
 
-        def __init__(self, spec: NgramEmbedding, hidden: int) -> None:
+        def __init__(self, spec: NgramEmbedding, hidden_size: int) -> None:
             super().__init__()
             self.tables = len(spec.vocab_sizes)
-            for i, row_count in enumerate(spec.vocab_sizes):
-                self.add_module(f"embedders_{i}", nn.Embedding(row_count, spec.embedding_size))
-                self.add_module(f"post_projs_{i}", nn.Linear(spec.embedding_size, hidden, bias=False))
+            for table_index, row_count in enumerate(spec.vocab_sizes):
+                self.add_module(f"embedders_{table_index}", nn.Embedding(row_count, spec.embedding_size))
+                self.add_module(f"post_projs_{table_index}", nn.Linear(spec.embedding_size, hidden_size, bias=False))
 
         def forward(self, x: Tensor) -> Tensor:
             ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)

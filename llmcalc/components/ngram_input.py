@@ -50,7 +50,7 @@ class NgramInput(Component):
         """Records the term for all residual streams. x: the streams, [tokens, streams, hidden]."""
         from ..workload.derived_rows import Multiple
 
-        streams, hidden = x.axes
+        streams, hidden_axis = x.axes
         assert isinstance(streams, Axis)
         ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
         looked_up_rows = Multiple(of=x.rows, by=self.ngram_heads)
@@ -62,30 +62,33 @@ class NgramInput(Component):
             rows_read=self.ngram_heads,
             kind=self.kind,
         )
-        vectors = ngram_rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, rows=x.rows)
-        recorder.hold(vectors=vectors)
-        keys = recorder.norm("key_norm", recorder.linear("key_proj", vectors, *x.axes), self.norm, groups=streams)
+        ngram_vectors = ngram_rows.view(Axis("ngram_heads", self.ngram_heads), ngram_dim, new_rows=x.rows)
+        recorder.hold(vectors=ngram_vectors)
+        keys = recorder.norm("key_norm", recorder.linear("key_proj", ngram_vectors, *x.axes), self.norm, groups=streams)
         recorder.hold(keys=keys)
         queries = recorder.norm("query_norm", x, self.norm, groups=streams)
         recorder.hold(queries=queries)
-        gate = recorder.scale(recorder.sum(recorder.mul(keys, queries), streams), hidden.size**-0.5)
+        gate = recorder.scale(recorder.sum(recorder.mul(keys, queries), streams), hidden_axis.size**-0.5)
         recorder.hold(gate=gate)
         gate = recorder.act(gate, "signed_root")
         recorder.hold(gate=gate)
         gate = recorder.act(gate, "sigmoid")
-        ngram_value = recorder.linear("value_proj", vectors, hidden)
-        gated = recorder.mul(gate, ngram_value, axes=x.axes)
-        recorder.hold(gated=gated)
+        ngram_value = recorder.linear("value_proj", ngram_vectors, hidden_axis)
+        gated_value = recorder.mul(gate, ngram_value, axes=x.axes)
+        recorder.hold(gated=gated_value)
         if kernel is None:
-            return gated
-        normed, past_rows = recorder.norm("conv_norm", gated, self.norm, groups=streams), (kernel - 1) * self.dilation
-        recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), kind="conv_state")
+            return gated_value
+        normed_value, past_rows = (
+            recorder.norm("conv_norm", gated_value, self.norm, groups=streams),
+            (kernel - 1) * self.dilation,
+        )
+        recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), state_kind="conv_state")
         with recorder.function():
-            recorder.hold(x=normed)
-            padded_rows = recorder.padded(normed, past_rows, state="conv_state")
+            recorder.hold(x=normed_value)
+            padded_rows = recorder.padded(normed_value, past_rows, state="conv_state")
             recorder.hold(seen=padded_rows)
-            convolved = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel, groups=x.width, rows=x.rows)
-        return recorder.add(gated, recorder.act(convolved, "silu"))
+            conv_output = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel, groups=x.width, rows=x.rows)
+        return recorder.add(gated_value, recorder.act(conv_output, "silu"))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -100,22 +103,22 @@ def _reference_class() -> type[nn.Module]:
     class NgramInputReference(nn.Module):
         """The embeddings of n-grams. x: [batch, tokens, streams, hidden] → same shape."""
 
-        def __init__(self, spec: NgramInput, hidden: int) -> None:
+        def __init__(self, spec: NgramInput, hidden_size: int) -> None:
             super().__init__()
             self.spec, streams_width, embedding_width = (
                 spec,
-                spec.streams * hidden,
+                spec.streams * hidden_size,
                 spec.ngram_heads * spec.ngram_head_dim,
             )
             self.embedding = nn.Embedding(spec.ngram_rows, spec.ngram_head_dim)
             self.key_proj = nn.Linear(embedding_width, streams_width, bias=False)
-            self.value_proj = nn.Linear(embedding_width, hidden, bias=False)
+            self.value_proj = nn.Linear(embedding_width, hidden_size, bias=False)
             self.key_norm, self.query_norm = (
-                norm_reference(spec.norm, streams_width, groups=spec.streams) for _ in range(2)
+                norm_reference(spec.norm, streams_width, group_count=spec.streams) for _ in range(2)
             )
             if spec.conv_kernel_size is None:
                 return
-            self.conv_norm = norm_reference(spec.norm, streams_width, groups=spec.streams)
+            self.conv_norm = norm_reference(spec.norm, streams_width, group_count=spec.streams)
             self.conv1d = nn.Conv1d(
                 streams_width,
                 streams_width,
@@ -141,15 +144,15 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             streams = self.spec.streams
-            ids = torch.zeros(*x.shape[:2], self.spec.ngram_heads, dtype=torch.long, device=x.device)
-            vectors = self.embedding(ids).flatten(2)
-            keys, queries = self.key_norm(self.key_proj(vectors)), self.query_norm(x.flatten(2))
+            token_ids = torch.zeros(*x.shape[:2], self.spec.ngram_heads, dtype=torch.long, device=x.device)
+            ngram_vectors = self.embedding(token_ids).flatten(2)
+            keys, queries = self.key_norm(self.key_proj(ngram_vectors)), self.query_norm(x.flatten(2))
             gate = (keys * queries).unflatten(-1, (streams, -1)).sum(-1, keepdim=True) * x.shape[-1] ** -0.5
             gate = gate.abs().clamp(min=1e-6).sqrt() * gate.sign()
-            gated: Tensor = gate.sigmoid() * self.value_proj(vectors)[:, :, None]
+            gated_value: Tensor = gate.sigmoid() * self.value_proj(ngram_vectors)[:, :, None]
             if self.spec.conv_kernel_size is None:
-                return gated
-            convolved = F.silu(self._convolved_tokens(self.conv_norm(gated.flatten(2)), forward_pass))
-            return gated + convolved.unflatten(-1, (streams, -1))
+                return gated_value
+            conv_output = F.silu(self._convolved_tokens(self.conv_norm(gated_value.flatten(2)), forward_pass))
+            return gated_value + conv_output.unflatten(-1, (streams, -1))
 
     return NgramInputReference

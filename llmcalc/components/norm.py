@@ -69,12 +69,12 @@ class Norm(Component):
     def has_bias(self) -> bool:
         return self.type != "rmsnorm" and self.weight if self.bias is None else self.bias
 
-    def op(self, width: Number, heads: Number = None) -> ops.Norm:
-        """Returns the norm's operation on `width` elements.
+    def op(self, normed_width: Number, heads: Number = None) -> ops.Norm:
+        """Returns the norm's operation on `normed_width` elements.
 
         heads: the number of heads with separate weights; None for one set.
         """
-        return ops.Norm(width, self.weight, self.has_bias, heads)
+        return ops.Norm(normed_width, self.weight, self.has_bias, heads)
 
     @property
     def formula_source(self) -> str:
@@ -115,12 +115,12 @@ def _reference_class() -> type[nn.Module]:
         """A norm over the last axis. x: [..., width] → same shape.
 
         shape: the shape of the weights, with leading axes where each head has its own.
-        groups: the number of equal parts of x that are normalized separately; those of the spec by default.
+        group_count: the number of equal parts of x that are normalized separately; those of the spec by default.
         """
 
-        def __init__(self, spec: Norm, *shape: int, groups: int = 0) -> None:
+        def __init__(self, spec: Norm, *shape: int, group_count: int = 0) -> None:
             super().__init__()
-            self.kind, self.eps, self.groups = spec.type, spec.eps, groups or spec.groups
+            self.kind, self.eps, self.groups = spec.type, spec.eps, group_count or spec.groups
             self.unit_offset, self.float32_product = spec.unit_offset, spec.float32_product
             self.scales_x = spec.scales_x
             bias = spec.bias if spec.bias is not None else (spec.type != "rmsnorm" and spec.weight)
@@ -128,15 +128,15 @@ def _reference_class() -> type[nn.Module]:
             self.bias = nn.Parameter(torch.zeros(shape)) if bias else None
 
         def _normalize(self, x: torch.Tensor) -> torch.Tensor:
-            normed = x.float().unflatten(-1, (self.groups, -1))
-            scaled_x = x.unflatten(-1, (self.groups, -1)) if self.scales_x else normed
+            grouped_x = x.float().unflatten(-1, (self.groups, -1))
+            scaled_x = x.unflatten(-1, (self.groups, -1)) if self.scales_x else grouped_x
             if self.kind == "layernorm":
-                row_mean = normed.mean(-1, keepdim=True)
-                scaled_x = centered = normed - row_mean
-                normed = normed - row_mean if self.float32_product and self.weight is not None else centered
+                row_mean = grouped_x.mean(-1, keepdim=True)
+                scaled_x = centered = grouped_x - row_mean
+                grouped_x = grouped_x - row_mean if self.float32_product and self.weight is not None else centered
                 del row_mean, centered
             dtype = torch.float32 if self.float32_product else x.dtype
-            return (scaled_x * torch.rsqrt(normed.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
+            return (scaled_x * torch.rsqrt(grouped_x.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
 
         def factor(self, in_float32: bool = False) -> Any:
             """The factor that multiplies the normalized values: the weight, or 1 + weight."""
@@ -145,17 +145,17 @@ def _reference_class() -> type[nn.Module]:
             return 1 + (self.weight.float() if in_float32 else self.weight)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            normed = x if self.kind == "affine" else self._normalize(x)
-            normed = normed if self.weight is None else normed * self.factor(self.float32_product)
-            normed = normed if self.bias is None else normed + self.bias
-            return normed.to(x.dtype) if self.float32_product else normed
+            normed_x = x if self.kind == "affine" else self._normalize(x)
+            normed_x = normed_x if self.weight is None else normed_x * self.factor(self.float32_product)
+            normed_x = normed_x if self.bias is None else normed_x + self.bias
+            return normed_x.to(x.dtype) if self.float32_product else normed_x
 
     return NormReference
 
 
-def norm_reference(spec: Norm, *shape: int, groups: int = 0) -> nn.Module:
+def norm_reference(spec: Norm, *shape: int, group_count: int = 0) -> nn.Module:
     """Builds a norm with weights of the given shape.
 
-    groups: equal parts of x that are normalized separately; those of the spec by default.
+    group_count: equal parts of x that are normalized separately; those of the spec by default.
     """
-    return _reference_class()(spec, *shape, groups=groups)
+    return _reference_class()(spec, *shape, group_count=group_count)

@@ -37,5 +37,5 @@ class OutputPart(Component):
 
     role: ClassVar[Role] = "own"
 
-    def check_output(self, output: ModelOutput) -> None:
+    def check_output(self, model_output: ModelOutput) -> None:
         """Raises `ValueError` if the component cannot be used with a model that has this output."""

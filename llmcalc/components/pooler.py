@@ -45,7 +45,7 @@ class Pooler(OutputPart):
 
     def flow(self, recorder: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
         """Records the pooler and returns each sequence's vector. x: the hidden states. rows: the axis of sequences."""
-        pooled_vector = x.view(*x.axes, rows=rows)
+        pooled_vector = x.view(*x.axes, new_rows=rows)
         if self.dense:
             pooled_vector = recorder.act(recorder.linear("dense", pooled_vector, *x.axes, bias=True), "tanh")
         if self.num_labels is not None:
@@ -67,11 +67,11 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class PoolerReference(nn.Module):
-        def __init__(self, spec: Pooler, hidden: int) -> None:
+        def __init__(self, spec: Pooler, hidden_size: int) -> None:
             super().__init__()
-            self.dense = nn.Linear(hidden, hidden) if spec.dense else None
+            self.dense = nn.Linear(hidden_size, hidden_size) if spec.dense else None
             if spec.num_labels is not None:
-                self.out_proj = nn.Linear(hidden, spec.num_labels)
+                self.out_proj = nn.Linear(hidden_size, spec.num_labels)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             pooled_vector = x[:, -1:] if self.dense is None else torch.tanh(self.dense(x[:, :1]))

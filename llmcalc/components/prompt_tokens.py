@@ -67,10 +67,10 @@ def _reference_class() -> type[nn.Module]:
     class PromptTokensReference(nn.Module):
         """A prompt in front of the text: [batch, tokens, hidden] → [batch, prompt_length + tokens, hidden]."""
 
-        def __init__(self, spec: PromptTokens, hidden: int) -> None:
+        def __init__(self, spec: PromptTokens, hidden_size: int) -> None:
             super().__init__()
             self.length = spec.prompt_length
-            self.embed_prompts = nn.Embedding(spec.prompt_types * spec.prompt_length, hidden)
+            self.embed_prompts = nn.Embedding(spec.prompt_types * spec.prompt_length, hidden_size)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if forward_pass.past:

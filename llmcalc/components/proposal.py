@@ -1,4 +1,4 @@
-"""Additional outputs of a draft model: logit bias, acceptance probability, and next input.
+"""Additional outputs of a draft model: a bias on logits, the probability of acceptance, and the next input.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 DFlash 2 scores pairs of the best tokens of neighbouring positions. Sources: specforge/modeling/draft/dspark.py,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Proposal(OutputPart):
-    """The logit bias of a draft model, over the vocabulary of the draft's head.
+    """A draft model's bias on its logits, over the vocabulary of the draft's head.
 
     markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
     markov: how the bias depends on the hidden state: not at all (`vanilla`, the default), by a gate (`gated`) or by the
@@ -65,8 +65,8 @@ class Proposal(OutputPart):
             raise ValueError("markov_rank: missing; markov and confidence_reads_token are about its bias")
         return self
 
-    def check_output(self, output: ModelOutput) -> None:
-        if output.kind != "decoder" or not isinstance(output.head, LMHead):
+    def check_output(self, model_output: ModelOutput) -> None:
+        if model_output.kind != "decoder" or not isinstance(model_output.head, LMHead):
             raise ValueError("proposal: stands on a decoder with a language-model head")
 
     @property
@@ -78,7 +78,7 @@ class Proposal(OutputPart):
 
         vocab, proposed_tokens: the axes of the vocabulary read and of the proposed tokens.
         """
-        x = x.view(*x.axes, rows=LOGITS)
+        x = x.view(*x.axes, new_rows=LOGITS)
         token: Value | None = None
         if self.markov_rank is not None:
             token = self._previous_token_bias(recorder, x, Axis("rank", self.markov_rank), vocab, proposed_tokens)
@@ -87,8 +87,8 @@ class Proposal(OutputPart):
             gates = JoinedShapes(((state_axis,), (state_axis,), (state_axis,)))
             recorder.linear("gru_input", x, gates)
             recorder.linear("gru_state", Value(FromZeros(of=LOGITS), (state_axis,)), gates)
-            state = Value(LOGITS, (state_axis,))
-            joined_input = recorder.cat(x, state, axes=(JoinedShapes((x.axes, (state_axis,))),))
+            gru_state = Value(LOGITS, (state_axis,))
+            joined_input = recorder.cat(x, gru_state, axes=(JoinedShapes((x.axes, (state_axis,))),))
             recorder.linear(
                 "gru_up", recorder.act(recorder.linear("gru_down", joined_input, rank), "silu"), proposed_tokens
             )
@@ -114,23 +114,23 @@ class Proposal(OutputPart):
             "pairs",
             ops.Product(1, rank.size, candidates.size, candidate_rows),
             context,
-            successor.view(candidates, rank, rows=LOGITS),
+            successor.view(candidates, rank, new_rows=LOGITS),
             axes=(candidates,),
         )
 
     def _previous_token_bias(self, recorder: Flow, x: Value, rank: Axis, vocab: Axis, proposed_tokens: Axis) -> Value:
         """Records the bias table by previous token, and returns the previous token's bias."""
         token, _ = recorder.table("markov_w1", vocab, rank, of=LOGITS)
-        projected = token
+        bias_input = token
         if self.markov == "gated":
             joined_input = recorder.cat(x, token, axes=(JoinedShapes((x.axes, token.axes)),))
-            projected = recorder.mul(
+            bias_input = recorder.mul(
                 recorder.act(recorder.linear("gate_proj", joined_input, rank, bias=True), "sigmoid"), token
             )
         elif self.markov == "rnn":
             joined_input = recorder.cat(token, token, x, axes=(JoinedShapes(((rank,), (rank,), x.axes)),))
             recorder.linear("joint_proj", joined_input, JoinedShapes(((rank,), (rank,), (rank,))), bias=True)
-        recorder.linear("markov_w2", projected, proposed_tokens)
+        recorder.linear("markov_w2", bias_input, proposed_tokens)
         return token
 
     def reference(self, model_properties: ModelProperties, vocab_size: int = 1, proposed_tokens: int = 1) -> nn.Module:
@@ -155,7 +155,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ProposalReference(nn.Module):
-        def __init__(self, spec: Proposal, hidden: int, vocab_size: int, proposed_tokens: int) -> None:
+        def __init__(self, spec: Proposal, hidden_size: int, vocab_size: int, proposed_tokens: int) -> None:
             super().__init__()
             self.spec = spec
             if spec.markov_rank is not None:
@@ -163,25 +163,25 @@ def _reference_class() -> type[nn.Module]:
                 self.markov_w1 = nn.Embedding(vocab_size, rank)
                 self.markov_w2 = nn.Linear(rank, proposed_tokens, bias=False)
                 if spec.markov == "gated":
-                    self.gate_proj = nn.Linear(hidden + rank, rank)
+                    self.gate_proj = nn.Linear(hidden_size + rank, rank)
                 elif spec.markov == "rnn":
-                    self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
+                    self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank)
             if spec.gru_size is not None and spec.gru_rank is not None:
                 gru_size = spec.gru_size
-                self.gru_input = nn.Linear(hidden, 3 * gru_size, bias=False)
+                self.gru_input = nn.Linear(hidden_size, 3 * gru_size, bias=False)
                 self.gru_state = nn.Linear(gru_size, 3 * gru_size, bias=False)
-                self.gru_down = nn.Linear(hidden + gru_size, spec.gru_rank, bias=False)
+                self.gru_down = nn.Linear(hidden_size + gru_size, spec.gru_rank, bias=False)
                 self.gru_up = nn.Linear(spec.gru_rank, proposed_tokens, bias=False)
             if spec.selector_rank is not None:
                 self.predecessor_codebook = nn.Embedding(vocab_size, spec.selector_rank)
                 self.successor_codebook = nn.Embedding(proposed_tokens, spec.selector_rank)
-                self.hidden_projection = nn.Linear(hidden, spec.selector_rank, bias=False)
+                self.hidden_projection = nn.Linear(hidden_size, spec.selector_rank, bias=False)
                 self.pairs = product_class()()
             if spec.confidence:
-                score_width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
+                score_width = hidden_size + (spec.markov_rank or 0) * spec.confidence_reads_token
                 self.confidence = nn.Linear(score_width, 1)
             if spec.state_size is not None:
-                self.state_proj = nn.Linear(hidden, spec.state_size, bias=False)
+                self.state_proj = nn.Linear(hidden_size, spec.state_size, bias=False)
 
         def _gate_token_row(self, x: Tensor, token: Tensor) -> Tensor:
             """Returns the input of the bias projection, from the token's embedding through a gate or a recurrence."""
@@ -190,11 +190,11 @@ def _reference_class() -> type[nn.Module]:
                 return gate * token
             if self.spec.markov == "vanilla":
                 return token
-            state, token_outputs = torch.zeros_like(token[:, :1]), []
+            gru_state, token_outputs = torch.zeros_like(token[:, :1]), []
             for i in range(x.shape[1]):
-                joint_input = torch.cat([state, token[:, i : i + 1], x[:, i : i + 1]], -1)
+                joint_input = torch.cat([gru_state, token[:, i : i + 1], x[:, i : i + 1]], -1)
                 gate, candidate_state, output_gate = self.joint_proj(joint_input).chunk(3, -1)
-                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
+                gru_state = gate.sigmoid() * gru_state + (1 - gate.sigmoid()) * torch.tanh(candidate_state)
                 token_outputs.append(torch.tanh(output_gate))
             return torch.cat(token_outputs, 1)
 
@@ -207,14 +207,14 @@ def _reference_class() -> type[nn.Module]:
 
         def _run_gru(self, x: Tensor) -> Tensor:
             """Returns the states of a GRU (Cho 2014) over the rows."""
-            state, gru_states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
-            for i in range(x.shape[1]):
-                reset, update_part, new_state = self.gru_input(x[:, i : i + 1]).chunk(3, -1)
-                state_reset, state_update, state_new = self.gru_state(state).chunk(3, -1)
+            gru_state, gru_states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
+            for token_index in range(x.shape[1]):
+                reset, update_part, new_state = self.gru_input(x[:, token_index : token_index + 1]).chunk(3, -1)
+                state_reset, state_update, state_new = self.gru_state(gru_state).chunk(3, -1)
                 update_gate = (update_part + state_update).sigmoid()
                 candidate_state = torch.tanh(new_state + (reset + state_reset).sigmoid() * state_new)
-                state = update_gate * state + (1 - update_gate) * candidate_state
-                gru_states.append(state)
+                gru_state = update_gate * gru_state + (1 - update_gate) * candidate_state
+                gru_states.append(gru_state)
             return torch.cat(gru_states, 1)
 
         def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -55,8 +55,8 @@ class RelativeKeys(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""
         pair_rows = value_of_pairs(x.rows).rows
-        dim, distances = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
-        keys, _ = recorder.table("", distances, dim, of=pair_rows, by="positions")
+        head_dim, distances = Axis("head_dim", self.head_dim), Axis("distances", 2 * self.max_distance)
+        keys, _ = recorder.table("", distances, head_dim, of=pair_rows, by="positions")
         return keys
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -99,16 +99,17 @@ class RelativeKeyAttention(TokenMixer):
         return {"relative_keys": {"max_distance": self.max_distance, "head_dim": self.head_dim}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (
-            recorder.linear(projection, x, heads, dim, bias=self.bias) for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, head_dim, bias=self.bias)
+            for projection in ("q_proj", "k_proj", "v_proj")
         )
         pair_value = value_of_pairs(x.rows, heads, batched=True)
-        keys = recorder.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (dim,)))
-        op = ops.PairScores(q.axes[0].size, dim.size, x.rows)
+        keys = recorder.memo.get("relative_keys", Value(value_of_pairs(x.rows).rows, (head_dim,)))
+        op = ops.PairScores(q.axes[0].size, head_dim.size, x.rows)
         recorder.hold(q=q, k=k, v=v)
         bias = recorder.scale(
-            recorder.core("pairs", op, q, keys, axes=pair_value.axes, rows=pair_value.rows), dim.size**-0.5
+            recorder.core("pairs", op, q, keys, axes=pair_value.axes, rows=pair_value.rows), head_dim.size**-0.5
         )
         recorder.hold(q=q, k=k, v=v, bias=bias)
         attn_output = recorder.attention("core", q, k, v, causal=False, bias=bias, masked=False)
@@ -153,13 +154,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class AttentionReference(nn.Module):
         """Attention with relative keys. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: RelativeKeyAttention, hidden: int) -> None:
+        def __init__(self, spec: RelativeKeyAttention, hidden_size: int) -> None:
             super().__init__()
             self.heads, heads_width = spec.num_attention_heads, spec.num_attention_heads * spec.head_dim
             for projection in ("q_proj", "k_proj", "v_proj"):
-                self.add_module(projection, nn.Linear(hidden, heads_width, bias=spec.bias))
+                self.add_module(projection, nn.Linear(hidden_size, heads_width, bias=spec.bias))
             self.pairs, self.core = PairScores(), softmax_core_class()()
-            self.o_proj = nn.Linear(heads_width, hidden, bias=spec.bias)
+            self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             q, k, v = (

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 def add_convolution(recorder: Flow, conv_name: str, x: Value, kernel: Number) -> Value:
     """Records a convolution module and the addition of its input. kernel: the convolution's width in tokens."""
     with recorder.scope(conv_name):
-        convolved = recorder.conv(
+        conv_output = recorder.conv(
             "conv",
             x,
             *x.axes,
             kernel=kernel,
             groups=x.width,
             padding=kernel - 1,
-            state="conv_state",
+            state_name="conv_state",
             kind="convolution",
         )
-        recorder.state("conv_state", *x.axes, Axis("kernel", kernel), kind="conv_state")
-        return recorder.add(convolved, x)
+        recorder.state("conv_state", *x.axes, Axis("kernel", kernel), state_kind="conv_state")
+        return recorder.add(conv_output, x)
 
 
 @cache
@@ -47,7 +47,7 @@ def residual_convolution_class() -> type[nn.Module]:
             self.conv, self.conv_state = causal_conv_class()(channels, kernel, False), state_class()()
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            convolved: Tensor = self.conv(x.transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
-            return convolved + x
+            conv_output: Tensor = self.conv(x.transpose(1, 2), forward_pass, self.conv_state).transpose(1, 2)
+            return conv_output + x
 
     return ResidualConvolution

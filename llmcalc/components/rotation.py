@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def angles_of(positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
+def angles_of(positions: Tensor, rotary_dim: int, rope_theta: float) -> Tensor:
     """Computes the angles position · θ^(−2i / dim), [positions, dim / 2]."""
     import torch
 
     exponents = torch.arange(0, rotary_dim, 2, device=positions.device, dtype=torch.float32) / rotary_dim
-    return positions[:, None].float() * theta**-exponents
+    return positions[:, None].float() * rope_theta**-exponents
 
 
 def rotate(
@@ -23,7 +23,7 @@ def rotate(
     forward_pass: ForwardPass,
     first_position: int,
     rotary_dim: int,
-    theta: float,
+    rope_theta: float,
     inverse: bool = False,
     concatenated: bool = False,
 ) -> Tensor:
@@ -34,23 +34,23 @@ def rotate(
     end_position = first_position + x.shape[-2]
 
     def cos_and_sin() -> tuple[Tensor, Tensor]:
-        return _cos_sin(forward_pass.positions(first_position, end_position, x.device), rotary_dim, theta, x)
+        return _cos_sin(forward_pass.positions(first_position, end_position, x.device), rotary_dim, rope_theta, x)
 
     cos, sin = forward_pass.computed_once(
-        ("rope", first_position, end_position, rotary_dim, theta, x.dtype), cos_and_sin
+        ("rope", first_position, end_position, rotary_dim, rope_theta, x.dtype), cos_and_sin
     )
     return _rotate_pairs(x, rotary_dim, cos, -sin if inverse else sin, concatenated)
 
 
-def rotate_at(x: Tensor, positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
+def rotate_at(x: Tensor, positions: Tensor, rotary_dim: int, rope_theta: float) -> Tensor:
     """Applies RoPE to the first `rotary_dim` elements of each head of x. positions: the position of each token."""
-    return _rotate_pairs(x, rotary_dim, *_cos_sin(positions, rotary_dim, theta, x))
+    return _rotate_pairs(x, rotary_dim, *_cos_sin(positions, rotary_dim, rope_theta, x))
 
 
-def _cos_sin(positions: Tensor, rotary_dim: int, theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _cos_sin(positions: Tensor, rotary_dim: int, rope_theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
     import torch
 
-    angles = angles_of(positions, rotary_dim, theta)
+    angles = angles_of(positions, rotary_dim, rope_theta)
     angles = torch.cat([angles, angles], -1)
     return angles.cos().to(reference_tensor.dtype), angles.sin().to(reference_tensor.dtype)
 

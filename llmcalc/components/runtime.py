@@ -77,7 +77,7 @@ class ForwardPass:
 
 
 def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:
-    """Applies the module's dropout of a place in the layer, if the module has such a dropout.
+    """Applies the module's dropout at a point of the layer; returns x unchanged without dropout there.
 
     A reference runs without dropout unless a comparison attaches it.
     """
@@ -139,7 +139,7 @@ def softmax_core_class() -> type[nn.Module]:
             v: Tensor,
             mask: Tensor | None = None,
             bias: Tensor | None = None,
-            cap: float | None = None,
+            logit_cap: float | None = None,
             sinks: Tensor | None = None,
             scale: float | None = None,
             float32_softmax: bool = True,
@@ -148,8 +148,8 @@ def softmax_core_class() -> type[nn.Module]:
             if float32_scores:
                 q, k = q.float(), k.float()
             scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-            if cap is not None:
-                scores = cap * torch.tanh(scores / cap)
+            if logit_cap is not None:
+                scores = logit_cap * torch.tanh(scores / logit_cap)
             if bias is not None:
                 scores = scores + bias.to(scores.dtype)
             if mask is not None:
@@ -180,9 +180,9 @@ def cache_class() -> type[nn.Module]:
         which keeps all rows that were concatenated until the next pass.
         """
 
-        def __init__(self, limit: int | None = None) -> None:
+        def __init__(self, token_limit: int | None = None) -> None:
             super().__init__()
-            self.limit = limit
+            self.limit = token_limit
 
         def forward(self, forward_pass: ForwardPass, *new_tensors: Tensor) -> tuple[Tensor, ...]:
             if forward_pass.store is None:
@@ -191,8 +191,8 @@ def cache_class() -> type[nn.Module]:
                 [] for _ in new_tensors
             ]
             if self.limit is None:
-                for i, new_tensor in enumerate(new_tensors):
-                    cached_tensors[i] = [torch.cat([*cached_tensors[i], new_tensor], -2)]
+                for tensor_index, new_tensor in enumerate(new_tensors):
+                    cached_tensors[tensor_index] = [torch.cat([*cached_tensors[tensor_index], new_tensor], -2)]
                 joined_tensors = forward_pass.store[self] = tuple(cached_tensor for (cached_tensor,) in cached_tensors)
                 return joined_tensors
             joined_tensors = tuple(
@@ -223,7 +223,7 @@ def state_class() -> type[nn.Module]:
     from torch import nn
 
     class State(nn.Module):
-        """The state of a recurrence between passes: tensors whose size does not grow with the number of tokens.
+        """The state of a recurrence between passes: tensors of a size that does not depend on the number of tokens.
 
         `load` returns the tensors of the last pass, None at the first token or in a pass without a cache.
         `keep` replaces them.
@@ -269,19 +269,19 @@ def causal_conv_class() -> type[nn.Module]:
             kernel, tokens = self.kernel_size[0], x.shape[-1]
             stored_input = state_module.load(forward_pass)
             if stored_input is None:
-                convolved = super().forward(x)[
+                conv_output = super().forward(x)[
                     ..., :tokens
                 ]  # padded on both sides; outputs beyond the tokens are cut off
                 if forward_pass.store is None:
-                    return convolved
+                    return conv_output
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
                 padded_input = torch.cat([stored_input[0], x], -1)
-                convolved = nn.functional.conv1d(
+                conv_output = nn.functional.conv1d(
                     padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
             state_module.keep(forward_pass, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
-            return convolved
+            return conv_output
 
     return CausalConv1d
 
@@ -293,17 +293,17 @@ def attention_mask(
     *,
     causal: bool,
     window: int | None = None,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """Returns the mask [queries, keys] of the keys that each query of this pass may attend to.
 
     q, k: tensors with a row for each query and for each key, [..., rows, width].
     """
-    queries, keys, end_position = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
+    query_count, key_count, end_position = q.shape[-2], k.shape[-2], forward_pass.past + q.shape[-2]
 
     def compute_mask() -> Tensor:
-        query_positions = forward_pass.positions(end_position - queries, end_position, q.device)[:, None]
-        key_positions = forward_pass.positions(end_position - keys, end_position, q.device)[None, :]
+        query_positions = forward_pass.positions(end_position - query_count, end_position, q.device)[:, None]
+        key_positions = forward_pass.positions(end_position - key_count, end_position, q.device)[None, :]
         if not causal:
             tokens_before, tokens_after = (
                 (end_position, end_position) if window is None else ((window - 1) // 2, window // 2)
@@ -314,8 +314,10 @@ def attention_mask(
         mask = key_positions <= query_positions
         if window is not None:
             mask = mask & (key_positions > query_positions - window)
-        if chunk is not None:
-            mask = mask & (key_positions // chunk == query_positions // chunk)
+        if chunk_size is not None:
+            mask = mask & (key_positions // chunk_size == query_positions // chunk_size)
         return mask
 
-    return forward_pass.computed_once(("mask", end_position, queries, keys, causal, window, chunk), compute_mask)
+    return forward_pass.computed_once(
+        ("mask", end_position, query_count, key_count, causal, window, chunk_size), compute_mask
+    )

@@ -189,9 +189,9 @@ class Stack(Component):
         for component in slots.values():
             component.check_layers(layers)
         for layer_name, layer in layers.items():
-            for slot, fields in layer.required_slots().items():
+            for slot, slot_fields in layer.required_slots().items():
                 if slot not in slots:
-                    requirement = ", ".join(f"{field} = {field_value!r}" for field, field_value in fields.items())
+                    requirement = ", ".join(f"{field} = {field_value!r}" for field, field_value in slot_fields.items())
                     raise ValueError(f"{slot}: missing; the layers called '{layer_name}' need one with {requirement}")
         return self
 
@@ -205,19 +205,19 @@ class Stack(Component):
             if isinstance(layer.attention, TokenMixer)
         }
         if self.reads_no_embedding or not any(
-            field for fields_by_result in shared_results.values() for field in fields_by_result.values()
+            field_name for fields_by_result in shared_results.values() for field_name in fields_by_result.values()
         ):
             return
         layers_with_scores: set[object] = set()
         for layer_name in self.layer_names():
-            for result_kind, field in shared_results.get(layer_name, {}).items():
-                if field and result_kind not in layers_with_scores:
+            for result_kind, field_name in shared_results.get(layer_name, {}).items():
+                if field_name and result_kind not in layers_with_scores:
                     raise ValueError(
-                        f"{field}: no layer below '{layer_name}' attends alike and makes what it would share; "
+                        f"{field_name}: no layer below '{layer_name}' attends alike and makes what it would share; "
                         "expected a "
                         "layer below that does"
                     )
-                if not field:
+                if not field_name:
                     layers_with_scores.add(result_kind)
 
     @property
@@ -258,8 +258,8 @@ class Stack(Component):
 
     def check_place(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer or component that cannot be used at its position in the stack."""
-        for layer_name, block in self.kinds().items():
-            block.check_place(
+        for layer_name, layer in self.kinds().items():
+            layer.check_place(
                 replace(
                     stack_position,
                     where=f"{stack_position.where}.{BASE if layer_name == BASE else f'variants.{layer_name}'}",
@@ -292,16 +292,16 @@ class Stack(Component):
             return
         if isinstance(depth, int):
             indices_by_name: dict[str, list[int]] = {}
-            for i, layer_name in enumerate(self.layer_names()):
-                indices_by_name.setdefault(layer_name, []).append(i)
+            for layer_index, layer_name in enumerate(self.layer_names()):
+                indices_by_name.setdefault(layer_name, []).append(layer_index)
             for layer_name, layer_indices in indices_by_name.items():
                 yield layer_name, self.layer(layer_name), len(layer_indices), layer_indices
             return
         repeated_layers, period = depth - len(self.first_layers), len(self.pattern)
         for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
             repeats = sum(
-                ceil_div(repeated_layers - i, period)
-                for i, ffn_width in enumerate(self.pattern)
+                ceil_div(repeated_layers - layer_index, period)
+                for layer_index, ffn_width in enumerate(self.pattern)
                 if ffn_width == layer_name
             )
             yield layer_name, self.layer(layer_name), self.first_layers.count(layer_name) + repeats, None
@@ -320,12 +320,12 @@ class Stack(Component):
         stack, in the place of its own. keeps_first_input: whether the forward pass keeps the first layer's input until
         its end; false only for layers that do not read it again.
         """
-        hidden: Shape = x.axes if width is None else (width,)
-        embedding_axes = hidden if self.input_size is None else (Axis("embedding", self.input_size),)
+        hidden_axes: Shape = x.axes if width is None else (width,)
+        embedding_axes = hidden_axes if self.input_size is None else (Axis("embedding", self.input_size),)
         with recorder.apart(recorder.causal, recorder.memory), recorder.function():
-            recorder.memo["hidden"] = hidden
+            recorder.memo["hidden"] = hidden_axes
             recorder.memo["keeps_first_input"] = keeps_first_input
-            return self._run_layers(recorder, self._first_input(recorder, x, hidden, embedding_axes, positions))
+            return self._run_layers(recorder, self._first_input(recorder, x, hidden_axes, embedding_axes, positions))
 
     def _run_layers(self, recorder: Flow, x: Value) -> Value:
         """Records the layers and returns the output of the stack. x: the input of the first layer."""
@@ -406,32 +406,32 @@ class Stack(Component):
         return recorder.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
     def _record_layers(
-        self, recorder: Flow, x: Value, kind_name: str, block: Layer, repeat: Number, layer_indices: Any
+        self, recorder: Flow, x: Value, kind_name: str, layer: Layer, repeat: Number, layer_indices: Any
     ) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
         shown_label, node_fields = (
             "" if kind_name == BASE else kind_name,
-            {"kind": "layer", "source": block.formula_source},
+            {"kind": "layer", "source": layer.formula_source},
         )
         if kind_name not in self.shared_layers:
             return recorder.layers(
-                x, lambda v: block.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
+                x, lambda v: layer.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
             )
         first_index, other_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
         is_single = isinstance(repeat, int) and repeat == 1
         others_count = 0 if is_single else repeat - 1
         sharing = None if is_single else Sharing(is_first=True, other_layers=others_count)
         x = recorder.layers(
-            x, lambda v: block.flow(recorder, v, sharing), 1, first_index, label=shown_label, **node_fields
+            x, lambda v: layer.flow(recorder, v, sharing), 1, first_index, label=shown_label, **node_fields
         )
         if is_single:
             return x
-        role_field = {"role": "shared"} if block.shares_all else {}
+        role_field = {"role": "shared"} if layer.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED
         later_sharing = Sharing(is_first=False, other_layers=others_count)
         return recorder.layers(
             x,
-            lambda v: block.flow(recorder, v, later_sharing),
+            lambda v: layer.flow(recorder, v, later_sharing),
             others_count,
             other_indices,
             label=shared_label,
@@ -671,13 +671,14 @@ def _reference_class() -> type[nn.Module]:
             )
             self.layer_kinds = [
                 f"{slot_name}, again"
-                if layer_names.index(slot_name) < i and not getattr(self.layers[i], "repeats_alike", True)
+                if layer_names.index(slot_name) < layer_index
+                and not getattr(self.layers[layer_index], "repeats_alike", True)
                 else slot_name
-                for i, slot_name in enumerate(layer_names)
+                for layer_index, slot_name in enumerate(layer_names)
             ]
-            for i, slot_name in enumerate(layer_names):
+            for layer_index, slot_name in enumerate(layer_names):
                 if slot_name in spec.shared_layers:
-                    self._share_parameters(self.layers[layer_names.index(slot_name)], self.layers[i])
+                    self._share_parameters(self.layers[layer_names.index(slot_name)], self.layers[layer_index])
             if spec.output_size is not None:
                 self.output_proj = nn.Linear(model_properties.hidden_size, spec.output_size, bias=spec.output_bias)
 
@@ -689,8 +690,8 @@ def _reference_class() -> type[nn.Module]:
             if component is None:
                 return ()
             component_module = component.reference(model_properties)
-            for child_name, child in component_module.named_children():
-                self.add_module(child_name, child)
+            for child_name, child_module in component_module.named_children():
+                self.add_module(child_name, child_module)
             return (component_module,)
 
         def _share_parameters(self, first_layer: nn.Module, layer: nn.Module) -> None:
@@ -702,7 +703,7 @@ def _reference_class() -> type[nn.Module]:
             share_tensors(first_layer, layer)
 
         def _output_of(self, module_name: str, x: Tensor) -> Tensor:
-            """Returns an optional module's output for x, or x without a module."""
+            """Returns the output of an optional module for x; x itself without a module."""
             optional_module: Any = getattr(self, module_name, None)
             return x if optional_module is None else optional_module(x)
 
@@ -732,10 +733,10 @@ def _reference_class() -> type[nn.Module]:
             forward_pass.embedded, forward_pass.lends = x, self.lends
             for streams in self._streams:
                 x = streams.split_streams(x, forward_pass)
-            for i, layer in enumerate(self.layers):
-                forward_pass.layer = i
+            for layer_index, layer in enumerate(self.layers):
+                forward_pass.layer = layer_index
                 layer_output = layer(x, forward_pass)
-                if i == 0 and hasattr(self, "side_convolution"):
+                if layer_index == 0 and hasattr(self, "side_convolution"):
                     layer_output = self.get_submodule("side_convolution")(x, layer_output)
                 x = layer_output
             for streams in self._streams:

@@ -96,7 +96,7 @@ class ConvStem(Stem):
         convolved_frames = recorder.act(
             recorder.conv("conv2", convolved_frames, *axes, kernel=3, bias=True, rows=position_rows), "gelu"
         )
-        return convolved_frames if self.chunk is None else convolved_frames.view(*axes, rows=self.positions)
+        return convolved_frames if self.chunk is None else convolved_frames.view(*axes, new_rows=self.positions)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -124,13 +124,13 @@ def _reference_class() -> type[nn.Module]:
             self.conv2 = nn.Conv1d(hidden_size, hidden_size, kernel_size=3, stride=2, padding=1)
 
         def forward(self, frames: Tensor) -> Tensor:
-            clips, length = frames.shape[0], frames.shape[-1]
-            if self.chunk is None or length <= self.chunk:
+            clips, frame_count = frames.shape[0], frames.shape[-1]
+            if self.chunk is None or frame_count <= self.chunk:
                 return self._convolve(frames)
-            chunks = nn.functional.pad(frames, (0, -length % self.chunk)).unflatten(2, (-1, self.chunk))
+            chunks = nn.functional.pad(frames, (0, -frame_count % self.chunk)).unflatten(2, (-1, self.chunk))
             positions = self._convolve(chunks.transpose(1, 2).flatten(0, 1)).unflatten(0, (clips, -1)).flatten(1, 2)
-            last_frames = length % self.chunk
-            return positions[:, : length // self.chunk * -(-self.chunk // 2) + -(-last_frames // 2)]
+            last_frames = frame_count % self.chunk
+            return positions[:, : frame_count // self.chunk * -(-self.chunk // 2) + -(-last_frames // 2)]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             x: Tensor = nn.functional.gelu(self.conv2(nn.functional.gelu(self.conv1(frames))))

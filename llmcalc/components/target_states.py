@@ -102,21 +102,21 @@ class TargetStates(ResidualStreams):
     def record_split(self, recorder: Flow, x: Value) -> Value:
         if self.start == "state":
             return recorder.received(x, *x.axes)
-        projected = recorder.part("target_states", self, x)
+        projected_states = recorder.part("target_states", self, x)
         if self.from_target:
             recorder.memo["from_target"] = True
         if self.start != "embedding":
-            return projected
-        recorder.memo["target_states"] = projected
-        recorder.keep(target_states=projected)
+            return projected_states
+        recorder.memo["target_states"] = projected_states
+        recorder.keep(target_states=projected_states)
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection. x: the token embeddings."""
-        hidden = x.axes[-1]
+        hidden_axis = x.axes[-1]
         state_count, state_width = (
             Axis("states", self.states),
-            hidden if self.size is None else Axis("target", self.size),
+            hidden_axis if self.size is None else Axis("target", self.size),
         )
         target_states = recorder.received(x, state_count, state_width)
         if self.masked:
@@ -130,7 +130,7 @@ class TargetStates(ResidualStreams):
         if self.start == "joined":
             projected_states = recorder.cat(x, target_states, axes=(JoinedShapes((x.axes, target_states.axes)),))
         recorder.hold(states=target_states, joined=projected_states)
-        projected = recorder.linear("fc", projected_states, hidden, bias=self.bias)
+        projected = recorder.linear("fc", projected_states, hidden_axis, bias=self.bias)
         return projected if self.output_norm is None else recorder.part("output_norm", self.output_norm, projected)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -152,16 +152,16 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()
-            hidden = model_properties.hidden_size
-            self.states, self.size, self.joins = spec.states, spec.size or hidden, spec.start == "joined"
+            hidden_size = model_properties.hidden_size
+            self.states, self.size, self.joins = spec.states, spec.size or hidden_size, spec.start == "joined"
             if spec.masked:
                 self.mask_hidden = vector(torch.zeros(self.states * self.size))
             if spec.state_norm is not None:
                 self.state_norm = norm_reference(spec.state_norm, self.states, self.size)
             if spec.joined_norm is not None:
                 self.joined_norm = spec.joined_norm.reference(ModelProperties(self.states * self.size))
-            states_width = self.states * self.size + (hidden if self.joins else 0)
-            self.fc = nn.Linear(states_width, hidden, bias=spec.bias)
+            states_width = self.states * self.size + (hidden_size if self.joins else 0)
+            self.fc = nn.Linear(states_width, hidden_size, bias=spec.bias)
             if spec.output_norm is not None:
                 self.output_norm = spec.output_norm.reference(model_properties)
 
@@ -171,8 +171,8 @@ def _reference_class() -> type[nn.Module]:
                 target_states = self.state_norm(target_states.unflatten(-1, (self.states, self.size))).flatten(-2)
             if hasattr(self, "joined_norm"):
                 target_states = self.joined_norm(target_states)
-            projected: Tensor = self.fc(torch.cat([x, target_states], -1) if self.joins else target_states)
-            return self.output_norm(projected) if hasattr(self, "output_norm") else projected
+            projected_states: Tensor = self.fc(torch.cat([x, target_states], -1) if self.joins else target_states)
+            return self.output_norm(projected_states) if hasattr(self, "output_norm") else projected_states
 
     class TargetStatesReference(nn.Module):
         """The projections of target states, as the split and the merge of a stack's residual stream."""
@@ -186,9 +186,9 @@ def _reference_class() -> type[nn.Module]:
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             if self.start == "state":
                 return x
-            projected: Tensor = self.target_states(x)
-            forward_pass.memo["target_states"] = projected
-            return x if self.start == "embedding" else projected
+            projected_states: Tensor = self.target_states(x)
+            forward_pass.memo["target_states"] = projected_states
+            return x if self.start == "embedding" else projected_states
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x

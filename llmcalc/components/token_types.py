@@ -83,14 +83,14 @@ def _reference_class() -> type[nn.Module]:
     class TokenTypesReference(nn.Module):
         """Adds the first row of each table to every token."""
 
-        def __init__(self, spec: TokenTypes, hidden: int) -> None:
+        def __init__(self, spec: TokenTypes, hidden_size: int) -> None:
             super().__init__()
             if spec.type_vocab_size is not None:
-                self.embed_types = nn.Embedding(spec.type_vocab_size, hidden)
+                self.embed_types = nn.Embedding(spec.type_vocab_size, hidden_size)
             if spec.task_type_vocab_size is not None:
-                self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, hidden)
-            for i, vocab_size in enumerate(spec.other_vocab_sizes):
-                self.add_module(f"embed_other_{i}", nn.Embedding(vocab_size, hidden))
+                self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, hidden_size)
+            for table_index, vocab_size in enumerate(spec.other_vocab_sizes):
+                self.add_module(f"embed_other_{table_index}", nn.Embedding(vocab_size, hidden_size))
 
         def forward(self, x: Tensor) -> Tensor:
             zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)

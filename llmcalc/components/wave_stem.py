@@ -97,7 +97,7 @@ class WaveStem(Stem):
             padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=padding)
             groups = self.position_groups
             positions = recorder.conv("conv", frames, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
-        return recorder.add(frames, recorder.act(positions.view(*axes, rows=SOURCE), self.hidden_act))
+        return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE), self.hidden_act))
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int]:
         """Returns the shape of the stem's input: [batch, samples]."""
@@ -132,9 +132,9 @@ def _reference_class() -> type[nn.Module]:
         x: [batch, channels, positions] → same shape, or one position more.
         """
 
-        def __init__(self, hidden: int, kernel: int, groups: int) -> None:
+        def __init__(self, hidden_size: int, kernel: int, conv_groups: int) -> None:
             super().__init__()
-            self.conv = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2, groups=groups)
+            self.conv = nn.Conv1d(hidden_size, hidden_size, kernel, padding=kernel // 2, groups=conv_groups)
             self.length = vector(torch.ones(kernel))
 
         def forward(self, x: Tensor) -> Tensor:
@@ -146,14 +146,14 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: WaveStem, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, channels, norm = spec, 1, Norm(type="layernorm")
-            for i, convolution in enumerate(spec.convolutions):
+            for conv_index, convolution in enumerate(spec.convolutions):
                 kernel_size, stride = convolution.kernel, convolution.stride
                 self.add_module(
-                    f"conv_{i}", nn.Conv1d(channels, convolution.channels, kernel_size, stride, bias=spec.bias)
+                    f"conv_{conv_index}", nn.Conv1d(channels, convolution.channels, kernel_size, stride, bias=spec.bias)
                 )
                 channels = convolution.channels
-                if i == 0 or spec.norms == "all":
-                    self.add_module(f"norm_{i}", norm.reference(ModelProperties(channels)))
+                if conv_index == 0 or spec.norms == "all":
+                    self.add_module(f"norm_{conv_index}", norm.reference(ModelProperties(channels)))
             self.proj_norm = norm.reference(ModelProperties(channels))
             self.proj = nn.Linear(channels, model_properties.hidden_size)
             if spec.mask:
@@ -164,10 +164,10 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, samples: Tensor) -> Tensor:
             frames: Any = samples[:, None]
-            for i in range(len(self.spec.convolutions)):
-                frames = self.get_submodule(f"conv_{i}")(frames)
-                if hasattr(self, f"norm_{i}"):
-                    frames = self.get_submodule(f"norm_{i}")(frames.transpose(1, 2)).transpose(1, 2)
+            for conv_index in range(len(self.spec.convolutions)):
+                frames = self.get_submodule(f"conv_{conv_index}")(frames)
+                if hasattr(self, f"norm_{conv_index}"):
+                    frames = self.get_submodule(f"norm_{conv_index}")(frames.transpose(1, 2)).transpose(1, 2)
                 frames = activate(self.spec.hidden_act, frames)
             frames = self.proj(self.proj_norm(frames.transpose(1, 2)))
             position = self.position(frames.transpose(1, 2))[..., : frames.shape[1]].transpose(1, 2)

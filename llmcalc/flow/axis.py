@@ -23,7 +23,7 @@ class Axis:
 
 @frozen(slots=True)
 class JoinedShapes:
-    """Shapes concatenated along one axis, as in fused projections.
+    """Several shapes whose elements are concatenated along one axis, such as the output of a fused QKV projection.
 
     parts: the shapes.
     name: the name of the axis.

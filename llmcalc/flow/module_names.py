@@ -1,4 +1,4 @@
-"""The names that published models give to the modules of a spec's tree.
+"""The names of a model's modules in its published checkpoint, by the path of the node in llmcalc's tree.
 
 `USUAL` has the names of most classes of `transformers`; a family's record has those of its own classes. `EARLIER` has
 names in checkpoints that an earlier version or another library wrote. Names are known without building a class; the
@@ -68,7 +68,7 @@ WRAPPED = ("", "model.", "model.language_model.", "language_model.model.")
 
 
 class ModuleNames:
-    """The published names of the modules in a spec's tree.
+    """A table from the paths of a spec's tree nodes to module names in a published checkpoint.
 
     A call with the path of a node returns its names, most usual first; numbers of layers are those of the path, and of
     several experts the first stands for all.
@@ -110,8 +110,8 @@ class ModuleNames:
             has_one_side = kind == "encoder" or any(table_key.startswith("decoder.") for table_key in names)
             self._stack_names("", other_children, self._side_names(kind, roots) if has_one_side else roots)
 
-    def __call__(self, path: str) -> tuple[str, ...]:
-        names = self._published_names(path)
+    def __call__(self, module_path: str) -> tuple[str, ...]:
+        names = self._published_names(module_path)
         return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier_patterns else names
 
     def _earlier_name(self, current_name: str) -> str:
@@ -146,12 +146,12 @@ class ModuleNames:
 
     def _stack_names(self, stack_name: str, children: Sequence[Node], roots: tuple[str, ...]) -> None:
         """Adds the names of a stack's nodes: layers by module list, and parts before and after the layers."""
-        layers = [child for child in children if child.name == "layers"]
-        predictors = [child for child in children if child.name == "mtp"]
-        for child in children:
-            if child.name not in ("layers", "mtp"):
+        layers = [child_node for child_node in children if child_node.name == "layers"]
+        predictors = [child_node for child_node in children if child_node.name == "mtp"]
+        for child_node in children:
+            if child_node.name not in ("layers", "mtp"):
                 child_names = self._node_names(
-                    child, child.name, roots, roots, (f"{stack_name}{child.name}", child.name)
+                    child_node, child_node.name, roots, roots, (f"{stack_name}{child_node.name}", child_node.name)
                 )
                 self._names_outside_layers |= {
                     f"{stack_name}{path}": _add_earlier_names(path, names) for path, names in child_names
@@ -205,14 +205,14 @@ class ModuleNames:
         separate_words = outer_words if node.children else None
         name_entry = self._table_entry(keys)
         if name_entry == "":
-            names: tuple[str, ...] = ()
+            module_names: tuple[str, ...] = ()
             child_prefixes = parent_paths
         else:
             alternatives = _parse_alternatives(name_entry or node.name, separate_words)
             separate_parts = (
                 [[node.name]] if "/" in (name_entry or "") else []
             )  # checkpoints with the parts of a fused layer apart
-            names = tuple(
+            module_names = tuple(
                 dict.fromkeys(
                     module_name
                     for option in alternatives + separate_parts
@@ -228,34 +228,34 @@ class ModuleNames:
                 )
             )
             if node.indices is not None:
-                names = tuple(f"{module_name}.*" for module_name in names)
+                module_names = tuple(f"{module_name}.*" for module_name in module_names)
                 child_prefixes = tuple(f"{module_name}*." for module_name in child_prefixes)
         path = path if node.indices is None else f"{path}.*"
-        yield path, names
+        yield path, module_names
         for child in node.children:
             yield from self._node_names(
                 child, f"{path}.{child.name}", child_prefixes, outer_parents, child_keys[child.name]
             )
 
-    def _table_entry(self, keys: tuple[str, ...]) -> str | None:
+    def _table_entry(self, table_keys: tuple[str, ...]) -> str | None:
         """Returns the published-name entry for a node's path, from the family's table first; None without an entry."""
         return next(
             (
-                names[table_key]
-                for names in (self._published_names_by_path, self._names)
-                for table_key in keys
-                if table_key in names
+                name_table[table_key]
+                for name_table in (self._published_names_by_path, self._names)
+                for table_key in table_keys
+                if table_key in name_table
             ),
             None,
         )
 
-    def _table_names(self, keys: tuple[str, ...]) -> Iterator[str]:
-        name_entry = self._table_entry(keys)
+    def _table_names(self, table_keys: tuple[str, ...]) -> Iterator[str]:
+        name_entry = self._table_entry(table_keys)
         return (module_name for option in _parse_alternatives(name_entry or "", None) for module_name in option)
 
 
 class _LayerNames(NamedTuple):
-    """The layers of one kind in a stack.
+    """The layers of one kind in a stack, with the names of the module lists that contain them.
 
     indices: their indices. are_predictors: whether they are modules of multi-token prediction, numbered after the rest.
     numbers: index → number among the stack's layers with parameters of their own.
@@ -283,7 +283,7 @@ class _LayerNames(NamedTuple):
 
 
 def _name_in_layer(layer: str, name_in_layer: str) -> str:
-    """Returns the published name of a module in a layer; empty for modules of another module list."""
+    """Returns the checkpoint name of a module inside a layer; empty for a module of another module list."""
     if name_in_layer.startswith("&"):
         module_list, _, name_in_layer = name_in_layer[1:].partition(".")
         if module_list not in layer.split("."):
@@ -292,23 +292,23 @@ def _name_in_layer(layer: str, name_in_layer: str) -> str:
 
 
 def _layer_name(lists: str, layer_number: int, layers: int) -> str:
-    """Returns the published name of a layer. Several module lists of equal length are joined by ` + `.
+    """Returns the checkpoint name of a layer. With several module lists of equal length, ` + ` joins the names.
 
     layer_number: its number among the layers with parameters of their own.
     layers: how many these are.
     """
     list_names = lists.split(" + ")
-    length = max(1, layers // len(list_names))
+    list_length = max(1, layers // len(list_names))
     list_name, layer_number = (
         (list_names[0], layer_number)
         if len(list_names) == 1
-        else (list_names[min(layer_number // length, len(list_names) - 1)], layer_number % length)
+        else (list_names[min(layer_number // list_length, len(list_names) - 1)], layer_number % list_length)
     )
     return list_name.replace("*", str(layer_number)) if "*" in list_name else f"{list_name}.{layer_number}"
 
 
 def _layer_parts(layer: Node) -> Iterator[Node]:
-    """Yields the parts of a layer; the block of a prediction module counts as a layer.
+    """Yields the nodes inside a layer. The block of a multi-token-prediction module counts as a layer.
 
     DeepSeek-V3 stores the module after the last layer, as one layer more (README_WEIGHTS.md).
     """
@@ -331,13 +331,13 @@ class Checkpoint:
     earlier: Mapping[str, str]
     prefixes: tuple[str, ...] = WRAPPED
 
-    def names(self, tree: Node, kind: str) -> ModuleNames:
-        """Returns the published module names of a tree. kind: the kind of the tree's spec."""
-        return ModuleNames(tree, kind, self.modules, self.earlier, self.prefixes)
+    def names(self, tree: Node, model_kind: str) -> ModuleNames:
+        """Returns the published module names of a tree. model_kind: the kind of the tree's spec."""
+        return ModuleNames(tree, model_kind, self.modules, self.earlier, self.prefixes)
 
 
 def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None) -> list[list[str]]:
-    """Parses a table name into alternative names, each of which may join several modules.
+    """Parses an entry of the name table into alternative module names; an alternative may join several modules.
 
     separate_words: names of the node's parts that the tables give from the layer down; None for a node without parts.
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
@@ -363,7 +363,7 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
 
 
 def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns an alternative's modules that can contain others, except joined modules inside of these."""
+    """Returns the modules of an alternative that can contain other modules, without joined modules inside of them."""
     if len(option) == 1:
         return option
     return [module_name for module_name in option if f".{module_name.removeprefix('.')}" not in part_names] or option
@@ -372,7 +372,7 @@ def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
 def _paths_below(
     module_names: list[str], parent_paths: tuple[str, ...], outer_parents: tuple[str, ...]
 ) -> Iterator[str]:
-    """Yields the paths of modules below parents. A name with a leading dot is below `outer_parents`."""
+    """Yields the module paths of `names` below parent modules. A name with a leading dot is below `outer_parents`."""
     for module_name in module_names:
         for prefix in outer_parents if module_name.startswith(".") else parent_paths:
             yield prefix + module_name.removeprefix(".")
@@ -389,7 +389,7 @@ def _split_alternatives(joined_names: str) -> list[str]:
 
 
 def _add_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds names in earlier checkpoints and names of single experts to the names of the node at `path`.
+    """Adds module names of older checkpoints, and the names of single experts, to the names of a node.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
@@ -411,12 +411,12 @@ def _add_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(variants))
 
 
-def replace_numbers(path: str) -> str:
-    """Returns a path with a star for each number of a layer or another copy."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+def replace_numbers(module_path: str) -> str:
+    """Returns a module path with `*` in place of every number, such as a layer index."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module_path)
 
 
 def _fill_stars(name_with_stars: str, layer_numbers: Sequence[str]) -> str:
-    """Replaces the stars of a name by layer indices in order, and further stars by 0."""
+    """Replaces each `*` of a name by the next layer index; when the indices are used up, by 0."""
     remaining = iter(layer_numbers)
     return re.sub(r"\*", lambda _: next(remaining, "0"), name_with_stars)

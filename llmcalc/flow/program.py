@@ -38,7 +38,7 @@ class Step:
         self,
         verb: str,
         step_name: str,
-        ins: tuple[Value, ...],
+        inputs: tuple[Value, ...],
         outs: tuple[Value, ...],
         op: Op | None = None,
         weight: Weight | None = None,
@@ -47,7 +47,7 @@ class Step:
     ) -> None:
         self.verb: str = verb
         self.name: str = step_name
-        self.ins: tuple[Value, ...] = ins
+        self.ins: tuple[Value, ...] = inputs
         self.outs: tuple[Value, ...] = outs
         self.op: Op | None = op
         self.weight: Weight | None = weight
@@ -103,7 +103,7 @@ class Scope:
 
     @property
     def layer_values(self) -> tuple[Value, Value]:
-        """The input and output of each layer in a scope with a repeat."""
+        """The input and the output of one layer, in a scope that stands for several equal layers."""
         assert self.first_input is not None
         assert self.output is not None
         return self.first_input, self.output
@@ -174,7 +174,7 @@ def every_step(program_items: Iterable[Item]) -> Iterator[Step]:
 
 
 def _nodes_of_items(program_items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns a scope's operation, the operations of its alternative forms, and its child nodes."""
+    """Returns a scope's own operation, its operations in other forms by form name, and its child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
@@ -199,7 +199,7 @@ def _nodes_of_items(program_items: Sequence[Item]) -> tuple[Op | None, dict[str,
 
 
 def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the nodes of the first form, each with the operations by which the other forms differ."""
+    """Returns the nodes of the first form, and stores in each node its operations in the other forms."""
     (_, first_branch), *other_branches = alternatives.branches.items()
     other_nodes = [(form_name, _nodes_of_items(branch.items)) for form_name, branch in other_branches]
     op, forms, children = _nodes_of_items(first_branch.items)
@@ -226,7 +226,7 @@ def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], 
 
 
 def _are_equal_ops(op: Op, other_op: Op | None) -> bool:
-    """Whether two ops are known to be equal, for integer, array or symbolic sizes."""
+    """Whether two operations are certainly equal; their sizes may be integers, arrays or symbols."""
     return type(op) is type(other_op) and all(
         same(getattr(op, field_name), getattr(other_op, field_name)) for field_name in op.__dataclass_fields__
     )

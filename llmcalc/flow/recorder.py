@@ -15,7 +15,7 @@ from .value import Value, Weight
 
 
 class Recordable(Protocol):
-    """The interface of a recordable component: its kind, the source of its formula, and the method `flow`."""
+    """The interface of a component that a recorder can record: its kind, its formula's source, and `flow`."""
 
     kind: ClassVar[str]
 
@@ -73,7 +73,7 @@ class Recorder:
 
     def part(
         self,
-        name: str,
+        part_name: str,
         part: Recordable,
         x: Value,
         *,
@@ -94,16 +94,18 @@ class Recorder:
         arguments: further arguments of its flow.
         """
         index_field: dict[str, Any] = {} if list_index is None else {"indices": (list_index,)}
-        with self.scope(name, kind=kind or part.kind, source=part.formula_source, role=role, **index_field) as scope:
+        with self.scope(
+            part_name, kind=kind or part.kind, source=part.formula_source, role=role, **index_field
+        ) as scope:
             scope.list_index, scope.argument = list_index, x
             scope.is_separate_model, scope.first_layer_output = is_separate_model, first_layer_output
-            output = (
+            output_value = (
                 part.flow(self, x, **arguments)
                 if first_layer_output is None
                 else part.flow(self, x, first_layer_output=first_layer_output, **arguments)
             )
-            scope.output = output
-            return output
+            scope.output = output_value
+            return output_value
 
     def layers(
         self,
@@ -121,7 +123,7 @@ class Recorder:
 
     def side_by_side(
         self,
-        name: str,
+        list_name: str,
         over: Axis,
         x: Value,
         record_module: Callable[[Value], Value],
@@ -130,20 +132,20 @@ class Recorder:
         split: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """Records equal modules once, with an axis for their number, and stacks the outputs after the value `after`.
+        """Records equal parallel modules once, with an axis for their number, and stacks their outputs after `after`.
 
         split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
         module_indices = range(over.size) if isinstance(over.size, int) else None
         module_input = x.view(*x.axes[1:]) if split else x
-        with self.scope(name, repeat=over.size, indices=module_indices, **node_fields) as scope:
+        with self.scope(list_name, repeat=over.size, indices=module_indices, **node_fields) as scope:
             scope.stacked_axis, scope.argument, scope.argument_slice = over, x, module_input if split else None
             output = scope.output = record_module(module_input)
         stacked_axis = Axis(over.name, over.size + 1)
         return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
-        """Records several ways to compute one value: form name → function. The first form is the default.
+        """Records several equivalent computations of one value, by form name. The first form is the default.
 
         Returns the value of the first form; each branch's scope has its own.
         """
@@ -159,7 +161,7 @@ class Recorder:
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
-        """Records the operations inside a `with` block as a separate stack, without values of other layers."""
+        """Records the operations inside a `with` block as a separate stack, which cannot read other layers' values."""
         outer_state = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}
         try:
@@ -173,7 +175,7 @@ class Recorder:
         return node_fields
 
     def rank_part(self, argument: Any) -> Any:
-        """Returns an axis, a shape or a weight unchanged; `RankFlow` overrides the method to return one rank's part."""
+        """Returns an axis, a shape or a weight unchanged. `RankFlow` overrides this to return one rank's part."""
         return argument
 
     def element_count(self, shape: Shape) -> Number:
@@ -202,14 +204,14 @@ class Recorder:
             Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
         )
 
-    def step(self, verb: str, node_name: str, ins: tuple[Value, ...], output: Value, **options: Any) -> Value:
+    def step(self, verb: str, node_name: str, inputs: tuple[Value, ...], output: Value, **options: Any) -> Value:
         """Records one step and returns the step's output."""
-        self.record(verb, node_name, ins, (output,), **options)
+        self.record(verb, node_name, inputs, (output,), **options)
         return output
 
     @contextmanager
     def function(self) -> Iterator[None]:
-        """Records the operations inside a `with` block as a function without a module.
+        """Records the operations inside a `with` block as a Python function of the model, without a module.
 
         At its end, the variables that `hold` names inside let go of their values.
         """
@@ -217,9 +219,9 @@ class Recorder:
         yield
         self.record("leave", "", ())
 
-    def add_output(self, output: Value) -> None:
-        """Records a second model output besides `result`: predictions with a separate loss."""
-        self.record("add_output", "", (output,))
+    def add_output(self, output_value: Value) -> None:
+        """Records another output of the model besides `result`, such as predictions with a separate loss."""
+        self.record("add_output", "", (output_value,))
 
     def hold(self, **variables: Value) -> None:
         """Gives variable names to values of the forward pass, which stay in memory until reassignment or return.
@@ -232,6 +234,6 @@ class Recorder:
         """Gives variable names to values of the enclosing module's forward pass, which keep the values in memory."""
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=True)
 
-    def keep(self, **values: Value) -> None:
+    def keep(self, **named_values: Value) -> None:
         """Gives names to values that the forward pass stores for all layers until its end."""
-        self.record("keep", "", tuple(values.values()), names=tuple(values))
+        self.record("keep", "", tuple(named_values.values()), names=tuple(named_values))

@@ -84,17 +84,17 @@ class Node:
 
     @property
     def segment(self) -> str:
-        """This node's segment of a path: `layers.0-31`, `layers.{0-4,6-10}`, `self_attn`."""
+        """The node's part of a dotted path, with layer indices: `layers.0-31`, `layers.{0-4,6-10}`, `self_attn`."""
         return self.name if self.indices is None else f"{self.name}.{index_ranges(self.indices)}"
 
     @property
     def is_stack(self) -> bool:
         """Whether this node has layers as children."""
-        return any(child.kind == "layer" for child in self.children)
+        return any(child_node.kind == "layer" for child_node in self.children)
 
     def with_effect(self, effect: str) -> Node:
-        """Returns a tree of the nodes that may have an effect, such as parameters, with equal totals."""
-        reduced_children = (child.with_effect(effect) for child in self.children)
+        """Returns the tree without the nodes that cannot have an effect, such as parameters; the totals stay equal."""
+        reduced_children = (child_node.with_effect(effect) for child_node in self.children)
         children = tuple(
             reduced_child
             for reduced_child in reduced_children
@@ -106,11 +106,11 @@ class Node:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
     def has_form(self, form_name: str) -> bool:
-        """Whether this node or a node below has the named form."""
-        return form_name in self.forms or any(child.has_form(form_name) for child in self.children)
+        """Whether this node, or a node below, has an alternative computation of this name."""
+        return form_name in self.forms or any(child_node.has_form(form_name) for child_node in self.children)
 
     def place(self, run_config: RunConfig | None = None) -> Place:
-        """Returns the place of this node as the root of a tree."""
+        """Returns this node as the root of a tree, as a `Place`."""
         return Place(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
 
     def walk(self, run_config: RunConfig | None = None) -> Iterator[Place]:
@@ -130,7 +130,7 @@ class Node:
 
 @frozen
 class Place:
-    """A node with a position in the model (repeats and roles of the ancestors) and a run config.
+    """A node at its position in the model, with the repeats and roles of its ancestors and a run config.
 
     node: the node.
     parent: the place of its parent; None for the root.
@@ -175,12 +175,12 @@ class Place:
     def walk(self) -> Iterator[Place]:
         """Yields this place and every place below, parents first."""
         yield self
-        for child in self.children():
-            yield from child.walk()
+        for child_node in self.children():
+            yield from child_node.walk()
 
     @property
     def use(self) -> OpUse | None:
-        """Returns the node's primitive operation with roles and run config; None for a group of nodes."""
+        """Returns the node's primitive operation with its roles and run config; None for a group of nodes."""
         return _primitive_use(self.node, self.roles, self.run_config)
 
     def own_cost(self, cost: Cost) -> Number:
@@ -206,7 +206,7 @@ class Place:
 
 @frozen(slots=True)
 class OpUse:
-    """A primitive operation with roles and run config.
+    """A primitive operation, with the roles of its node and the run config for its costs.
 
     A cost that it lacks, or that its roles exclude, is 0.
     """
@@ -216,7 +216,7 @@ class OpUse:
     run_config: RunConfig | None
 
     def has(self, effect: str) -> bool:
-        """Whether the primitive has this effect (parameters, FLOPs, …) in its roles."""
+        """Whether the operation counts for an effect (parameters, FLOPs, …) in the roles of its node."""
         return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
     def _effect_or_zero(self, effect: str, *arguments: Any) -> Number:
@@ -255,7 +255,7 @@ class OpUse:
 
 
 def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> OpUse | None:
-    """Returns the node's primitive in these roles, in the executed form; None for a group of nodes."""
+    """Returns the primitive operation that runs at a node with these roles; None for a group of nodes."""
     op = node.op
     if op is None:
         return None
@@ -270,12 +270,12 @@ def _cost_per_repeat(
     """Returns the cost of one repeat of a node for the given roles, which includes all nodes below."""
     op_use = _primitive_use(node, roles, run_config)
     total_cost: Number = 0 if op_use is None else cost(op_use)
-    for child in node.children:
-        if not child.optional or child.optional in include:
-            child_roles = roles if child.role == "own" else roles | {child.role}
-            cost_below = _cost_per_repeat(child, child_roles, run_config, cost, include)
+    for child_node in node.children:
+        if not child_node.optional or child_node.optional in include:
+            child_roles = roles if child_node.role == "own" else roles | {child_node.role}
+            cost_below = _cost_per_repeat(child_node, child_roles, run_config, cost, include)
             if not is_zero(cost_below):
-                total_cost = add(total_cost, times(cost_below, child.repeat))
+                total_cost = add(total_cost, times(cost_below, child_node.repeat))
     return total_cost
 
 
@@ -286,7 +286,7 @@ Cost: TypeAlias = Callable[[OpUse], Number]
 def cost_by_kind(
     root: Node, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
 ) -> dict[str, Number]:
-    """Returns the cost of every primitive, summed per component. The components add up to the total."""
+    """Returns the summed cost of each kind of component; the sums add up to the total of the tree."""
     costs_by_kind: dict[str, Number] = {}
     for node_place in root.walk(run_config):
         if node_place.optional and node_place.optional not in include:
@@ -301,13 +301,13 @@ def index_ranges(indices: Sequence[int]) -> str:
     """Writes layer indices as ranges: `0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
     if len(indices) > 2:
         stride = indices[1] - indices[0]
-        if stride > 1 and all(last - first == stride for first, last in pairwise(indices)):
+        if stride > 1 and all(last_index - first == stride for first, last_index in pairwise(indices)):
             return f"{indices[0]}..{indices[-1]}/{stride}"
     index_runs: list[list[int]] = []
-    for i in indices:
-        if index_runs and i == index_runs[-1][1] + 1:
-            index_runs[-1][1] = i
+    for layer_index in indices:
+        if index_runs and layer_index == index_runs[-1][1] + 1:
+            index_runs[-1][1] = layer_index
         else:
-            index_runs.append([i, i])
-    range_texts = [str(first) if first == last else f"{first}-{last}" for first, last in index_runs]
+            index_runs.append([layer_index, layer_index])
+    range_texts = [str(first) if first == last_index else f"{first}-{last_index}" for first, last_index in index_runs]
     return range_texts[0] if len(range_texts) == 1 else "{" + ",".join(range_texts) + "}"

@@ -36,9 +36,9 @@ class Value:
             self._width = element_count(self.axes)
         return self._width
 
-    def view(self, *axes: Axis | JoinedShapes, rows: Rows | None = None) -> Value:
+    def view(self, *axes: Axis | JoinedShapes, new_rows: Rows | None = None) -> Value:
         """Returns a view of the same storage with other axes."""
-        return Value(self.rows if rows is None else rows, axes, self, self.fixed, self.cache)
+        return Value(self.rows if new_rows is None else new_rows, axes, self, self.fixed, self.cache)
 
     @property
     def storage(self) -> Value:
@@ -55,9 +55,9 @@ class Weight:
 
     __slots__ = ("ins", "is_counted", "name", "out", "tied")
 
-    def __init__(self, weight_name: str, output_axes: Shape, ins: Shape) -> None:
+    def __init__(self, weight_name: str, output_axes: Shape, input_axes: Shape) -> None:
         self.name: str = weight_name
         self.out: Shape = output_axes
-        self.ins: Shape = ins
+        self.ins: Shape = input_axes
         self.is_counted: bool = False
         self.tied: bool = False

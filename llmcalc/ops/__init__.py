@@ -66,13 +66,13 @@ if TYPE_CHECKING:
     from .sparse import SharedTableScores as SharedTableScores
 
 
-def __getattr__(name: str) -> Any:
-    """Returns a less common primitive, imported on first use."""
+def __getattr__(op_name: str) -> Any:
+    """Returns a rarely used primitive operation, and imports its module on first use."""
     from importlib import import_module
 
     for file in ("products", "sparse", "recurrent", "hashed"):
-        primitive = vars(import_module(f".{file}", __name__)).get(name)
+        primitive = vars(import_module(f".{file}", __name__)).get(op_name)
         if isinstance(primitive, type) and issubclass(primitive, Op):
-            globals()[name] = primitive
+            globals()[op_name] = primitive
             return primitive
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    raise AttributeError(f"module '{__name__}' has no attribute '{op_name}'")

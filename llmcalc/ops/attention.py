@@ -70,10 +70,10 @@ class AttentionCore(Op):
 
     def _cached_keys(self, past: Number, run_config: RunConfig) -> Number:
         """Returns the number of cached keys that new tokens attend to; at most W − 1 with a window W."""
-        limit = self.window if self.window is not None else self.chunk
+        token_limit = self.window if self.window is not None else self.chunk
         if self.selected is not None and run_config.phase == "decode":
-            limit = self.selected
-        return past if limit is None or is_zero(past) else minimum(past, limit - 1)
+            token_limit = self.selected
+        return past if token_limit is None or is_zero(past) else minimum(past, token_limit - 1)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         return 2 * run_config.batch * self.heads * self.pairs(run_config) * (self.qk_dim + self.v_dim)
@@ -179,19 +179,19 @@ class KVCache(Op):
         return run_config.batch * tokens * self.width * kv_bits
 
 
-def _causal_pairs(depth: Number, window: Number, chunk: Number) -> Number:
+def _causal_pairs(depth: Number, window: Number, chunk_size: Number) -> Number:
     """Returns the number of allowed pairs of n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
         m = minimum(depth, window)
         return triangle(m) + (depth - m) * window
-    if chunk is not None:
-        whole_chunks = floor_div(depth, chunk)
-        return whole_chunks * triangle(chunk) + triangle(depth - whole_chunks * chunk)
+    if chunk_size is not None:
+        whole_chunks = floor_div(depth, chunk_size)
+        return whole_chunks * triangle(chunk_size) + triangle(depth - whole_chunks * chunk_size)
     return triangle(depth)
 
 
 def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) -> Number:
-    """Returns the number of patch pairs in the same square of an image, or of positions in the same stretch of audio.
+    """Returns the number of (query, key) pairs in the same square of patches, or in the same stretch of audio.
 
     Squares at the edges of an image are smaller, and so is the last stretch.
     """
@@ -208,9 +208,9 @@ def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) ->
     return pair_count
 
 
-def _centred_pairs(n: Number, window: Number) -> Number:
+def _centred_pairs(tokens: Number, window: Number) -> Number:
     """Returns the number of allowed pairs of n tokens, each with a window centred on it; n² without a window."""
     if window is None:
-        return n * n
+        return tokens * tokens
     keys_before, keys_after = floor_div(window - 1, 2), floor_div(window, 2)
-    return _causal_pairs(n, keys_before + 1, None) + _causal_pairs(n, keys_after + 1, None) - n
+    return _causal_pairs(tokens, keys_before + 1, None) + _causal_pairs(tokens, keys_after + 1, None) - tokens

@@ -53,7 +53,7 @@ class Op:
     effects: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
-        """Raises `TypeError` for an effect without a method, or a method without an effect."""
+        """Raises `TypeError` for a subclass whose methods do not match its declared effects."""
         method_effects = {name for name in EFFECTS for base_class in cls.__mro__[:-2] if name in base_class.__dict__}
         default_effects = {name for name in ("active_params", "backward_flops") if name in cls.effects}
         if cls.effects - EFFECTS:
@@ -130,5 +130,5 @@ class Elementwise(Op):
 
 
 def per_head_shape(vector_size: Number, heads: Number) -> tuple[Number, ...]:
-    """Returns the shape of a vector, or of one vector per head."""
+    """Returns the shape of one vector or, with `heads`, of one vector per head."""
     return (vector_size,) if heads is None else (heads, 1, exact_div(vector_size, heads))

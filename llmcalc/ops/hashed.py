@@ -42,13 +42,13 @@ class ChunkCore(AttentionCore):
             triangle(row_count) if is_masked else row_count * row_count
         )
 
-    def _causal_pairs_of_chunks(self, rows: Number) -> Number:
+    def _causal_pairs_of_chunks(self, tokens: Number) -> Number:
         """Returns the number of (query, key) pairs of unsorted tokens.
 
         A neighbour `chunk_shift` chunks further is an earlier one for the last `chunk_shift` chunks, which have the
         first chunks as their neighbours.
         """
-        chunks, pair_count = maximum(floor_div(rows, self.block), 1), 0
+        chunks, pair_count = maximum(floor_div(tokens, self.block), 1), 0
         for chunk_offset in range(-self.before, self.after + 1):
             chunk_shift = chunk_offset - chunks * floor_div(chunk_offset, chunks)
             pair_count += chunk_shift * self.block**2 + (1 - minimum(1, chunk_shift)) * chunks * triangle(self.block)

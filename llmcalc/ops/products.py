@@ -103,7 +103,7 @@ class Product(Op):
 
 @frozen(slots=True)
 class ExpertRows(Op):
-    """A table with one vector per expert, of which each token uses `top_k` (Doge)."""
+    """A table with one vector per expert; each token uses the vectors of `top_k` experts (Doge)."""
 
     effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 

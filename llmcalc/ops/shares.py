@@ -1,4 +1,4 @@
-"""Linear layers that a rank runs on a subset of the tokens, either a part of the sequence or received tokens."""
+"""Linear layers of which a rank computes only some of the tokens: a part of the sequence, or received tokens."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ExpertShare(ExpertLinear):
 
 @frozen(slots=True)
 class IdentityShare(IdentityExperts):
-    """The identity experts on a rank with sharded other experts. maps: the linear layers of all experts.
+    """The identity experts of a rank whose other experts are sharded. maps: the linear layers of all experts.
 
     ranks: over how many ranks the real experts are divided, each of them whole or in parts.
     """

@@ -33,7 +33,7 @@ class MaskedCore(AttentionCore):
 class VisibleKeysCore(AttentionCore):
     """The base of attention to a subset of the earlier keys, whose full passes mask the other keys."""
 
-    def visible_pairs(self, n: Number) -> Number:
+    def visible_pairs(self, tokens: Number) -> Number:
         """Returns the number of (query, key) pairs of the first n tokens."""
         raise TypeError(f"{type(self).__name__} states no pairs")
 
@@ -58,14 +58,14 @@ class BlockCore(VisibleKeysCore):
     def selects_keys(self) -> bool:
         return True
 
-    def visible_pairs(self, n: Number) -> Number:
+    def visible_pairs(self, tokens: Number) -> Number:
         """Returns the number of (query, key) pairs of the first n tokens.
 
         These are all pairs while the tokens fill at most `blocks` blocks; then `blocks` − 1 full blocks and the token's
         own block up to the token.
         """
-        tokens_within_limit = minimum(n, self.block * self.blocks)
-        limited_tokens = n - tokens_within_limit
+        tokens_within_limit = minimum(tokens, self.block * self.blocks)
+        limited_tokens = tokens - tokens_within_limit
         whole_blocks = floor_div(limited_tokens, self.block)
         own_block_pairs = whole_blocks * triangle(self.block) + triangle(limited_tokens - whole_blocks * self.block)
         return triangle(tokens_within_limit) + limited_tokens * (self.blocks - 1) * self.block + own_block_pairs
@@ -80,12 +80,12 @@ class PooledCore(VisibleKeysCore):
 
     pool: Number = 1
 
-    def visible_pairs(self, n: Number) -> Number:
+    def visible_pairs(self, tokens: Number) -> Number:
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
         pool_scores = EntryScores(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
-        pools = floor_div(n, self.pool)
-        unpooled_pairs = pools * triangle(self.pool - 1) + triangle(n - pools * self.pool)
-        return self.pool * pool_scores.visible_pairs(n) + unpooled_pairs
+        pools = floor_div(tokens, self.pool)
+        unpooled_pairs = pools * triangle(self.pool - 1) + triangle(tokens - pools * self.pool)
+        return self.pool * pool_scores.visible_pairs(tokens) + unpooled_pairs
 
 
 @frozen(slots=True)
@@ -102,8 +102,8 @@ class LocalCore(AttentionCore):
         new_tokens = run_config.new_rows(self.rows)
         block_sums = 0 if self.global_block is None else floor_div(new_tokens, self.global_block)
         if run_config.pairs == "full":
-            block = self.radius + 1
-            return ceil_div(new_tokens, block) * block * add(3 * block, block_sums)
+            block_size = self.radius + 1
+            return ceil_div(new_tokens, block_size) * block_size * add(3 * block_size, block_sums)
         local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run_config)
         return add(local_pairs, new_tokens * block_sums)
 
@@ -184,17 +184,18 @@ class PredictCore(AttentionCore):
         if run_config.pairs == "full":
             return self.streams * new_tokens * (past_tokens + new_tokens + new_tokens)
         main_pairs: Number = 0
-        for i in range(self.streams):
+        for stream in range(self.streams):
             main_pairs = add(
                 main_pairs,
-                self._main_stream_pairs(past_tokens + new_tokens, i) - self._main_stream_pairs(past_tokens, i),
+                self._main_stream_pairs(past_tokens + new_tokens, stream)
+                - self._main_stream_pairs(past_tokens, stream),
             )
         return add(main_pairs, self.streams * new_tokens)
 
-    def _main_stream_pairs(self, n: Number, stream: int) -> Number:
+    def _main_stream_pairs(self, tokens: Number, stream: int) -> Number:
         """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
-        first_tokens = minimum(n, stream)
-        return first_tokens + triangle(n - first_tokens)
+        first_tokens = minimum(tokens, stream)
+        return first_tokens + triangle(tokens - first_tokens)
 
 
 @frozen(slots=True)
@@ -208,16 +209,16 @@ class EntryScores(AttentionCore):
     def selects_keys(self) -> bool:
         return self.chosen is not None
 
-    def visible_pairs(self, n: Number) -> Number:
+    def visible_pairs(self, tokens: Number) -> Number:
         """Returns the (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen), p = 1 … n."""
         if self.chosen is not None:
-            m = minimum(n, self.rate * self.chosen)
-            return self._unlimited_pairs(m) + (n - m) * self.chosen
-        return self._unlimited_pairs(n)
+            unlimited_tokens = minimum(tokens, self.rate * self.chosen)
+            return self._unlimited_pairs(unlimited_tokens) + (tokens - unlimited_tokens) * self.chosen
+        return self._unlimited_pairs(tokens)
 
-    def _unlimited_pairs(self, n: Number) -> Number:
-        q = floor_div(n, self.rate)
-        return self.rate * exact_div(q * (q - 1), 2) + q * (n - self.rate * q + 1)
+    def _unlimited_pairs(self, tokens: Number) -> Number:
+        q = floor_div(tokens, self.rate)
+        return self.rate * exact_div(q * (q - 1), 2) + q * (tokens - self.rate * q + 1)
 
     def pairs(self, run_config: RunConfig) -> Number:
         past_tokens, new_tokens = run_config.past_rows(self.rows), run_config.new_rows(self.rows)
@@ -292,7 +293,7 @@ class EntryCache(Op):
 
 @frozen(slots=True)
 class LastWindow(Op):
-    """The cached window of `rate` tokens for the next entry: `width` elements and weights per token.
+    """A cache of the last `rate` tokens for the next compressed entry: `width` elements and weights per token.
 
     It is empty before the first full window (DeepSeek-V4).
     """
@@ -305,5 +306,5 @@ class LastWindow(Op):
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
-        windows = minimum(floor_div(run_config.available_rows(self.rows), self.rate), 1)
-        return run_config.batch * windows * 2 * self.rate * self.width * kv_bits
+        window_count = minimum(floor_div(run_config.available_rows(self.rows), self.rate), 1)
+        return run_config.batch * window_count * 2 * self.rate * self.width * kv_bits

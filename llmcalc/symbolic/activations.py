@@ -119,11 +119,13 @@ class Activations:
     def components(self) -> list[tuple[int, FormulaNode]]:
         """Returns the parts of the model and of layers, storages shared by layers, and the loss."""
         component_nodes = components(self.formulas)
-        for stack in self.numbers.shared:
+        for stack_path in self.numbers.shared:
             last_layer_index = max(
-                i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack)] == stack
+                i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack_path)] == stack_path
             )
-            component_nodes.insert(last_layer_index + 1, (len(stack) - 1, _extra_entry(_shared_entry_path(stack))))
+            component_nodes.insert(
+                last_layer_index + 1, (len(stack_path) - 1, _extra_entry(_shared_entry_path(stack_path)))
+            )
         return [*component_nodes, (0, _extra_entry(LOSS_NAMES))]
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
@@ -155,11 +157,11 @@ class Activations:
         """Returns notes about cases in which the saved bytes differ from the formulas."""
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
-        root, two_sequences = self.formulas.root, {sequences_symbol(): 2}
+        root_node, two_sequences = self.formulas.root, {sequences_symbol(): 2}
         value_of_symbol = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
-        if self.letters.saved_bytes_of(root).xreplace({**value_of_symbol, **two_sequences}) == self.saved_sums(
+        if self.letters.saved_bytes_of(root_node).xreplace({**value_of_symbol, **two_sequences}) == self.saved_sums(
             "numbers", 2
-        ).saved_bytes_of(root):
+        ).saved_bytes_of(root_node):
             return ()
         return ("one sequence at a time keeps other copies than several; --batch 2 gives the formula of several",)
 
@@ -177,7 +179,7 @@ class SavedSums:
     loss: sum of the loss.
     """
 
-    def __init__(self, root: FormulaNode, blocks: Iterable[Block], notation: Notation) -> None:
+    def __init__(self, root: FormulaNode, memory_blocks: Iterable[Block], notation: Notation) -> None:
         self.notation: Notation = notation
         self.by_location: dict[int, Any] = {}
         self.times: dict[int, Any] = {}
@@ -186,19 +188,19 @@ class SavedSums:
         self.loss: Any = 0
         bytes_by_turn: defaultdict[Path, Counter[int]] = defaultdict(Counter)
         repeats_of_path: defaultdict[Path, set[int]] = defaultdict(set)
-        for block in blocks:
-            location, byte_count = block.location, formula_of(block.bytes)
+        for memory_block in memory_blocks:
+            location, byte_count = memory_block.location, formula_of(memory_block.bytes)
             if location.path == LOSS:
                 self.loss += byte_count
-            elif location.layer and block.shared:
+            elif location.layer and memory_block.shared:
                 self._add_shared_bytes(location.stack, byte_count)
             else:
                 bytes_by_turn[location.path][location.layer_index] += byte_count
                 repeats_of_path[location.layer].add(location.layer_index)
         self._paths = set(repeats_of_path) - {()}
         bytes_by_path = {
-            path: self._layer_sum(path, bytes_of_repeats, repeats_of_path)
-            for path, bytes_of_repeats in bytes_by_turn.items()
+            node_path: self._layer_sum(node_path, bytes_of_repeats, repeats_of_path)
+            for node_path, bytes_of_repeats in bytes_by_turn.items()
         }
         self.by_location[root.walk_indices[0]] = self._subtree_bytes(root, (), bytes_by_path) + self.loss
 
@@ -208,16 +210,16 @@ class SavedSums:
             return sum((self.by_location[location] for location in node.walk_indices), 0)
         bytes_outside_nodes = {
             LOSS_NAMES: self.loss,
-            **{_shared_entry_path(stack): byte_count for stack, byte_count in self.shared.items()},
+            **{_shared_entry_path(stack_path): byte_count for stack_path, byte_count in self.shared.items()},
         }
         return bytes_outside_nodes[_path_names(node)]
 
     def _add_shared_bytes(self, stack: PathNames, byte_count: Any) -> None:
         self.shared[stack] = self.shared.get(stack, 0) + byte_count
 
-    def _layer_sum(self, path: Path, sizes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
-        """Returns the saved bytes of a layer at a path. Storages of only some equal layers count as shared."""
-        layer = next((path[:i] for i in range(len(path), 0, -1) if path[:i] in self._paths), ())
+    def _layer_sum(self, node_path: Path, sizes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
+        """Returns the saved bytes of a layer. Storages that only some of the equal layers save count as shared."""
+        layer = next((node_path[:i] for i in range(len(node_path), 0, -1) if node_path[:i] in self._paths), ())
         if not layer:
             return sum(sizes_by_repeat.values())
         bytes_of_repeats = [
@@ -230,33 +232,35 @@ class SavedSums:
         return common_size
 
     def _subtree_bytes(
-        self, formula_node: FormulaNode, path: Path, inner_width: dict[Path, Any], repeat_count: Any = None
+        self, formula_node: FormulaNode, node_path: Path, inner_width: dict[Path, Any], repeat_count: Any = None
     ) -> Any:
         """Returns the saved bytes of a node with all nodes below, and stores the bytes of each node.
 
         inner_width: per path what no node has claimed yet; a step that is no node belongs to the module around it.
         repeat_count: the number of equal layers that it stands in; None outside the layers.
         """
-        total_sum = inner_width.pop(path, 0)
-        for child in formula_node.children:
+        total_sum = inner_width.pop(node_path, 0)
+        for child_node in formula_node.children:
             node, location = (
-                child.numeric_node if self.notation == "numbers" else child.symbolic_node,
-                child.walk_indices[0],
+                child_node.numeric_node if self.notation == "numbers" else child_node.symbolic_node,
+                child_node.walk_indices[0],
             )
-            child_path = (*path, (child.numeric_node.name, child.numeric_node.label))
+            child_path = (*node_path, (child_node.numeric_node.name, child_node.numeric_node.label))
             is_layer = repeat_count is None and child_path in self._paths
             self.times[location] = node.repeat if is_layer else repeat_count
-            self.by_location[location] = self._subtree_bytes(child, child_path, inner_width, self.times[location])
+            self.by_location[location] = self._subtree_bytes(child_node, child_path, inner_width, self.times[location])
             if is_layer:
                 self.layers.add(location)
             total_sum += self.by_location[location] * (node.repeat if is_layer else 1)
         total_sum += sum(
             inner_width.pop(unclaimed_path)
             for unclaimed_path in list(inner_width)
-            if unclaimed_path[: len(path)] == path
+            if unclaimed_path[: len(node_path)] == node_path
         )
-        path_names = tuple(name for name, _ in path)
-        return total_sum + sum(byte_count for stack, byte_count in self.shared.items() if stack[:-1] == path_names)
+        path_names = tuple(name for name, _ in node_path)
+        return total_sum + sum(
+            byte_count for stack_path, byte_count in self.shared.items() if stack_path[:-1] == path_names
+        )
 
 
 def group_by_token(expression: Any) -> Any:
@@ -295,7 +299,7 @@ def _shared_entry_path(stack: PathNames) -> PathNames:
 
 
 def _extra_entry(path_names: PathNames) -> FormulaNode:
-    """Returns a table entry for saved bytes outside of all nodes, such as the loss."""
+    """Returns a table entry for saved bytes that belong to no node, such as those of the loss."""
     extra_node = Node(path_names[-1])
     return FormulaNode(
         tuple((name, "", ()) for name in path_names), ".".join(path_names), (), extra_node, extra_node, 1, "", ""

@@ -1,4 +1,4 @@
-"""The papers of formulas, as BibTeX entries. `papers.toml` lists the papers by a formula's source."""
+"""The papers behind the formulas, as BibTeX entries; `papers.toml` lists each paper under its formula's source."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ class Paper(NamedTuple):
 
     def bibtex(self) -> str:
         """Returns the BibTeX entry: `@misc` with the arXiv number or the place of publication."""
-        fields = {"author": self.authors, "title": f"{{{self.title}}}", "year": str(self.year)}
+        bibtex_fields = {"author": self.authors, "title": f"{{{self.title}}}", "year": str(self.year)}
         if self.arxiv:
-            fields |= {"eprint": self.arxiv, "archivePrefix": "arXiv"}
+            bibtex_fields |= {"eprint": self.arxiv, "archivePrefix": "arXiv"}
         if self.where:
-            fields["howpublished"] = self.where
+            bibtex_fields["howpublished"] = self.where
         return (
             f"@misc{{{self.key},\n"
-            + "".join(f"  {field_name} = {{{field_text}}},\n" for field_name, field_text in fields.items())
+            + "".join(f"  {field_name} = {{{field_text}}},\n" for field_name, field_text in bibtex_fields.items())
             + "}\n"
         )
 
 
 @cache
 def paper_of_source() -> dict[str, Paper]:
-    """Returns the papers by the source text of formulas."""
+    """Returns a dict from the source text of a formula to its paper."""
     paper_tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
     return {source: Paper(**paper_fields) for source, paper_fields in paper_tables.items()}
 

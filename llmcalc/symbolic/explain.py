@@ -1,4 +1,4 @@
-"""The selection of the formulas of `llmcalc explain`, for the requested nodes or for the whole model."""
+"""Selects the formulas that `llmcalc explain` prints, for the requested nodes or the whole model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_KINDS = 40
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The formulas of one repeat of a node.
+    """The formulas of one node, for one of its repeats.
 
     formula_nodes: every place in the tree where they apply.
     formulas: the formulas.
@@ -40,7 +40,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer of `llmcalc explain`: formulas with values.
+    """The answer of `llmcalc explain`: the formulas of the requested nodes, with their values.
 
     sections: for a node, its sections; for the whole model, one for each component and the last for the model.
     formulas: the formulas of the model.
@@ -111,12 +111,12 @@ def check_layer_kinds(spec: ModelSpec) -> None:
 
 
 def _nonzero_formulas(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Returns the non-zero formulas, and the formula of active parameters even if it is 0."""
+    """Returns the formulas without those of value 0, except the formula of active parameters."""
     return tuple(formula for formula in formulas if formula.value or formula.quantity == "active")
 
 
 def _remove_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Removes the absorbed form's formula if equal to the expanded form's."""
+    """Removes the formula of absorbed attention if it equals the formula of expanded attention."""
     expanded_formulas = [formula.expression for formula in formulas if formula.quantity == "flops"]
     return tuple(
         formula
@@ -150,10 +150,10 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
         component_nodes.append((depth, formula_node))
         numeric_node = formula_node.numeric_node
         if numeric_node.kind == "layer" or numeric_node.is_stack or numeric_node.optional:
-            norms = [child for child in formula_node.children if child.numeric_node.kind == "norm"]
-            for child in formula_node.children:
-                if child.numeric_node.kind != "norm" or len(norms) == 1:
-                    add_component(child, depth + 1)
+            norms = [child_node for child_node in formula_node.children if child_node.numeric_node.kind == "norm"]
+            for child_node in formula_node.children:
+                if child_node.numeric_node.kind != "norm" or len(norms) == 1:
+                    add_component(child_node, depth + 1)
             if len(norms) > 1:
                 component_nodes.append((depth + 1, merge_nodes(formula_node, "norms", norms)))
         elif (
@@ -161,9 +161,9 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
             and any(c.children for c in numeric_node.children)
             and numeric_node.children[0].op is not None
         ):
-            for child in formula_node.children:
-                add_component(child, depth + 1)
+            for child_node in formula_node.children:
+                add_component(child_node, depth + 1)
 
-    for child in formulas.root.children:
-        add_component(child, 0)
+    for child_node in formulas.root.children:
+        add_component(child_node, 0)
     return component_nodes

@@ -106,7 +106,7 @@ DEFAULT_TRAINING = TrainingSetting()
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula and the formula's value.
+    """The formula of a quantity, and its value in numbers.
 
     quantity: the quantity.
     expression: the formula in symbols; its value where sympy is not installed.
@@ -133,7 +133,7 @@ class CostTerm:
 
 @dataclass(frozen=True, slots=True)
 class FormulaNode:
-    """A node of the tree in numeric and symbolic form.
+    """A node of the tree, once with numbers and once with symbols as sizes.
 
     walk_indices: indices of its places in a walk over the tree; several where a layer's norms are shown together.
     times: the number of copies in the model.
@@ -240,7 +240,7 @@ class Formulas:
     def formula_of_value(
         self, quantity: Quantity, expression: Any, known_value: int, node: FormulaNode, rewrite_sums: SumStyle
     ) -> Formula:
-        """Returns the formula of an expression with a known value.
+        """Returns the formula for an expression whose value in numbers is known.
 
         rewrite_sums: a function that rewrites the expression's sums.
 
@@ -265,7 +265,7 @@ class Formulas:
         return Formula(quantity, expression, known_value, open_form, formula_in_hidden)
 
     def _sum_terms(self, root: Node, cost_terms: Iterable[CostTerm], node: FormulaNode) -> Any:
-        """Returns the sum of the terms per repeat of the node."""
+        """Returns the sum of the cost terms for one repeat of the node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
             walked_places = self._places_in_run(root, cost_term.run_config)
@@ -281,18 +281,18 @@ class Formulas:
         return self._walks[cache_key]
 
     def _numeric_terms(self, quantity: Quantity) -> list[CostTerm]:
-        """Returns the terms of the quantity in numbers."""
+        """Returns the cost terms of a quantity, evaluated on the tree with numbers."""
         seq = self.setting.seq
         return self._cost_terms(quantity, seq, Fraction(1, seq), self._element_bits, Fraction(1, 8))
 
     def _symbolic_terms(self, quantity: Quantity) -> list[CostTerm]:
-        """Returns the terms of the quantity in symbols. Imports sympy."""
+        """Returns the cost terms of a quantity, evaluated on the tree with symbols. Imports sympy."""
         return self._cost_terms(quantity, keys_symbol(), 1 / keys_symbol(), 8 * bytes_symbol(), _one_eighth())
 
     def _cost_terms(
         self, quantity: Quantity, seq: Number, tokens_inverse: Any, element_bits: Number, one_eighth: Any
     ) -> list[CostTerm]:
-        """Returns the cost terms of which the quantity is the sum.
+        """Returns the cost terms whose sum is the quantity.
 
         seq: tokens of a sequence.
         tokens_inverse: 1 / seq.
@@ -395,15 +395,15 @@ class Formulas:
                 exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEAD_SIZES
             )
             lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == head_size_power else frozenset())
-            for (base, exponent), field in zip(factors, factor_fields, strict=True):
-                power = exponent if field in WIDTHS | HEAD_SIZES else 0
+            for (base, exponent), field_name in zip(factors, factor_fields, strict=True):
+                power = exponent if field_name in WIDTHS | HEAD_SIZES else 0
                 changed_terms = (
                     sympy.Rational(self.meanings[base].value) ** exponent
                     * (hidden / self.meanings[hidden].value) ** power
-                    if field in lengths
+                    if field_name in lengths
                     else base**exponent
                 )
-                summand = summand / base**exponent * changed_terms if field in lengths else summand
+                summand = summand / base**exponent * changed_terms if field_name in lengths else summand
             total_sum += summand
         coefficients = [term_of_sum.as_coeff_Mul()[0] for term_of_sum in sympy.Add.make_args(total_sum)]
         is_readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
@@ -415,8 +415,8 @@ class Formulas:
 
         value_of_symbol = {symbol: meaning.value for symbol, meaning in self.meanings.items()}
 
-        def symbols_of(fields: frozenset[str]) -> list[Any]:
-            return [symbol for symbol, meaning in self.meanings.items() if meaning.field in fields]
+        def symbols_of(field_names: frozenset[str]) -> list[Any]:
+            return [symbol for symbol, meaning in self.meanings.items() if meaning.field in field_names]
 
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value_of_symbol[denominator]) * denominator
@@ -428,11 +428,11 @@ class Formulas:
         )
         if len(hidden_widths) != 1:
             return []
-        (hidden,) = hidden_widths
-        width_ratios = [(width, ratio(value_of_symbol[width], hidden)) for width in symbols_of(WIDTHS)]
+        (hidden_symbol,) = hidden_widths
+        width_ratios = [(width, ratio(value_of_symbol[width], hidden_symbol)) for width in symbols_of(WIDTHS)]
         if len(head_sizes) == 1:
             width_ratios += [
-                (head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden))
+                (head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden_symbol))
                 for head in heads
             ]
         elif not head_sizes and len(heads) == 2:
@@ -492,7 +492,7 @@ def _one_eighth() -> Any:
 
 
 def _expand_if_shorter(expression: Any) -> Any:
-    """Expands an expression if that is shorter: 2E(hf + f) is, a(n + r)q is not."""
+    """Returns the expanded expression if it is shorter, else the expression: 2E(hf + f), but a(n + r)q."""
     import sympy
 
     expanded_sum = sympy.expand(expression)
@@ -502,7 +502,7 @@ def _expand_if_shorter(expression: Any) -> Any:
 def _build_node(
     numeric_place: Place, symbolic_node: Node, path_names: Steps, positions: Iterator[int], formula_source: str = ""
 ) -> FormulaNode:
-    """Builds a node with children. positions: yields each node's position in a walk of the tree."""
+    """Builds a formula node and its children. positions: yields each node's position in a walk of the tree."""
     node, walk_index = numeric_place.node, next(positions)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
         raise ArithmeticError(f"{numeric_place.path}: the tree in symbols is not the tree in numbers")
@@ -531,17 +531,17 @@ def _build_node(
 
 
 def merge_nodes(parent_node: FormulaNode, node_name: str, merged_nodes: Sequence[FormulaNode]) -> FormulaNode:
-    """Merges several parts of one node into one renamed part."""
+    """Merges several children of a node into one node with a new name."""
     numeric_node, symbolic_node = (
         Node(node_name, children=tuple(getattr(formula_node, node_field) for formula_node in merged_nodes))
         for node_field in ("numeric_node", "symbolic_node")
     )
-    positions = tuple(i for merged_node in merged_nodes for i in merged_node.walk_indices)
-    path = f"{parent_node.path}.{node_name}" if parent_node.path else node_name
+    positions = tuple(position for merged_node in merged_nodes for position in merged_node.walk_indices)
+    node_path = f"{parent_node.path}.{node_name}" if parent_node.path else node_name
     return replace(
         parent_node,
         path_names=(*parent_node.path_names, (node_name, "", ())),
-        path=path,
+        path=node_path,
         walk_indices=positions,
         numeric_node=numeric_node,
         symbolic_node=symbolic_node,
@@ -551,21 +551,21 @@ def merge_nodes(parent_node: FormulaNode, node_name: str, merged_nodes: Sequence
 
 def _places_in_run(node: FormulaNode) -> Iterator[FormulaNode]:
     yield node
-    for child in node.children:
-        yield from _places_in_run(child)
+    for child_node in node.children:
+        yield from _places_in_run(child_node)
 
 
 def _matches_path_end(query_names: list[str], path_names: Steps, allows_gaps: bool) -> bool:
-    """Whether names (with optional layer labels or numbers) match the end of a path."""
+    """Whether a path ends in these names; a name may include the layer's label or number."""
     if not query_names or not path_names:
         return False
-    (node_name, label, indices), outer_steps = path_names[-1], path_names[:-1]
+    (node_name, layer_label, indices), outer_steps = path_names[-1], path_names[:-1]
     last_name, remaining_names = query_names[-1], []
     if last_name == node_name:
         remaining_names.append(query_names[:-1])
     if (
         last_name
-        and (last_name == label or (last_name.isdecimal() and int(last_name) in indices))
+        and (last_name == layer_label or (last_name.isdecimal() and int(last_name) in indices))
         and (len(query_names) == 1 or query_names[-2] == node_name)
     ):
         remaining_names.append(query_names[:-2])

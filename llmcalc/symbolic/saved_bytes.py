@@ -36,7 +36,7 @@ LOSS: Path = (("loss", ""),)
 
 
 class Location(NamedTuple):
-    """The node that runs when a tensor is allocated, saved or freed in a recorded pass.
+    """The node of the model that is running when a pass allocates, saves or frees a tensor.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.
@@ -69,9 +69,9 @@ class Block:
 
     __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
 
-    def __init__(self, byte_count: Number, kind: str, creator: Location) -> None:
+    def __init__(self, byte_count: Number, tensor_kind: str, creator: Location) -> None:
         self.bytes: Number = byte_count
-        self.kind: str = kind
+        self.kind: str = tensor_kind
         self.creator: Location = creator
         self.keepers: list[Location] = []
         self.ends: int = 0
@@ -101,14 +101,14 @@ class Storages:
         self.alive: dict[int, Block] = {}
 
     def allocate(self, byte_count: Number) -> Block:
-        block = Block(byte_count, self.kind, self.place)
-        self.alive[id(block)] = block
-        return block
+        memory_block = Block(byte_count, self.kind, self.place)
+        self.alive[id(memory_block)] = memory_block
+        return memory_block
 
     def free(self, block: Block) -> None:
         del self.alive[id(block)]
 
-    def reclassify(self, block: Block, kind: str) -> None:
+    def reclassify(self, block: Block, tensor_kind: str) -> None:
         block.keepers.append(self.place)
 
 
@@ -146,10 +146,10 @@ class NodeTrackingEager(Eager):
         outer_place, meter.place = meter.place, self.location([*self.frames[1:], frame])
         layer_output = super().layer(frame, x)
         meter.place = outer_place
-        for block in {
+        for memory_block in {
             id(tensor.storage.block): tensor.storage.block for tensor in _tensors(self.memo.values())
         }.values():
-            block.ends += 1
+            memory_block.ends += 1
         return layer_output
 
     def layer_runner(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
@@ -173,7 +173,7 @@ def _tensors(nested_values: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Pass:
-    """A recorded training pass.
+    """A training pass to record: its batch, sequence length, number format and kernels.
 
     batch: sequences.
     seq: tokens per sequence, also of an encoder.
@@ -211,11 +211,11 @@ def saved_blocks(
     )
     recorded_kernels.run_only = dict(training_pass.layers)
     with counted_as(meter, "input"):
-        ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(
+        token_ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(
             meter, (training_pass.batch, training_pass.seq), INT64
         )
         recorded_kernels.take_frames(program)
-        labels = recorded_kernels.t.flatten(ids)
+        labels = recorded_kernels.t.flatten(token_ids)
     model_output = recorded_kernels.run(program)
     if spec.head.type == "lm":
         meter.place = Location(LOSS)
@@ -224,6 +224,6 @@ def saved_blocks(
     output_node = model_output.node
     del model_output
     recorded_kernels.left.clear()  # states that modules keep for a next pass
-    blocks = [block for block in meter.alive.values() if block.kind == "temporary"]
+    memory_blocks = [memory_block for memory_block in meter.alive.values() if memory_block.kind == "temporary"]
     del output_node  # whose graph keeps them
-    return blocks
+    return memory_blocks

@@ -51,7 +51,7 @@ class SizeOccurrence:
 
 @dataclass(frozen=True, slots=True)
 class SymbolMeaning:
-    """The meaning of a symbol: name, field and value."""
+    """The meaning of a symbol: a name for readers, the field of the spec, and the value."""
 
     name: str
     field: str
@@ -101,7 +101,7 @@ _latest: dict[int, tuple[ModelSpec, Symbolic]] = {}
 
 
 def cached_symbolic(spec: ModelSpec) -> Symbolic:
-    """Returns the tree of `symbolic`, from a cache of the last model.
+    """Returns the result of `symbolic`, cached for the last model.
 
     Who asks for the formulas of one part after another, as the page does, has the tree made once.
     """
@@ -114,8 +114,8 @@ def cached_symbolic(spec: ModelSpec) -> Symbolic:
 
 def symbolic(spec: ModelSpec) -> Symbolic:
     """Returns the tree of a model, or of one rank of a layout, in symbols. Imports sympy."""
-    rank = spec if isinstance(spec, RankModel) else None
-    used_occurrences = _occurrences_in_ops(spec if rank is None else rank.full_model)
+    rank_model = spec if isinstance(spec, RankModel) else None
+    used_occurrences = _occurrences_in_ops(spec if rank_model is None else rank_model.full_model)
     symbol_names = _symbol_names(used_occurrences + _depth_size_occurrences(spec))
     meanings: dict[Any, SymbolMeaning] = {}
 
@@ -136,25 +136,31 @@ def symbolic(spec: ModelSpec) -> Symbolic:
 
     symbolic_tree = (
         _replace_sizes_by_symbols(spec, symbol_or_size).tree()
-        if rank is None
-        else _rank_in_symbols(rank, symbol_or_size, symbol)
+        if rank_model is None
+        else _rank_in_symbols(rank_model, symbol_or_size, symbol)
     )
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
     for occurrence in _depth_size_occurrences(spec):
         stack = getattr(spec, occurrence.side)
-        labels, layer_counts, suffix = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
-        labels_by_kind = {layer_name: labels[layer_name] for layer_name in layer_counts}
+        layer_labels, layer_counts, suffix = (
+            _layer_labels(stack),
+            _layer_counts(stack, rank_model),
+            _rank_suffix(rank_model),
+        )
+        labels_by_kind = {layer_name: layer_labels[layer_name] for layer_name in layer_counts}
         depth_symbol = symbol(symbol_names[occurrence], occurrence.field + suffix, sum(layer_counts.values()))
         if len(labels_by_kind) == 1:
-            groups[occurrence.side, next(iter(labels_by_kind))] = depth_symbol, next(iter(labels_by_kind.values()))
+            groups[occurrence.side, next(iter(labels_by_kind))] = (depth_symbol, next(iter(labels_by_kind.values())))
             continue
-        base = f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else symbol_names[occurrence]
+        base_name = (
+            f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else symbol_names[occurrence]
+        )
         for layer_name, layer_count in layer_counts.items():
             groups[occurrence.side, layer_name] = (
                 symbol(
-                    f"{base}_{labels_by_kind[layer_name]}",
+                    f"{base_name}_{labels_by_kind[layer_name]}",
                     f"{DEPTH} ({labels_by_kind[layer_name]}){suffix}",
                     layer_count,
                 ),
@@ -170,7 +176,7 @@ def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     if rank is None or rank.layout.pp == 1:
         return {layer_name: layer_count for layer_name, _, layer_count, _ in stack.groups() if not is_zero(layer_count)}
     layer_counts = {
-        layer_name: sum(i in rank.chunks.layers for i in layer_indices or ())
+        layer_name: sum(layer_index in rank.chunks.layers for layer_index in layer_indices or ())
         for layer_name, _, _, layer_indices in stack.groups()
     }
     return {layer_name: layer_count for layer_name, layer_count in layer_counts.items() if layer_count}
@@ -181,7 +187,7 @@ def _rank_suffix(rank: RankModel | None) -> str:
 
 
 def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
-    """Returns a rank's tree in symbols; its sizes are symbolic integers, because they depend on comparisons."""
+    """Returns the tree of one rank in symbols. Comparisons need values, so the sizes are integers with formulas."""
 
     def traced_size(occurrence: SizeOccurrence) -> Any:
         symbol_of_size = size_replacer(occurrence)
@@ -205,16 +211,17 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
 
 
 def _formulas_of(symbolic_value: Any) -> Any:
-    """Replaces symbolic integers by their formulas in a tree, an op or a size."""
+    """Returns a tree, an operation or a size with every `SymbolicInt` replaced by its formula."""
     if isinstance(symbolic_value, SymbolicInt):
         return symbolic_value.formula
     if isinstance(symbolic_value, tuple):
         return tuple(map(_formulas_of, symbolic_value))
     if isinstance(symbolic_value, dict):
-        return {field_key: _formulas_of(field) for field_key, field in symbolic_value.items()}
+        return {field_key: _formulas_of(symbolic_field) for field_key, symbolic_field in symbolic_value.items()}
     if is_dataclass(symbolic_value) and not isinstance(symbolic_value, type):
         changed_fields = {
-            field.name: _formulas_of(getattr(symbolic_value, field.name)) for field in fields(symbolic_value)
+            symbolic_field.name: _formulas_of(getattr(symbolic_value, symbolic_field.name))
+            for symbolic_field in fields(symbolic_value)
         }
         return replace(symbolic_value, **changed_fields)
     return symbolic_value
@@ -233,7 +240,7 @@ def spec_with_formulas(spec: ModelSpec) -> ModelSpec:
 
 
 def _remove_hyphens(symbol_name: str) -> str:
-    """Replaces hyphens in a name, which would look like a minus."""
+    """Removes the hyphens of a name, which would look like minus signs in a formula."""
     return symbol_name.replace("-", "_")
 
 
@@ -263,9 +270,9 @@ def sequences_symbol() -> Any:
 # --- where the sizes stand --------------------------------------------------------------------------------------------
 
 
-def letter_of_field(field: FieldInfo) -> str | None:
+def letter_of_field(field_info: FieldInfo) -> str | None:
     """Returns the letter of a field's type, or of the type inside `| None`."""
-    return _letter(field.metadata) or _letter_inside(field.annotation)
+    return _letter(field_info.metadata) or _letter_inside(field_info.annotation)
 
 
 def _letter(metadata: Iterable[Any]) -> str | None:
@@ -288,21 +295,21 @@ def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> M
 
 
 def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer) -> Stack:
-    labels = _layer_labels(stack)
+    layer_labels = _layer_labels(stack)
     changed_fields = _symbol_changes(
         stack, stack_name, "", "", size_replacer, kept_fields=frozenset({"block", "variants", DEPTH})
     )
 
-    def with_symbols(layer_name: str, block: Layer) -> Part:
+    def with_symbols(layer_name: str, layer: Layer) -> Part:
         return (
-            _part_in_symbols(block, stack_name, labels[layer_name], "", size_replacer)
-            if layer_name in labels
-            else block
+            _part_in_symbols(layer, stack_name, layer_labels[layer_name], "", size_replacer)
+            if layer_name in layer_labels
+            else layer
         )
 
     changed_fields["block"] = with_symbols(BASE, stack.block)
     changed_fields["variants"] = {
-        layer_name: with_symbols(layer_name, block) for layer_name, block in stack.variants.items()
+        layer_name: with_symbols(layer_name, layer) for layer_name, layer in stack.variants.items()
     }
     return stack.model_copy(update=changed_fields)
 
@@ -319,29 +326,31 @@ def _symbol_changes(
     size_replacer: SizeReplacer,
     kept_fields: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """Returns field → new value of the parts and sizes in which symbols replace numbers."""
+    """Returns the fields of a part that get symbols, each with its new value."""
     new_values: dict[str, Any] = {}
-    for field, field_info in type(part).model_fields.items():
-        field_value, letter = getattr(part, field), letter_of_field(field_info)
-        if field in kept_fields:
+    for field_name, field_info in type(part).model_fields.items():
+        field_value, symbol_letter = getattr(part, field_name), letter_of_field(field_info)
+        if field_name in kept_fields:
             continue
         if isinstance(field_value, Part):
-            new_values[field] = _part_in_symbols(field_value, stack_name, layer, field, size_replacer)
-        elif letter is not None and isinstance(field_value, int):
-            new_values[field] = size_replacer(SizeOccurrence(stack_name, layer, part_name, field, letter, field_value))
+            new_values[field_name] = _part_in_symbols(field_value, stack_name, layer, field_name, size_replacer)
+        elif symbol_letter is not None and isinstance(field_value, int):
+            new_values[field_name] = size_replacer(
+                SizeOccurrence(stack_name, layer, part_name, field_name, symbol_letter, field_value)
+            )
     return new_values
 
 
 def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
-    letter = letter_of_field(Stack.model_fields[DEPTH]) or "L"
+    symbol_letter = letter_of_field(Stack.model_fields[DEPTH]) or "L"
     return [
-        SizeOccurrence(stack_name, "", "", DEPTH, letter, stack.num_hidden_layers)
+        SizeOccurrence(stack_name, "", "", DEPTH, symbol_letter, stack.num_hidden_layers)
         for stack_name, stack in spec.stacks()
     ]
 
 
 def _occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
-    """Returns the sizes that affect a primitive, in the order of the spec, stacks first."""
+    """Returns the sizes that occur in a primitive operation, in the order of the spec, stacks first."""
     placeholder_symbols: dict[SizeOccurrence, Any] = {}
 
     def symbol_or_size(occurrence: SizeOccurrence) -> Any:
@@ -365,17 +374,17 @@ def _free_symbols(op: Any) -> set[Any]:
 
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
-    """Returns each kind of layer's label: a variant's name, or for `block` a distinguishing trait."""
+    """Returns a label per kind of layer: the name of a variant, or for `block` a property that distinguishes it."""
     blocks_by_kind = {
-        layer_name: block for layer_name, block, layer_count, _ in stack.groups() if not is_zero(layer_count)
+        layer_name: layer for layer_name, layer, layer_count, _ in stack.groups() if not is_zero(layer_count)
     }
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     other_traits = {
         trait
-        for layer_name, block in blocks_by_kind.items()
+        for layer_name, layer in blocks_by_kind.items()
         if layer_name != BASE
-        for trait in (layer_name, *_layer_traits(block))
+        for trait in (layer_name, *_layer_traits(layer))
     }
     trait_of_base = next(
         (layer_trait for layer_trait in _layer_traits(stack.block) if layer_trait not in other_traits), "base"
@@ -383,10 +392,10 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
     return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
 
 
-def _layer_traits(block: Layer) -> tuple[str, str]:
-    mixer, network = block.attention, block.feed_forward
-    kind = mixer.report_label() if isinstance(mixer, TokenMixer) else mixer.type
-    return kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
+def _layer_traits(layer: Layer) -> tuple[str, str]:
+    mixer, network = layer.attention, layer.feed_forward
+    mixer_kind = mixer.report_label() if isinstance(mixer, TokenMixer) else mixer.type
+    return mixer_kind, "moe" if isinstance(network, Network) and network.mixture else "dense"
 
 
 def _add_depth_symbols(
@@ -404,9 +413,9 @@ def _add_depth_symbols(
     if node.kind != "layer":
         return replace(node, children=children)
     layer_kind = node.label.removesuffix(SHARED) or BASE
-    layer_count, label = groups[stack_name, layer_kind]
+    layer_count, layer_label = groups[stack_name, layer_kind]
     repeat = layer_count - 1 if node.label.endswith(SHARED) else 1 if layer_kind in sharing else layer_count
-    return replace(node, repeat=repeat, label=node.label or label, children=children)
+    return replace(node, repeat=repeat, label=node.label or layer_label, children=children)
 
 
 # --- what they are called ---------------------------------------------------------------------------------------------
@@ -428,8 +437,8 @@ def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str
     return symbol_names
 
 
-def _short_name(field: str) -> str:
-    short_name = field.removeprefix("num_")
+def _short_name(field_name: str) -> str:
+    short_name = field_name.removeprefix("num_")
     for suffix in ("_size", "_dim", "_embeddings"):
         short_name = short_name.removesuffix(suffix)
     return short_name

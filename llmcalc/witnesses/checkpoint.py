@@ -73,16 +73,16 @@ def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
         op_use = node_position.use
         if op_use is None or node_position.optional:
             continue
-        for path in module_paths(node_position):
+        for module_path in module_paths(node_position):
             for tensor in op_use.tensors():
-                yield ExpectedTensor(path, _remove_unit_axes(tensor.shape))
+                yield ExpectedTensor(module_path, _remove_unit_axes(tensor.shape))
             if op_use.buffers():
-                yield ExpectedTensor(path, (op_use.buffers(),), buffer=True)
+                yield ExpectedTensor(module_path, (op_use.buffers(),), buffer=True)
 
 
 def _remove_unit_axes(shape: Shape) -> Shape:
     """Removes axes of length 1, which the tensors of some classes have."""
-    return tuple(length for length in shape if length != 1) or (1,)
+    return tuple(axis_length for axis_length in shape if axis_length != 1) or (1,)
 
 
 def match_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> TensorMatch:
@@ -125,7 +125,7 @@ def _match_fused_group(
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
-    position = {id(expected_tensor): i for i, expected_tensor in enumerate(unmatched_tensors)}
+    position = {id(expected_tensor): tensor_index for tensor_index, expected_tensor in enumerate(unmatched_tensors)}
     for tensor, shape in remaining_tensors:
         name_words = set(tensor.name.split("."))
         tensors_with_last_word = (
@@ -193,14 +193,16 @@ def _match_expert_stacks(
     unmatched_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
-    stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
-    tensor_shapes = {shape for expert_stack in stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])}
+    expert_stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
+    tensor_shapes = {
+        shape for expert_stack in expert_stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])
+    }
     by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in tensor_shapes:
             by_shape[shape].setdefault(_last_word(tensor.name), []).append(i)
     used_indices: set[int] = set()
-    for expert_stack in stacks:
+    for expert_stack in expert_stacks:
         same_shape = [
             by_shape[shape] for shape in {expert_stack.shape[1:], expert_stack.shape[:0:-1]} if shape in by_shape
         ]
@@ -228,7 +230,7 @@ def _match_expert_stacks(
 def _match_fused(
     expected_tensors: list[ExpectedTensor], remaining_tensors: Unmatched, tensor_match: TensorMatch
 ) -> Unmatched:
-    """Matches two or three tensors of one parent with a fused tensor, by concatenated rows or columns."""
+    """Matches two or three tensors of one parent module with one stored tensor that concatenates them."""
     unmatched_tensors: Unmatched = []
     fused_by_shape: dict[
         int, dict[Shape, tuple[ExpectedTensor, ...]]
@@ -249,7 +251,7 @@ def _match_fused(
 
 
 def _fused_shapes(unmatched_tensors: list[ExpectedTensor], axes: int) -> dict[Shape, tuple[ExpectedTensor, ...]]:
-    """Returns fused shape → the first tensors of a parent whose concatenation (or transpose) has this shape."""
+    """Returns a dict from each possible fused shape to the tensors of a parent module that concatenate to it."""
     tensors_by_shape: dict[Shape, tuple[ExpectedTensor, ...]] = {}
     for sibling_group in _tensor_groups(unmatched_tensors, axes):
         for axis in range(max(0, axes - 2), axes):
@@ -293,7 +295,7 @@ def _same_name(node_name: str, tensor_name: str) -> bool:
 
 
 def _match_across_layers(tensor_match: TensorMatch) -> None:
-    """Matches tensors that are inside a layer in the file but outside of layers in the spec, or the reverse.
+    """Matches tensors that the file has inside a layer and the spec outside of layers, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
     missing_words = {
@@ -348,7 +350,7 @@ def _stack_in_name(tensor_name: str) -> str:
 
 
 def _accept_tied_head_copies(spec: ModelSpec, tensor_match: TensorMatch) -> None:
-    """Accepts a stored output head as a second copy of a tied embedding."""
+    """Accepts an output head in the checkpoint that is a copy of the tied embedding."""
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)

@@ -29,7 +29,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison: the number that llmcalc's formulas give, and the independently measured number.
+    """A comparison of one number from llmcalc's formulas with an independent measurement.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def where(self) -> str:
-        """The path of the node, and the length of the pass if several lengths were measured."""
+        """The path of the checked node, with the length of the pass if several lengths were measured."""
         node = self.node or "model"
         return node if self.seq is None else f"{node}, {self.seq:,} tokens"
 
@@ -162,7 +162,7 @@ def compare_nodes(
     run_config: RunConfig | None = None,
     include: frozenset[str] = frozenset(),
 ) -> Iterator[Check]:
-    """Yields a check for every node of the tree, and for optional parts in `include`.
+    """Yields a check for every node of the tree. include: the optional parts that are checked too.
 
     Repeats are compared individually, and reported as one check if their measurements agree.
 

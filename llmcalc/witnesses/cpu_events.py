@@ -48,7 +48,7 @@ class Block:
 
     @property
     def is_number(self) -> bool:
-        """Whether the block is a Python number's tensor, which no operation allocates."""
+        """Whether the block is torch's tensor of a Python number, which no operation allocates."""
         return not self.kernel and self.size == NUMBER
 
     @property
@@ -94,7 +94,7 @@ class GradientSums(NamedTuple):
 
 @contextmanager
 def discarded_log() -> Iterator[None]:
-    """Discards what torch's profiler writes to the standard error; no setting of torch silences all of it."""
+    """Discards the standard error output of torch's profiler, which no setting of torch silences."""
     saved_descriptor, null_descriptor = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null_descriptor, 2)
@@ -141,7 +141,7 @@ class CpuEvents:
 
 
 def outermost_kernel(operations: list[Any]) -> Any | None:
-    """Returns the first of nested operations that autograd does not decompose; None without one."""
+    """Returns the outermost of nested operations that is a kernel; None without a kernel."""
     return next((operation for operation in operations if _is_kernel(operation.name)), None)
 
 
@@ -198,17 +198,19 @@ def _is_kernel(operation_name: str) -> bool:
     if not operation_name.startswith("aten::"):
         return False
     schemas = [
-        schema for schema in torch._C._jit_get_schemas_for_operator(operation_name) if _is_callable_overload(schema)
+        op_schema
+        for op_schema in torch._C._jit_get_schemas_for_operator(operation_name)
+        if _is_callable_overload(op_schema)
     ]
-    overload_names = [f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas]
+    overload_names = [f"{op_schema.name}.{op_schema.overload_name}".rstrip(".") for op_schema in schemas]
     return any(
-        not torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd")
-        for schema in overload_names
+        not torch._C._dispatch_has_kernel_for_dispatch_key(op_schema, "CompositeImplicitAutograd")
+        for op_schema in overload_names
     )
 
 
 def _is_callable_overload(schema: Any) -> bool:
-    """Whether the reference may call an operator's overload, which takes tensors without named axes and `out`."""
+    """Whether an operator's overload has a kernel and takes neither axis names nor `out`."""
     operation_name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     has_kernel = torch._C._dispatch_has_kernel(operation_name)
     return (

@@ -68,10 +68,10 @@ def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callab
         for deviation in _deviations_of(model_type, quantity, spec)
         if deviation.node_path
     }
-    return lambda path: sum(
+    return lambda module_path: sum(
         added_count
         for deviating_path, added_count in counts_by_path.items()
-        if deviating_path == path or deviating_path.startswith(f"{path}.")
+        if deviating_path == module_path or deviating_path.startswith(f"{module_path}.")
     )
 
 

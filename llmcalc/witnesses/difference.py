@@ -1,4 +1,4 @@
-"""Explains a difference between parameter counts by a size of the spec, a multiple of it, or a product of sizes."""
+"""Explains a difference between two parameter counts by a size of the spec, its multiple, or a product of sizes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def list_sizes(spec: ModelSpec) -> Sizes:
 
 
 def _sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
-    for field_name, field in type(spec_part).model_fields.items():
+    for field_name, field_info in type(spec_part).model_fields.items():
         field_size = getattr(spec_part, field_name)
-        if isinstance(field_size, int) and field_size > 1 and letter_of_field(field) is not None:
+        if isinstance(field_size, int) and field_size > 1 and letter_of_field(field_info) is not None:
             yield field_name, field_size
         field_values = field_size.values() if isinstance(field_size, dict) and field_name != "towers" else (field_size,)
         for field_value in field_values:

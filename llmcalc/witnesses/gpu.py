@@ -155,12 +155,12 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
         measured_run.beside_bytes = statistics.outside_bytes()
         return measured_run
     cache_tensors = cache_shapes(spec, training_run) if training_run.phase == "decode" else {}
-    passes = InferencePasses(spec, training_run, statistics.device)
+    inference_passes = InferencePasses(spec, training_run, statistics.device)
     statistics.empty_and_reset()
     if training_run.phase == "decode":
-        passes.create_cache(cache_tensors)
+        inference_passes.create_cache(cache_tensors)
     record_phase("set-up")
-    (passes.decode if training_run.phase == "decode" else passes.prefill)()
+    (inference_passes.decode if training_run.phase == "decode" else inference_passes.prefill)()
     record_phase(training_run.phase)
     measured_run.beside_bytes = statistics.outside_bytes()
     return measured_run
@@ -170,7 +170,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
 
 
 def closed_form(device: DeviceMemory) -> dict[str, int]:
-    """Returns bytes by quantity from `llmcalc memory`, with workspaces in requested bytes."""
+    """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces in requested bytes."""
     workspaces = sum(memory_part.bytes for memory_part in device.terms if memory_part.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device.exact_bytes + workspaces,

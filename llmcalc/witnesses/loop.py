@@ -69,10 +69,10 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset
 class without_initial_values(TorchFunctionMode):  # it is used as a function
     """Skips the initialisation of parameters, because memory does not depend on their values."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
             return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
 
 
 def token_ids(spec: ModelSpec, batch: int, tokens: int, device: str) -> Tensor:
@@ -100,7 +100,7 @@ def loss_or_output(
 
 
 class TrainingLoop:
-    """The measured training loop. A new batch overwrites the attributes of the previous batch."""
+    """The training loop whose memory is measured. Each batch overwrites the tensors of the previous batch."""
 
     def __init__(self, spec: ModelSpec, training: Training, device: str) -> None:
         self.spec: ModelSpec = spec
@@ -143,7 +143,7 @@ class TrainingLoop:
 
     @property
     def outside(self) -> Iterable[Tensor]:
-        """Returns tensors that exist outside of a micro-batch's autograd graph: parameters, buffers and inputs."""
+        """Returns the tensors outside of a micro-batch's autograd graph: parameters, buffers and inputs."""
         source_tensors = () if self.source is None else (self.source,)
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source_tensors)
 
@@ -202,20 +202,24 @@ def build_optimizers(
     implementation: OptimizerImplementation | None = None,
     momentum: bool = False,
 ) -> list[torch.optim.Optimizer]:
-    """Builds torch's optimizers for an optimizer's name.
+    """Builds the torch optimizers for the name of an optimizer.
 
     parameters: (parameter, whether it is a matrix of a layer).
     implementation: None (default) for torch's default.
     Raises `InputError` for an optimizer that torch does not have.
     """
-    record = optimizer(optimizer_name)
-    if record.build_torch_optimizers is None:
-        raise InputError(f"--optimizer {optimizer_name}: {record.not_in_torch}")
-    return list(record.build_torch_optimizers(parameters, implementation or record.implementations[0], momentum))
+    optimizer_record = optimizer(optimizer_name)
+    if optimizer_record.build_torch_optimizers is None:
+        raise InputError(f"--optimizer {optimizer_name}: {optimizer_record.not_in_torch}")
+    return list(
+        optimizer_record.build_torch_optimizers(
+            parameters, implementation or optimizer_record.implementations[0], momentum
+        )
+    )
 
 
 def layer_matrices(module: nn.Module) -> set[int]:
-    """Returns the ids of the weights of linear layers inside the model's layers."""
+    """Returns the Python ids of the weight matrices inside the model's layers."""
     return {
         id(submodule.weight)
         for module_name, submodule in module.named_modules()
@@ -232,15 +236,15 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
 
 def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
     """Returns the shapes of the cache after a prompt, from a run on the meta device."""
-    passes = InferencePasses(spec, inference, "meta")
-    passes.prefill()
-    paths = {module: module_path for module_path, module in passes.module.named_modules()}
+    inference_passes = InferencePasses(spec, inference, "meta")
+    inference_passes.prefill()
+    paths = {module: module_path for module_path, module in inference_passes.module.named_modules()}
     return {
         paths[module]: [
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.untyped_storage().nbytes() // tensor.itemsize)
             for tensor in tensors
         ]
-        for module, tensors in (passes.store or {}).items()
+        for module, tensors in (inference_passes.store or {}).items()
     }
 
 
@@ -261,9 +265,9 @@ class InferencePasses:
     def prefill(self) -> None:
         """Runs the prompt in one pass or in chunks."""
         seq = self.inference.seq
-        chunk = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
-        for past_tokens in range(0, seq, chunk):
-            self._run_pass(min(chunk, seq - past_tokens), past_tokens, last_only=self.store is not None)
+        chunk_size = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
+        for past_tokens in range(0, seq, chunk_size):
+            self._run_pass(min(chunk_size, seq - past_tokens), past_tokens, last_only=self.store is not None)
 
     def create_cache(self, cache_tensors: CacheShapes) -> None:
         """Creates the cache of a prompt. cache_tensors: the shapes of the cache's tensors."""

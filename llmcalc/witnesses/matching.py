@@ -26,7 +26,7 @@ def compare_modules(
     for node_positions in _group_nodes_by_modules(tree, modules_of_nodes, run_config):
         paths = module_paths(node_positions[0])
         counts_by_path: dict[str, int | None] = {
-            path: modules_of_nodes[path].measured(measured_by_path) for path in paths
+            node_path: modules_of_nodes[node_path].measured(measured_by_path) for node_path in paths
         }
         yield from check_repeats(
             _fused_nodes_name(node_positions), quantity, sum(map(closed_form, node_positions)), counts_by_path, witness
@@ -34,7 +34,7 @@ def compare_modules(
 
 
 def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
-    """Returns the kind of comparison for each leaf with parameters.
+    """Returns how each leaf node with parameters was compared.
 
     params: the parameters of one op in the class. include: the optional parts that the class has.
     """
@@ -49,31 +49,31 @@ def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost
         if node_position.own_cost(params) and node_position.optional in {"", *include}
     ]
     return Coverage(
-        tuple(path for path in leaves if group_sizes.get(path) == 1),
-        tuple(path for path in leaves if group_sizes.get(path, 1) > 1),
-        tuple(path for path in leaves if path not in group_sizes),
+        tuple(node_path for node_path in leaves if group_sizes.get(node_path) == 1),
+        tuple(node_path for node_path in leaves if group_sizes.get(node_path, 1) > 1),
+        tuple(node_path for node_path in leaves if node_path not in group_sizes),
     )
 
 
 def _group_nodes_by_modules(
     tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
-    """Groups nodes by matched modules of the class. A part of a module is a separate group.
+    """Returns the nodes that match the same modules of the class, by these modules.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
-    groups: dict[tuple[NodeModules | str, ...], list[Place]] = {}
+    places_by_modules: dict[tuple[NodeModules | str, ...], list[Place]] = {}
     for node_position in tree.walk(run_config):
         paths = module_paths(node_position)
-        if not node_position.path or not all(path in modules_of_nodes for path in paths):
+        if not node_position.path or not all(node_path in modules_of_nodes for node_path in paths):
             continue
-        node_modules = [modules_of_nodes[path] for path in paths]
+        node_modules = [modules_of_nodes[node_path] for node_path in paths]
         is_shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
-        node_group = groups.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
+        node_group = places_by_modules.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
         node_group[:] = [
             grouped_place for grouped_place in node_group if not node_position.path.startswith(f"{grouped_place.path}.")
         ] + [node_position]
-    return groups.values()
+    return places_by_modules.values()
 
 
 def _fused_nodes_name(node_positions: list[Place]) -> str:

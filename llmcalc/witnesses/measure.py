@@ -56,11 +56,11 @@ def encoder_input(
 def _sum_over_submodules(own_counts: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Adds the values of submodules to each module's value. The keys are module paths, empty for the root."""
     summed_counts = {"": 0}
-    for path, own_count in own_counts:
+    for module_path, own_count in own_counts:
         summed_counts[""] += own_count
-        while path:
-            summed_counts[path] = summed_counts.get(path, 0) + own_count
-            path = path.rpartition(".")[0]
+        while module_path:
+            summed_counts[module_path] = summed_counts.get(module_path, 0) + own_count
+            module_path = module_path.rpartition(".")[0]
     return summed_counts
 
 
@@ -74,10 +74,10 @@ def parameters(module: nn.Module) -> dict[str, int]:
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
     """Returns parameters by module path. A shared parameter belongs to the first of `listed_modules`."""
-    position_by_path = {path: i for i, path in reversed([*enumerate(listed_modules)])}
+    position_by_path = {module_path: i for i, module_path in reversed([*enumerate(listed_modules)])}
 
     def list_position(tensor_name: str) -> int:
-        """Returns the index in `listed_modules` of the innermost listed module of a name."""
+        """Returns the index in `listed_modules` of the innermost module that contains a parameter."""
         while tensor_name and tensor_name not in position_by_path:
             tensor_name = tensor_name.rpartition(".")[0]
         return position_by_path.get(tensor_name, len(position_by_path))
@@ -110,16 +110,16 @@ def skip_modules(module: nn.Module, paths: Iterable[str]) -> None:
 
 
 def copy_to_repeats(measured_values: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
-    """Adds the measurements of skipped modules, copied from equal modules that ran.
+    """Adds measurements for skipped modules: copies from the equal modules that ran.
 
     repeats: their paths by skipped path.
     """
     completed_values = dict(measured_values)
-    for path, measured_path in repeats.items():
+    for module_path, measured_path in repeats.items():
         for name, measured_count in measured_values.items():
             if name == measured_path or name.startswith(measured_path + "."):
-                completed_values[path + name[len(measured_path) :]] = measured_count
-        parent_path = path
+                completed_values[module_path + name[len(measured_path) :]] = measured_count
+        parent_path = module_path
         while parent_path:
             parent_path = parent_path.rpartition(".")[0]
             completed_values[parent_path] = completed_values.get(parent_path, 0) + measured_values.get(measured_path, 0)
@@ -160,18 +160,20 @@ def count_flops(
 
     from .counter import flop_counter
 
-    root = type(module).__name__
+    root_name = type(module).__name__
     owners = BackwardOwners(module) if train else None
     with flop_counter() as counter, torch.set_grad_enabled(train):
         model_outputs = run()
-        forward = flops_by_path(counter, root)
+        forward_flops = flops_by_path(counter, root_name)
         if owners is None:
-            return forward, {}
+            return forward_flops, {}
         backward = owners.backward(model_outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
-    forward_and_backward = {path: forward.get(path, 0) + backward.get(path, 0) for path in {*forward, *backward}}
-    return forward, forward_and_backward
+    forward_and_backward = {
+        path: forward_flops.get(path, 0) + backward.get(path, 0) for path in {*forward_flops, *backward}
+    }
+    return forward_flops, forward_and_backward
 
 
 class BackwardOwners:
@@ -199,8 +201,8 @@ class BackwardOwners:
 
         return hook
 
-    def _leave_module(self, _: nn.Module, args: Any, output: Any) -> None:
-        self._assign_owner(output, self.stack.pop())
+    def _leave_module(self, _: nn.Module, args: Any, module_output: Any) -> None:
+        self._assign_owner(module_output, self.stack.pop())
 
     def _assign_owner(self, output_tensors: Any, module_path: str) -> None:
         """Assigns the autograd nodes of these tensors to the module at `module_path`, unless they have an owner."""
@@ -223,7 +225,7 @@ class BackwardOwners:
         for hook_handle in self.handles:
             hook_handle.remove()
         self._assign_owner(model_outputs, "")
-        loss: Any = sum(output.float().sum() for output in model_outputs)
+        loss: Any = sum(module_output.float().sum() for module_output in model_outputs)
         flops_by_owner: dict[str, int] = {}
         running_path, bytes_before = "", count_so_far()
 

@@ -92,20 +92,20 @@ def _module_tree(
 ) -> ModuleSize:
     children: list[ModuleSize] = []
     if depth:
-        for child_name, child in module.named_children():
+        for child_name, child_module in module.named_children():
             child_path = f"{module_path}.{child_name}" if module_path else child_name
             if parameters_by_path.get(child_path):
-                children.append(_module_tree(child, child_path, child_name, parameters_by_path, depth - 1))
+                children.append(_module_tree(child_module, child_path, child_name, parameters_by_path, depth - 1))
     return ModuleSize(module_name, parameters_by_path.get(module_path, 0), 1, tuple(_merge_equal(children)))
 
 
 def _merge_equal(children: list[ModuleSize]) -> list[ModuleSize]:
-    """Merges equal numbered children into one node with a repeat, named by all numbers: `0-2`, `{0,3-5}`."""
+    """Merges equal children with numbers as names into one node with a repeat: `0-2`, `{0,3-5}`."""
     indices_of_equal: dict[tuple[int, tuple[ModuleSize, ...]], list[int]] = {}
-    for child in children:
-        if child.name.isdigit():
-            indices_of_equal.setdefault((child.params, child.children), []).append(int(child.name))
-    named_children = [child for child in children if not child.name.isdigit()]
+    for child_module in children:
+        if child_module.name.isdigit():
+            indices_of_equal.setdefault((child_module.params, child_module.children), []).append(int(child_module.name))
+    named_children = [child_module for child_module in children if not child_module.name.isdigit()]
     return [
         ModuleSize(index_ranges(indices), params, len(indices), grandchildren)
         for (params, grandchildren), indices in indices_of_equal.items()
@@ -118,5 +118,5 @@ def module_data(module_tree: ModuleSize) -> dict[str, Any]:
     if module_tree.repeat > 1:
         module_document |= {"repeat": module_tree.repeat, "params_each": module_tree.params}
     if module_tree.children:
-        module_document["children"] = [module_data(child) for child in module_tree.children]
+        module_document["children"] = [module_data(child_module) for child_module in module_tree.children]
     return module_document

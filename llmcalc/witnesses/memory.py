@@ -65,7 +65,7 @@ SMALL_VOCABULARY = 1024
 
 @dataclass
 class MemoryComparison:
-    """The result of comparing a model's memory.
+    """The memory checks of a model, and the runs that could not be compared.
 
     checks: one per quantity.
     runs: description of each run.
@@ -79,7 +79,7 @@ class MemoryComparison:
     info: dict[str, Any] = field(default_factory=dict)
 
     def add_memory_checks(self, verdict: Verdict, seconds: float) -> Verdict:
-        """Returns the verdict with the checks of memory added."""
+        """Returns a verdict that also has the checks of memory."""
         verdict_info = {"runs": self.runs, "left_out": self.left_out, **self.info}
         return replace(
             verdict,
@@ -136,8 +136,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     )
     assert isinstance(training, Training)
     training = replace(training, master=False)  # the passes read no master weights
-    for model in (spec, smaller_spec):
-        simulated_bytes = simulate_event_passes(model, training)
+    for model_spec in (spec, smaller_spec):
+        simulated_bytes = simulate_event_passes(model_spec, training)
         byte_count = simulated_bytes[f"{EVENTS}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS)
         if byte_count <= LARGEST_REAL:
             break
@@ -147,8 +147,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
             "expected fewer layers (--set num_hidden_layers=1)"
         )
         return
-    measured_bytes = measure_event_passes(model, training)
-    vocabulary = "" if model is spec else f" with a vocabulary of {model.vocab_size:,}"
+    measured_bytes = measure_event_passes(model_spec, training)
+    vocabulary = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
     comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary}")
     comparison.checks += [
         Check("", MEMORY + quantity, bytes, measured_bytes[quantity], "CPU events")
@@ -176,7 +176,7 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 
 def reference_settings(settings: Settings) -> Settings:
-    """Returns the settings with the PyTorch reference's default for every setting that is not set.
+    """Returns the settings with unset fields filled by the defaults of the PyTorch reference.
 
     That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
     chooses.
@@ -191,7 +191,7 @@ def reference_settings(settings: Settings) -> Settings:
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """Returns the run with these settings, completed by `reference_settings`."""
+    """Returns the training or inference run of these settings, completed by `reference_settings`."""
     settings = reference_settings(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
@@ -240,7 +240,7 @@ def _recurrent_module(spec: ModelSpec) -> str:
     An attention layer with a convolution has a state too, and runs as the reference does.
     """
     for node_position in spec.tree().walk():
-        ops = [child.op for child in node_position.node.children]
+        ops = [child_node.op for child_node in node_position.node.children]
         if any(isinstance(op, State) for op in ops) and not any(isinstance(op, AttentionCore) for op in ops):
             return node_position.path
     return ""
@@ -267,12 +267,18 @@ def _training_limits(training: Training, device: Device) -> Iterator[tuple[bool,
     yield training.choices.compiled, "an estimate of torch.compile"
     yield training.gradient_dtype is not None, "sums of gradients in a format of their own"
     yield training.state_dtype is not None, "optimizer states in a format of their own"
-    record = optimizer(training.optimizer)
-    yield record.build_torch_optimizers is None, record.not_in_torch or "no optimizer of torch is named in its record"
+    optimizer_record = optimizer(training.optimizer)
+    yield (
+        optimizer_record.build_torch_optimizers is None,
+        optimizer_record.not_in_torch or "no optimizer of torch is named in its record",
+    )
     yield training.adapters is not None and training.adapters.base != "none", "a base in 4 bits needs bitsandbytes"
     yield training.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield training.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
-    yield record.reads_values and device == "meta", f"{record.name} reads values; expected --device cpu"
+    yield (
+        optimizer_record.reads_values and device == "meta",
+        f"{optimizer_record.name} reads values; expected --device cpu",
+    )
     is_library_loss = training.choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
     yield is_library_loss and device == "cuda", "the cross-entropy of a library that is not a part of torch"
     yield from _kernel_limits(training.choices.attention, training.choices.norm, device)
@@ -299,7 +305,7 @@ def _check_size(spec: ModelSpec, settings: Settings) -> None:
 
 
 class StepBytes(NamedTuple):
-    """Bytes of a training step, including weights.
+    """The bytes of a training step, weights included.
 
     forward, backward, step: peak of each phase.
     after: bytes after the step.
@@ -317,14 +323,14 @@ class StepBytes(NamedTuple):
 
 
 class TrainingBytes(NamedTuple):
-    """Bytes after set-up, in the first step and in the second step (equal for runs of one step)."""
+    """The bytes after set-up, in the first step and in the second step; the last two are equal for one step."""
 
     set_up: int
     first: StepBytes
     second: StepBytes
 
     def named(self) -> dict[str, int]:
-        """Returns the bytes by quantity, for the first step only the peak."""
+        """Returns the bytes by name of quantity; for the first step only the peak."""
         second_step = self.second
         saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
@@ -346,7 +352,7 @@ class InferenceBytes(NamedTuple):
     after: int
 
     def named(self, phase: str) -> dict[str, int]:
-        """Returns the bytes by quantity."""
+        """Returns the bytes by name of quantity."""
         return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after}
 
 
@@ -389,7 +395,7 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
         gradient_sums = gradient_sums.plus_sum(byte_count, in_place)
 
     training_run.set_up()
-    weights = meter.by_kind["weights"]
+    weight_bytes = meter.by_kind["weights"]
     training_run.next_batch()
     training_run.graph.on_sum = add_sum
     bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _input_tensors(training_run))
@@ -399,8 +405,8 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
     live_bytes = meter.now - bytes_before
     training_run.backward(loss)
     peaks = peaks_by_phase(meter)
-    passes = PassBytes(live_bytes, peaks["forward"] - bytes_before, peaks["backward"] - bytes_before)
-    return _event_quantities(passes, gradient_sums) | {WEIGHTS: weights}
+    pass_bytes = PassBytes(live_bytes, peaks["forward"] - bytes_before, peaks["backward"] - bytes_before)
+    return _event_quantities(pass_bytes, gradient_sums) | {WEIGHTS: weight_bytes}
 
 
 def _input_tensors(training_run: TrainingRun) -> list[Any]:
@@ -454,13 +460,13 @@ class CpuStorageTracker(StorageTracker):
 
     set_up = False
 
-    def _follow(self, tensor: Tensor, func: Any) -> None:
-        if self.set_up and func is torch.ops.aten.lift_fresh.default and not tensor.dim():
+    def _follow(self, tensor: Tensor, function: Any) -> None:
+        if self.set_up and function is torch.ops.aten.lift_fresh.default and not tensor.dim():
             storage = tensor.untyped_storage()
             self.tracked.add(storage._cdata)
             weakref.finalize(storage, self.tracked.discard, storage._cdata)
         else:
-            super()._follow(tensor, func)
+            super()._follow(tensor, function)
 
 
 def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: int = STEPS) -> TrainingBytes:

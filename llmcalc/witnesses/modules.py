@@ -108,7 +108,7 @@ class _Search:
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
         root_modules = (base_path, _join_path(base_path, "encoder"), "")
-        for towers in (child for child in tree.children if child.optional == "towers"):
+        for towers in (child_node for child_node in tree.children if child_node.optional == "towers"):
             for tower in towers.children:
                 tower_modules = self._search_names(tower, root_modules, root_modules, (tower.name,))
                 if tower_modules is not None:
@@ -116,7 +116,7 @@ class _Search:
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
     def _side_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the modules in which an encoder's or decoder's nodes are searched."""
+        """Returns the modules of the encoder or the decoder, below which its nodes are searched."""
         side_modules = self._first_existing_modules(self.names.get(module_name, module_name), root_modules)
         return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
@@ -146,7 +146,7 @@ class _Search:
     def _modules_of_layers(
         self, stack_name: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
-        """Returns modules by layer index, from the list whose length is the number of layers with parameters.
+        """Returns the modules of a stack's layers by layer index.
 
         A layer that uses another layer's parameters is not counted, and is not matched to its module. Layers of a kind
         with an entry of its own (`layers.KIND`) are in a list of their own.
@@ -166,9 +166,9 @@ class _Search:
         """Returns modules by layer index. list_key: the key of the layers' module list in the table of names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for module_name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
-            for root in root_modules:
+            for root_path in root_modules:
                 module_lists = [
-                    self._modules_of_lists(root, side_module, len(layer_indices))
+                    self._modules_of_lists(root_path, side_module, len(layer_indices))
                     for side_module in module_name.split(" & ")
                 ]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
@@ -176,7 +176,7 @@ class _Search:
         return {}
 
     def _modules_of_lists(self, root: str, list_names: str, layer_count: int) -> list[str]:
-        """Returns the modules of one or several consecutive `ModuleList`s, or the first or last of one of them.
+        """Returns the members of one `ModuleList` or of several consecutive ones, or a first or last member.
 
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """
@@ -193,13 +193,13 @@ class _Search:
 
     def _find_below_node(
         self,
-        path: str,
+        module_path: str,
         node: Node,
         parent_paths: tuple[str, ...],
         outer_modules: tuple[str, ...],
         table_keys: tuple[str, ...],
     ) -> Iterator[tuple[str, NodeModules]]:
-        """Finds the modules of a node and of all descendants.
+        """Finds the modules of a node and of all nodes below.
 
         parent_paths: the modules of its parent.
         outer_modules: the modules of its layer, or of the stack outside of layers.
@@ -209,18 +209,18 @@ class _Search:
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
             has_open_name = any(self.names.get(table_key) == "" for table_key in table_keys)
-            paths_and_modules = [(path, parent_paths if has_open_name else ())] if node.indices is None else []
+            paths_and_modules = [(module_path, parent_paths if has_open_name else ())] if node.indices is None else []
         elif node.indices is None:
-            yield path, node_modules
-            paths_and_modules = [(path, node_modules.modules)]
+            yield module_path, node_modules
+            paths_and_modules = [(module_path, node_modules.modules)]
         else:
-            paths_and_modules = list(self._repeats_of_node(path, node.indices, node_modules.modules))
+            paths_and_modules = list(self._repeats_of_node(module_path, node.indices, node_modules.modules))
             yield from ((node_position, NodeModules(paths)) for node_position, paths in paths_and_modules)
         for node_position, module_paths in paths_and_modules:
-            for child in node.children:
-                deeper_names = (*(f"{table_key}.{child.name}" for table_key in table_keys), child.name)
+            for child_node in node.children:
+                deeper_names = (*(f"{table_key}.{child_node.name}" for table_key in table_keys), child_node.name)
                 yield from self._find_below_node(
-                    f"{node_position}.{child.name}", child, module_paths, outer_modules, deeper_names
+                    f"{node_position}.{child_node.name}", child_node, module_paths, outer_modules, deeper_names
                 )
 
     def _search_names(
@@ -235,7 +235,7 @@ class _Search:
         return self._first_existing_modules(node.name, parent_paths)
 
     def _repeats_of_node(
-        self, path: str, indices: Sequence[int], list_paths: Sequence[str]
+        self, module_path: str, indices: Sequence[int], list_paths: Sequence[str]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the modules of a node's repeats by index in a module list, or in several lists of one length."""
         member_lists = [self._members_of_list(list_path) for list_path in list_paths]
@@ -245,7 +245,7 @@ class _Search:
                 members[i] for members in member_lists[: None if has_equal_lists else 1] if i < len(members)
             )
             if members:
-                yield f"{path}.{i}", members
+                yield f"{module_path}.{i}", members
 
     def _members_of_list(self, list_path: str) -> list[str]:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
@@ -253,7 +253,7 @@ class _Search:
         return [
             list_member
             for list_member in list_members
-            if any(path.startswith(f"{list_member}.") for path in self.known)
+            if any(module_path.startswith(f"{list_member}.") for module_path in self.known)
         ] or list_members
 
     def _first_existing_modules(
@@ -276,7 +276,7 @@ class _Search:
     def _modules_below(
         self, module_name: str, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...]
     ) -> list[str]:
-        """Returns the modules with a name below the first parent that has them.
+        """Returns the modules of a name below the first parent module that has them.
 
         A name with a leading dot is searched in `outer_modules`.
         """
@@ -289,7 +289,7 @@ class _Search:
         return []
 
     def _matching_paths(self, path: str) -> list[str]:
-        """Returns the path if the class has it, else all module paths that match the path's stars."""
+        """Returns the module paths of the class that match a path, in which `*` is any index."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))

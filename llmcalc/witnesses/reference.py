@@ -69,7 +69,7 @@ def default_seq(spec: ModelSpec) -> int:
         for _, stack in spec.stacks()
         for layer in (stack.block, *stack.variants.values())
     ]
-    mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
+    mixers = [mixer for layer, layer_width in layers for _, mixer, _ in layer.mixers(layer_width)]
     token_limits = [
         token_limit for mixer in mixers if isinstance(mixer, TokenMixer) for token_limit in mixer.length_limits()
     ]
@@ -79,7 +79,7 @@ def default_seq(spec: ModelSpec) -> int:
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """Returns the longest prompt within the learned positions, less one for decoding; None without learned positions.
+    """Returns the longest prompt that leaves a learned position for decoding; None without learned positions.
 
     Raises `InputError` if none fit.
     """

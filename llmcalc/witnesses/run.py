@@ -38,7 +38,7 @@ def verify(
 def _compare_model(
     preset: Preset, witness: Witness, device: Device, batch: int, seq: int | None, every_layer: bool, memory: bool
 ) -> Verdict:
-    """Compares one model's counts with the chosen model or source."""
+    """Compares the counts of one model with the chosen model or source."""
     if witness != "reference" and (device != "meta" or every_layer or memory):
         raise InputError(f"--against {witness}: --device, --every-layer and --memory only apply to --against reference")
     if witness == "published":

@@ -33,27 +33,27 @@ class ShapeCache(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns false, so that torch omits two wrappers around every call, which only torch.compile needs."""
+        """Returns false, so that torch skips two wrappers per call that only torch.compile needs."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_composed(func):
-            return func(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
+        if _is_composed(function):
+            return function(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
         with torch._C._DisableTorchDispatch():  # bypasses the counter
-            results = self._empty_result(func, args, kwargs)
-        if self.counter is not None and func._overloadpacket in self.counter.flop_registry:
-            self.counter._count_flops(func._overloadpacket, results, args, kwargs)
+            results = self._empty_result(function, args, kwargs)
+        if self.counter is not None and function._overloadpacket in self.counter.flop_registry:
+            self.counter._count_flops(function._overloadpacket, results, args, kwargs)
         return results
 
-    def _empty_result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        shape_key = shape_cache_key((*args, *kwargs.items())) if _only_creates_tensors(func) else None
+    def _empty_result(self, function: Any, args: Any, kwargs: Any) -> Any:
+        shape_key = shape_cache_key((*args, *kwargs.items())) if _only_creates_tensors(function) else None
         if shape_key is None:
-            return func(*args, **kwargs)
-        input_key = func, shape_key
+            return function(*args, **kwargs)
+        input_key = function, shape_key
         if input_key in self.known:
             return _new_tensors(self.known[input_key])
-        results = func(*args, **kwargs)
+        results = function(*args, **kwargs)
         if _is_cacheable(results, args):
             if len(self.known) >= MOST:
                 self.known.clear()
@@ -62,26 +62,26 @@ class ShapeCache(TorchDispatchMode):
 
 
 @cache
-def _is_composed(func: Any) -> bool:
-    """Whether an operation consists of several others, some of them possibly with FLOPs."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+def _is_composed(function: Any) -> bool:
+    """Whether an operation is implemented by several other operations, some of which may have FLOPs."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
 
 
 @cache
-def _only_creates_tensors(func: Any) -> bool:
+def _only_creates_tensors(function: Any) -> bool:
     """Whether an operation only creates tensors, whose shapes depend on the input shapes alone.
 
     Views and changes in place say so in their schema. Operations without tensor inputs (`arange`) are left out.
     """
-    schema = func._schema
+    op_schema = function._schema
     return (
-        not schema.is_mutable
+        not op_schema.is_mutable
         and all(
             return_types.alias_info is None and str(return_types.type) in ("Tensor", "Optional[Tensor]")
-            for return_types in schema.returns
+            for return_types in op_schema.returns
         )
-        and any("Tensor" in str(argument.type) for argument in schema.arguments)
-        and not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
+        and any("Tensor" in str(argument.type) for argument in op_schema.arguments)
+        and not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
     )
 
 
@@ -101,7 +101,7 @@ def _is_cacheable(results: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _result_description(call_result: Any) -> Any:
-    """Returns the arguments with which `torch.empty_strided` creates each tensor of a result again."""
+    """Returns, for each tensor of a result, the arguments with which `torch.empty_strided` creates it again."""
     if isinstance(call_result, torch.Tensor):
         return call_result.shape, call_result.stride(), call_result.dtype
     return [None if tensor is None else _result_description(tensor) for tensor in call_result]

@@ -38,22 +38,22 @@ class StorageTracker(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns false, so that torch omits two wrappers around every call, which only torch.compile needs."""
+        """Returns false, so that torch skips two wrappers per call that only torch.compile needs."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **(kwargs or {}))
         for tensor in [results] if isinstance(results, torch.Tensor) else tree_leaves(results):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device:
-                self._follow(tensor, func)
+                self._follow(tensor, function)
         return results
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Tracks storages whose creation this mode does not see, such as those of `torch.tensor`."""
+        """Tracks the storages of tensors that this mode did not see created, such as those of `torch.tensor`."""
         for tensor in tensors:
             self._follow(tensor, "created before")
 
-    def _follow(self, tensor: torch.Tensor, func: Any) -> None:
+    def _follow(self, tensor: torch.Tensor, function: Any) -> None:
         storage = tensor.untyped_storage()
         storage_key, byte_count = storage._cdata, storage.nbytes()
         if storage_key in self.tracked:
@@ -63,7 +63,7 @@ class StorageTracker(TorchDispatchMode):
         self.now += byte_count
         self.peak = max(self.peak, self.now)
         if self.log is not None:
-            self.log.append(f"+{byte_count:>12,} {self.now:>12,} {func} {list(tensor.shape)} {tensor.dtype}")
+            self.log.append(f"+{byte_count:>12,} {self.now:>12,} {function} {list(tensor.shape)} {tensor.dtype}")
 
     def _release(self, storage_key: int, byte_count: int) -> None:
         self.tracked.discard(storage_key)

@@ -140,7 +140,7 @@ def build(config: dict[str, Any], is_to_run: bool = True) -> nn.Module:
 
 
 def class_settings_of(config: Mapping[str, Any]) -> Quirks:
-    """Returns the settings with which the classes of a model type run on the meta device, without values."""
+    """Returns the config settings with which a model type's classes run on the meta device."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
 
@@ -266,10 +266,12 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
     """Finds the modules of a class that correspond to the nodes of the spec's tree."""
-    family, context = family_of_class(text_model_of(config)[2]), family_of_class(config["model_type"])
-    base_path = next((path for path, module in model.named_modules() if module is model.base_model), "")
+    family, outer_family = family_of_class(text_model_of(config)[2]), family_of_class(config["model_type"])
+    base_path = next((module_path for module_path, module in model.named_modules() if module is model.base_model), "")
     paths = module_names(model) | tensor_names(model)
-    names, outer_names = ({} if family_record is None else family_record.modules for family_record in (family, context))
+    names, outer_names = (
+        {} if family_record is None else family_record.modules for family_record in (family, outer_family)
+    )
     return find_modules_of_nodes(spec.tree(), paths, spec.kind, base_path, names, outer_names)
 
 
@@ -283,10 +285,10 @@ def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
     config: Any = getattr(model.config, "text_config", model.config)
     stated_end = getattr(config, "eos_token_id", None)
     end_token = stated_end if isinstance(stated_end, int) else config.vocab_size - 1
-    ids = torch.randint(0, config.vocab_size - 1, (batch, seq))
-    ids = ids + (ids >= end_token)
-    ids[:, -1] = end_token
-    return ids
+    token_ids = torch.randint(0, config.vocab_size - 1, (batch, seq))
+    token_ids = token_ids + (token_ids >= end_token)
+    token_ids[:, -1] = end_token
+    return token_ids
 
 
 def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
@@ -310,10 +312,10 @@ def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[s
     return inputs | required_inputs(model, batch, seq)
 
 
-def add_channel_axis(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+def add_channel_axis(model: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     """Returns token ids [batch, tokens] in the shape of a class that reads several tokens per position."""
     config: Any = model.config
-    return class_settings_of({"model_type": config.model_type}).decoder_ids(config, ids)
+    return class_settings_of({"model_type": config.model_type}).decoder_ids(config, token_ids)
 
 
 def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
@@ -324,10 +326,10 @@ def _cache_of_no_tokens(spec: ModelSpec, model: nn.Module, batch: int) -> Any:
     config: Any = model.config
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     cache = DynamicCache(config=config.get_text_config())
-    for i, layer_name in enumerate(spec.main.layer_names()):
+    for layer_index, layer_name in enumerate(spec.main.layer_names()):
         _, heads, head_size = spec.main.layer(layer_name).attention.sizes(spec.hidden_size)
         empty_rows = torch.empty(batch, heads, 0, head_size, device=device, dtype=dtype)
-        cache.update(empty_rows, empty_rows.clone(), i)
+        cache.update(empty_rows, empty_rows.clone(), layer_index)
     return cache
 
 
@@ -426,21 +428,21 @@ def cache_argument(model: nn.Module) -> str:
 
 
 def _find_caches(module_output: Any) -> Iterator[Any]:
-    """Yields the caches in a module's output, under the classes' usual names."""
+    """Yields the caches in the output of a module, under the attribute names that the classes use."""
     cache_attributes = (getattr(module_output, cache_name, None) for cache_name in CACHE_NAMES)
     return (cache for cache in cache_attributes if cache is not None)
 
 
 def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Yields the states stored in modules: tensors that are neither parameters nor buffers.
+    """Yields the tensors stored in modules that are neither parameters nor buffers.
 
     The frequencies that a scaled RoPE stores in its module are excluded.
     """
     import torch
 
     return {
-        (path, attribute_name): attribute
-        for path, module in model.named_modules()
+        (module_path, attribute_name): attribute
+        for module_path, module in model.named_modules()
         for attribute_name, attribute in vars(module).items()
         if isinstance(attribute, torch.Tensor) and not attribute_name.endswith("inv_freq")
     }

@@ -102,7 +102,7 @@ def masked_scaled_dot_product(capability: int, q: Any, k: Any, v: Any, mask: Any
 
 
 def keep_attention_masks(mixer: Any) -> None:
-    """Makes a mixer compute its mask inside `kernel_context` too, because its indexer reads the mask."""
+    """Makes a mixer compute its mask inside `kernel_context`, because its indexer reads the mask."""
     mixer_module: Any = sys.modules[type(mixer).__module__]
     forward = mixer.forward
 
@@ -118,7 +118,7 @@ def keep_attention_masks(mixer: Any) -> None:
 
 
 def replace_attention(module: nn.Module, kernel_choices: Choices) -> None:
-    """Replaces the computation of attention, which then needs no mask."""
+    """Replaces the attention computation of a reference by the chosen kernel, which needs no mask."""
     for module_name, submodule in module.named_modules():
         parent_name = module_name.rpartition(".")[0]
         if is_attention_core(module_name):
@@ -143,7 +143,7 @@ def is_attention_core(name: str) -> bool:
 
 @contextmanager
 def kernel_context(kernel_choices: Choices) -> Iterator[None]:
-    """Keeps mixers from building masks unless attention is eager, and from repeating keys for flash attention."""
+    """Disables attention masks, unless attention is eager, and the repetition of keys for flash attention."""
     changed_attributes: list[tuple[Any, str, Any]] = []
     if kernel_choices.attention != "eager":
         mixers = [
@@ -178,9 +178,9 @@ class FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:
-        normed, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+        normed_x, rstd = x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         ctx.save_for_backward(x, rstd, *(() if weight is None else (weight,)))
-        return normed
+        return normed_x
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -207,10 +207,10 @@ def _layer_norm(norm_module: Any, x: Any) -> Any:
 
 def _rms_norm(norm_module: Any, x: Any) -> Any:
     if x.is_cuda:
-        normed = F.rms_norm(x, x.shape[-1:], norm_module.factor(), norm_module.eps)
+        normed_x = F.rms_norm(x, x.shape[-1:], norm_module.factor(), norm_module.eps)
     else:
-        normed = FusedRmsNorm.apply(x, norm_module.factor())  # type: ignore[no-untyped-call]
-    return normed if norm_module.bias is None else normed + norm_module.bias
+        normed_x = FusedRmsNorm.apply(x, norm_module.factor())  # type: ignore[no-untyped-call]
+    return normed_x if norm_module.bias is None else normed_x + norm_module.bias
 
 
 LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
@@ -312,7 +312,7 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
 
 
 class LigerLogProbabilities(torch.autograd.Function):
-    """Log-probabilities of rows, by parts of the vocabulary (Liger-Kernel 0.8.5, chunked_loss/fused_linear_ppo.py)."""
+    """Log-probabilities computed in parts of the vocabulary (Liger-Kernel 0.8.5, chunked_loss/fused_linear_ppo.py)."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, labels: Any) -> Any:
@@ -352,7 +352,7 @@ class LigerLogProbabilities(torch.autograd.Function):
         for first_row in range(0, x.shape[0], LIGER_ROWS):
             part_rows, row_labels = x[first_row : first_row + LIGER_ROWS], labels[first_row : first_row + LIGER_ROWS]
             row_gradients, row_log_sums = (
-                values[first_row : first_row + LIGER_ROWS] for values in (gradients[0], log_sums)
+                token_values[first_row : first_row + LIGER_ROWS] for token_values in (gradients[0], log_sums)
             )
             row_indices = torch.arange(part_rows.shape[0], device=x.device)
             for first_token in range(0, weight.shape[0], LIGER_VOCABULARY):
@@ -376,10 +376,10 @@ class LigerLogProbabilities(torch.autograd.Function):
         )
 
 
-def logits_of_part(rows: Any, weight: Any, bias: Any, first_token: int) -> tuple[Any, int]:
-    """Returns the float32 logits of rows for a part of the vocabulary, and the part's end."""
+def logits_of_part(token_rows: Any, weight: Any, bias: Any, first_token: int) -> tuple[Any, int]:
+    """Returns the float32 logits of rows over a part of the vocabulary, and the end of the part."""
     end_token = min(first_token + LIGER_VOCABULARY, weight.shape[0])
-    logits = (rows @ weight[first_token:end_token].to(rows.dtype).t()).float()
+    logits = (token_rows @ weight[first_token:end_token].to(token_rows.dtype).t()).float()
     if bias is not None:
         logits.add_(bias[first_token:end_token].to(torch.float32))
     return logits.mul_(1 / 0.9), end_token
@@ -432,20 +432,20 @@ def output_layer(module: Any) -> Any:
     return getattr(module.lm_head, "decoder", module.lm_head)
 
 
-def loss_of(module: Any, kernel_choices: Choices, model_output: Any, ids: Any, logits_ahead: Any = ()) -> Any:
+def loss_of(module: Any, kernel_choices: Choices, model_output: Any, token_ids: Any, logits_ahead: Any = ()) -> Any:
     """Returns the loss of logits (or of hidden states for a chunked loss), plus each MTP module's loss."""
-    labels = ids.flatten()
-    if model_output.shape[1] > ids.shape[1]:  # of several heads, one behind the other
-        labels = ids.repeat(1, model_output.shape[1] // ids.shape[1]).flatten()
+    labels = token_ids.flatten()
+    if model_output.shape[1] > token_ids.shape[1]:  # of several heads, one behind the other
+        labels = token_ids.repeat(1, model_output.shape[1] // token_ids.shape[1]).flatten()
     if kernel_choices.cross_entropy == "chunked":
         layer = output_layer(module)
         loss = LigerLinearCrossEntropy.apply(model_output.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
     elif kernel_choices.cross_entropy == "selective-chunked":
-        layer, last_tokens = output_layer(module), kernel_choices.logits_to_keep or ids.shape[1] - 1
+        layer, last_tokens = output_layer(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
         completion = model_output[:, :-1, :][:, -last_tokens:, :]
-        loss = LigerLogProbabilityLoss.apply(completion, layer.weight, layer.bias, ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
+        loss = LigerLogProbabilityLoss.apply(completion, layer.weight, layer.bias, token_ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
     elif kernel_choices.cross_entropy == "split":
-        loss = chunk_by_chunk(output_layer(module), kernel_choices, model_output, ids)
+        loss = chunk_by_chunk(output_layer(module), kernel_choices, model_output, token_ids)
     else:
         loss = _loss_of_logits(
             kernel_choices, model_output.div_(1.5) if kernel_choices.divides_logits else model_output, labels
@@ -491,15 +491,15 @@ def entropies_of(logits: Any) -> Any:
     return torch.cat(entropies, dim=0)
 
 
-def chunk_by_chunk(layer: nn.Linear, kernel_choices: Choices, x: Any, ids: Any) -> Any:
-    """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
+def chunk_by_chunk(layer: nn.Linear, kernel_choices: Choices, x: Any, token_ids: Any) -> Any:
+    """Computes the loss in chunks, like torchtune's `CEWithChunkedOutputLoss` with eight chunks by default."""
     chunk_tokens, dtype = (
         kernel_choices.loss_chunk or -(-x.shape[1] // 8),
         getattr(torch, kernel_choices.logits_dtype or "float32"),
     )
-    chunks = [logits_of_chunk(layer, chunk) for chunk in x.split(chunk_tokens, dim=1)]
-    labels = [chunk.reshape(-1) for chunk in ids.split(chunk_tokens, dim=1)]
-    chunks = [chunk.reshape(-1, chunk.size(-1)) for chunk in chunks]
+    chunks = [logits_of_chunk(layer, token_chunk) for token_chunk in x.split(chunk_tokens, dim=1)]
+    labels = [token_chunk.reshape(-1) for token_chunk in token_ids.split(chunk_tokens, dim=1)]
+    chunks = [token_chunk.reshape(-1, token_chunk.size(-1)) for token_chunk in chunks]
     loss_sum = None
     for logits, label_chunk in zip(chunks, labels, strict=True):
         loss = F.cross_entropy(logits.to(dtype), label_chunk, reduction="sum")
@@ -507,9 +507,9 @@ def chunk_by_chunk(layer: nn.Linear, kernel_choices: Choices, x: Any, ids: Any) 
     return loss_sum
 
 
-def logits_of_chunk(layer: nn.Linear, chunk: Any) -> Any:
-    """Returns the logits of a chunk of hidden states, of an output head whose own forward pass is switched off."""
-    return F.linear(chunk, layer.weight, layer.bias)
+def logits_of_chunk(layer: nn.Linear, token_chunk: Any) -> Any:
+    """Returns the logits of a chunk of hidden states, computed with the output head's weights."""
+    return F.linear(token_chunk, layer.weight, layer.bias)
 
 
 def _loss_of_logits(kernel_choices: Choices, logits: Any, labels: Any) -> Any:

@@ -25,7 +25,7 @@ values on meta.
 
 
 def witness_of(model_type: str) -> str:
-    """Returns the model type whose `transformers` class computes models of this model type.
+    """Returns the model type of the `transformers` class that computes a model of this type.
 
     It is the model type itself, or for a family without a class its `class_model_type`.
     """
@@ -35,7 +35,7 @@ def witness_of(model_type: str) -> str:
 
 
 def family_of_class(model_type: str) -> Family | None:
-    """Returns the family whose class runs this model type; None for an unsupported family."""
+    """Returns the family whose class computes this model type; None for an unsupported family."""
     class_type = witness_of(model_type)
     return family_of(class_type) if class_type in model_types() else None
 
@@ -57,7 +57,7 @@ def require_library_class(config: Mapping[str, Any]) -> None:
 
 @cache
 def _names_by_lower_case() -> dict[str, list[str]]:
-    """Returns the lower-case name of each class of `transformers` → the names as they are written."""
+    """Returns a dict from lower-case class names of `transformers` to the names as the library writes them."""
     import transformers
 
     class_names: dict[str, list[str]] = {}
@@ -99,7 +99,7 @@ def class_name_of(config: Mapping[str, Any]) -> str:
 
 
 def load_class(config: Mapping[str, Any]) -> Any:
-    """Returns the class that `class_name_of` names, or one that the library does not export (Kosmos-2)."""
+    """Returns the class of a config's `architectures`, also if the library does not export it (Kosmos-2)."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -67,8 +67,8 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
             "return _reference_class()(self, self.op(1).params())",
             "op",
         ),
-        ("spec.eps, groups", "helped(spec), groups", "has_bias"),
-        ("spec.eps, groups", "LARGEST, groups", "LARGEST"),
+        ("spec.eps, group_count", "helped(spec), group_count", "has_bias"),
+        ("spec.eps, group_count", "LARGEST, group_count", "LARGEST"),
     ],
 )
 def test_reference_code_that_uses_more_is_told(before: str, after: str, said: str) -> None:
@@ -76,7 +76,7 @@ def test_reference_code_that_uses_more_is_told(before: str, after: str, said: st
     assert source.count(before) == 1
     changed = source.replace(before, after)
     if "self.whole" in after:
-        changed = changed.replace("= spec.type, spec.eps, groups", "= spec, spec.type, spec.eps, groups")
+        changed = changed.replace("= spec.type, spec.eps, group_count", "= spec, spec.type, spec.eps, group_count")
         changed = changed.replace("if self.bias is None else", "if self.whole.has_bias else")
     if "helped" in after:
         changed += "\n\ndef helped(spec: Norm) -> bool:\n    return spec.has_bias\n"

@@ -65,10 +65,10 @@ class AudioRule(Part):
         raise TypeError(f"{type(self).__name__} does not say how audio is cut")
 
 
-def aspect_ratio_error(height: int, width: int, limit: int) -> InputError:
+def aspect_ratio_error(height: int, width: int, ratio_limit: int) -> InputError:
     """Returns the error for an image whose aspect ratio exceeds a limit."""
     return InputError(
-        f"--image {width}x{height}: the processor takes images whose sides differ by a factor of at most {limit}"
+        f"--image {width}x{height}: the processor takes images whose sides differ by a factor of at most {ratio_limit}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The rule for images scaled to a budget of tokens in their aspect ratio; padding fills the rest of the budget.
+"""The rule that scales an image to a budget of tokens; padding fills the rest of the budget.
 
 Gemma 4. transformers: models/gemma4/image_processing_gemma4.py.
 """
@@ -36,17 +36,17 @@ class Budget(ImageRule):
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         patches, token_size = self.max_tokens * self.merge**2, self.merge * patch_size
         scale = sqrt(patches * patch_size**2 / (height * width))
-        rows, columns = floor(scale * height / token_size), floor(scale * width / token_size)
-        if rows == columns == 0:
+        token_rows, token_columns = floor(scale * height / token_size), floor(scale * width / token_size)
+        if token_rows == token_columns == 0:
             raise InputError(
                 f"--image {width}x{height}: the processor makes no image of it with max_tokens {self.max_tokens}; "
                 "expected another shape"
             )
-        if rows == 0:
-            rows, columns = 1, min(width // height, self.max_tokens)
-        elif columns == 0:
-            rows, columns = min(height // width, self.max_tokens), 1
-        if rows * columns > self.max_tokens:
+        if token_rows == 0:
+            token_rows, token_columns = 1, min(width // height, self.max_tokens)
+        elif token_columns == 0:
+            token_rows, token_columns = min(height // width, self.max_tokens), 1
+        if token_rows * token_columns > self.max_tokens:
             raise InputError(f"--image {width}x{height}: needs more than {self.max_tokens} tokens; expected less width")
-        real_patches = None if self.projects_padding else rows * columns * self.merge**2
-        return EncodedInput(1, patches, 1, rows * columns + self.marks, real_patches)
+        real_patches = None if self.projects_padding else token_rows * token_columns * self.merge**2
+        return EncodedInput(1, patches, 1, token_rows * token_columns + self.marks, real_patches)

@@ -1,4 +1,4 @@
-"""The rule for images padded to the tile grid that changes their scale least, beside the whole image.
+"""The rule that pads an image to the tile grid closest to its size, and adds a tile of the whole image.
 
 Llama 4. transformers: models/llama4/image_processing_llama4.py and processing_llama4.py.
 """
@@ -45,15 +45,15 @@ class Canvas(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         tiles_down, tiles_across = self._tile_grid(height, width)
-        patches_per_side, tiles = self.size // patch_size, tiles_down * tiles_across
+        patches_per_side, tile_count = self.size // patch_size, tiles_down * tiles_across
         image_tokens = 3 + self.tokens
-        if tiles == 1:
+        if tile_count == 1:
             return EncodedInput(1, patches_per_side, patches_per_side, image_tokens)
         return EncodedInput(
-            tiles + 1,
+            tile_count + 1,
             patches_per_side,
             patches_per_side,
-            tiles * self.tokens + tiles_down * tiles_across + image_tokens,
+            tile_count * self.tokens + tiles_down * tiles_across + image_tokens,
         )
 
 

@@ -1,4 +1,4 @@
-"""The rule for recordings that an encoder convolves in chunks of frames; the last chunk may be shorter.
+"""The rule that cuts a recording into chunks of audio frames; the encoder convolves each chunk separately.
 
 Qwen2.5-Omni, Qwen3-Omni and Qwen3-ASR. transformers: processing files of models/qwen2_5_omni, qwen3_omni_moe and
 qwen3_asr.
@@ -17,7 +17,7 @@ from .clips import HOP, RATE
 
 
 class Chunks(AudioRule):
-    """The rule for chunks of frames, 100 frames per second.
+    """The rule that cuts a recording, at 100 frames per second, into chunks; the last chunk may be shorter.
 
     chunk: the frames of a chunk.
     halvings: the number of convolutions with a stride of 2.
@@ -38,14 +38,14 @@ class Chunks(AudioRule):
     def encode(self, seconds: float) -> EncodedInput:
         check_recording_length(seconds, self.max_seconds)
         sample_count = max(round(seconds * RATE), self.least_samples)
-        frames = sample_count // HOP if self.drops_rest else -(-sample_count // HOP)
-        whole_chunks, last_frames = divmod(frames, self.chunk)
+        frame_count = sample_count // HOP if self.drops_rest else -(-sample_count // HOP)
+        whole_chunks, last_frames = divmod(frame_count, self.chunk)
         positions = whole_chunks * self._chunk_positions(self.chunk) + self._chunk_positions(last_frames)
         tokens = positions // self.merge
         if tokens < 1:
             raise InputError(f"--audio {seconds:g}: becomes no token of the model; expected a longer recording")
         frames_read_by_projector = None if self.merge == 1 else 2**self.halvings * self.merge * tokens
-        return EncodedInput(1, frames, 1, tokens, frames_read_by_projector)
+        return EncodedInput(1, frame_count, 1, tokens, frames_read_by_projector)
 
     def _chunk_positions(self, frames: int) -> int:
         """Returns the number of encoder positions of a chunk of frames."""

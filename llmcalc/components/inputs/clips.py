@@ -1,4 +1,4 @@
-"""The rule for audio that is cut into clips of equal length, the last of them padded, as for Whisper.
+"""The rule that cuts audio into clips of equal length and pads the last clip, as for Whisper.
 
 Whisper (Radford 2022, arXiv:2212.04356, §2.2), Qwen2-Audio, Voxtral, Audio Flamingo 3. transformers:
 models/whisper/feature_extraction_whisper.py, models/qwen2_audio/processing_qwen2_audio.py,
@@ -46,21 +46,21 @@ class Clips(AudioRule):
     fits: Flag = False
 
     def encode(self, seconds: float) -> EncodedInput:
-        frames, clip_seconds = count_frames(seconds, RATE, HOP), self.frames * HOP / RATE
-        if frames > self.frames and not self.several:
+        frame_count, clip_seconds = count_frames(seconds, RATE, HOP), self.frames * HOP / RATE
+        if frame_count > self.frames and not self.several:
             raise InputError(
                 f"--audio {seconds:g}: the model reads one clip of at most {clip_seconds:g} seconds; expected at most "
                 f"{clip_seconds:g}"
             )
-        clip_count = -(-frames // self.frames)
+        clip_count = -(-frame_count // self.frames)
         if self.max_clips is not None and clip_count > self.max_clips:
             raise InputError(
                 f"--audio {seconds:g}: the model reads at most {self.max_clips} clips; expected at most "
                 f"{self.max_clips * clip_seconds:g}"
             )
         if self.fits:
-            return self._encode_unpadded_clips(max(frames, LEAST_FRAMES), clip_count)
-        positions = clip_count * self.frames // 2 if self.padded else (frames - 1) // 2 + 1
+            return self._encode_unpadded_clips(max(frame_count, LEAST_FRAMES), clip_count)
+        positions = clip_count * self.frames // 2 if self.padded else (frame_count - 1) // 2 + 1
         return EncodedInput(clip_count, self.frames, 1, max(1, positions // self.merge) + self.marks)
 
     def _encode_unpadded_clips(self, frames: int, clip_count: int) -> EncodedInput:

@@ -1,4 +1,4 @@
-"""The rule for images cut into the fewest tiles that cover them at full resolution, beside the whole image.
+"""The rule that cuts an image at full resolution into the fewest tiles, and adds a tile of the whole image.
 
 Ovis (Lu 2024, arXiv:2405.20797). transformers: models/ovis2/image_processing_ovis2.py and processing_ovis2.py.
 """
@@ -31,10 +31,10 @@ class Covering(ImageRule):
     max_tiles: int = Field(ge=1, le=1000, strict=True)
     merge: Width
 
-    def _covered_share(self, height: int, width: int, columns: int, rows: int) -> float:
+    def _covered_share(self, height: int, width: int, columns: int, tile_rows: int) -> float:
         """Returns the share of an image's area that remains after each piece is shrunk to the side of a tile."""
         row_heights = [height // columns] * (columns - 1) + [height - height // columns * (columns - 1)]
-        column_widths = [width // rows] * (rows - 1) + [width - width // rows * (rows - 1)]
+        column_widths = [width // tile_rows] * (tile_rows - 1) + [width - width // tile_rows * (tile_rows - 1)]
         area = 0.0
         for row_height in row_heights:
             for column_width in column_widths:
@@ -45,24 +45,30 @@ class Covering(ImageRule):
     def _fewest_tiles(self, height: int, width: int) -> int:
         """Returns the fewest tiles that keep most of the image's area."""
         grids = [
-            (columns, rows)
-            for columns in range(1, self.max_tiles + 1)
-            for rows in range(1, self.max_tiles // columns + 1)
+            (tile_columns, tile_rows)
+            for tile_columns in range(1, self.max_tiles + 1)
+            for tile_rows in range(1, self.max_tiles // tile_columns + 1)
         ]
         share_by_grid = {grid: self._covered_share(height, width, *grid) for grid in grids}
         tile_counts = [
-            columns * rows for (columns, rows), covered_share in share_by_grid.items() if covered_share > COVERED_SHARE
+            tile_columns * tile_rows
+            for (tile_columns, tile_rows), covered_share in share_by_grid.items()
+            if covered_share > COVERED_SHARE
         ]
         if tile_counts:
             return min(tile_counts)
         most_covered = max(share_by_grid.values())
         return min(
-            columns * rows for (columns, rows), covered_share in share_by_grid.items() if covered_share == most_covered
+            tile_columns * tile_rows
+            for (tile_columns, tile_rows), covered_share in share_by_grid.items()
+            if covered_share == most_covered
         )
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
-        tiles = self._fewest_tiles(height, width)
-        images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
+        tile_count = self._fewest_tiles(height, width)
+        images, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
         tokens = (-(-patches_per_side // self.merge)) ** 2
         padded_patches = None if patches_per_side % self.merge == 0 else tokens * self.merge**2
-        return EncodedInput(images, patches_per_side, patches_per_side, images * tokens + tiles + 2, padded_patches)
+        return EncodedInput(
+            images, patches_per_side, patches_per_side, images * tokens + tile_count + 2, padded_patches
+        )

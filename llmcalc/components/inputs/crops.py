@@ -1,4 +1,4 @@
-"""The rule for images fitted into the best of several resolutions and cut into crops, without the whole image.
+"""The rule that fits an image into the best of several resolutions and cuts it into crops.
 
 Aria with `split_image` (Li 2024, arXiv:2410.05993). transformers: models/aria/image_processing_aria.py.
 """

@@ -1,4 +1,4 @@
-"""The rule for images padded to whole tiles, without tokens for the padding and with a mark per line of tokens.
+"""The rule that pads an image to whole tiles; padding gets no tokens, and a mark ends each line of tokens.
 
 Phi-4-multimodal. transformers: models/phi4_multimodal/image_processing_phi4_multimodal.py.
 """
@@ -46,15 +46,20 @@ class DynamicHd(ImageRule):
                 "expected another shape"
             )
         patches_per_side = self.size // patch_size
-        columns, lines = (
-            -(-(tiles * patches_per_side - (tiles * self.size - int(pixels * scale)) // patch_size) // self.merge)
-            for tiles, pixels in ((columns_of_tiles, width), (rows_of_tiles, height))
+        token_columns, token_rows = (
+            -(
+                -(tile_count * patches_per_side - (tile_count * self.size - int(pixels * scale)) // patch_size)
+                // self.merge
+            )
+            for tile_count, pixels in ((columns_of_tiles, width), (rows_of_tiles, height))
         )
-        return self.encoded_lines(columns_of_tiles * rows_of_tiles + 1, patches_per_side, lines, columns)
+        return self.encoded_lines(columns_of_tiles * rows_of_tiles + 1, patches_per_side, token_rows, token_columns)
 
-    def encoded_lines(self, tile_count: int, patches_per_side: int, lines: int, columns: int) -> EncodedInput:
+    def encoded_lines(
+        self, tile_count: int, patches_per_side: int, token_rows: int, token_columns: int
+    ) -> EncodedInput:
         """Returns the patches and tokens of the whole image and of lines of tokens, each line with a mark."""
         tokens_per_side = -(-patches_per_side // self.merge)
-        tokens_of_lines = lines * (columns + 1) + tokens_per_side * (tokens_per_side + 1)
+        tokens_of_lines = token_rows * (token_columns + 1) + tokens_per_side * (tokens_per_side + 1)
         real_patches = (tokens_of_lines - 1) * self.merge**2
         return EncodedInput(tile_count, patches_per_side, patches_per_side, tokens_of_lines + 1, real_patches)

@@ -1,4 +1,4 @@
-"""The rule for images that are all resized to the same square.
+"""The rule that resizes every image to the same square.
 
 LLaVA 1.5, Gemma 3 without pan and scan, Gemma 3n, PaliGemma. transformers: models/llava/processing_llava.py,
 models/gemma3/processing_gemma3.py, models/gemma3n/processing_gemma3n.py, models/paligemma/processing_paligemma.py.
@@ -31,5 +31,5 @@ class FixedSize(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         patches_per_side = self.size // patch_size
-        vectors = self.tokens if self.pools else None
-        return EncodedInput(1, patches_per_side, patches_per_side, self.tokens + self.marks, vectors)
+        pooled_vectors = self.tokens if self.pools else None
+        return EncodedInput(1, patches_per_side, patches_per_side, self.tokens + self.marks, pooled_vectors)

@@ -1,4 +1,4 @@
-"""The rule for images scaled to the widest row of tiles within a number of tiles, beside the whole image.
+"""The rule that scales an image to as many tiles as allowed, and adds a tile of the whole image.
 
 Phi-3-vision: https://huggingface.co/microsoft/Phi-3-vision-128k-instruct/blob/main/image_processing_phi3_v.py
 (`HD_transform`); its encoder always reads the most tiles, of which those without pixels are zeros.
@@ -37,7 +37,7 @@ class HdTransform(DynamicHd):
             )
         tiles = ceil(shorter_pixels / self.size), longer_tiles
         tokens_per_side = self.size // patch_size // self.merge
-        lines, columns = (
+        token_rows, token_columns = (
             tokens_per_side * tile_count for tile_count in (tiles if width >= height else reversed(tiles))
         )
-        return self.encoded_lines(self.max_tiles + 1, self.size // patch_size, lines, columns)
+        return self.encoded_lines(self.max_tiles + 1, self.size // patch_size, token_rows, token_columns)

@@ -1,4 +1,4 @@
-"""The rule for images shrunk to a longest side in their aspect ratio; a mark token may end each row of image tokens.
+"""The rule that shrinks an image to a longest side; a mark token may end each row of image tokens.
 
 Pixtral (Agrawal 2024, arXiv:2410.07073, §2.2), Mistral 3, LightOnOCR. transformers:
 models/pixtral/image_processing_pixtral.py and processing_pixtral.py, models/lighton_ocr/processing_lighton_ocr.py.

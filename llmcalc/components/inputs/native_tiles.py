@@ -1,4 +1,4 @@
-"""The rule for images that keep their size up to a number of tokens; larger images become tiles and a shrunk image.
+"""The rule that keeps an image's size up to a number of tokens, and cuts larger images into tiles.
 
 LFM2-VL. transformers: models/lfm2_vl/image_processing_lfm2_vl.py, models/lfm2_vl/processing_lfm2_vl.py.
 """
@@ -53,13 +53,13 @@ class NativeTiles(Tiles):
                 ceil(pixel_length * enlargement / token_size) * token_size for pixel_length in (height, width)
             ]
         patches, patches_of_tile = prod(image_sides) // patch_size**2, (self.size // patch_size) ** 2
-        tiles = prod(self.tile_grid(height, width)) if is_large else 0
-        tokens_of_tiles = tiles * ceil(self.size // patch_size / self.merge) ** 2
-        tile_marks = (tiles + 1) * self.tile_marks if tiles else 0
+        tile_count = prod(self.tile_grid(height, width)) if is_large else 0
+        tokens_of_tiles = tile_count * ceil(self.size // patch_size / self.merge) ** 2
+        tile_marks = (tile_count + 1) * self.tile_marks if tile_count else 0
         return EncodedInput(
-            parts=tiles + 1,
+            parts=tile_count + 1,
             rows=max(self.tokens * self.merge**2, patches_of_tile, patches),
             columns=1,
             tokens=tokens_of_tiles + patches // self.merge**2 + tile_marks + self.marks,
-            real_patches=tiles * patches_of_tile + patches,
+            real_patches=tile_count * patches_of_tile + patches,
         )

@@ -1,4 +1,4 @@
-"""The rule for images that are shrunk if too large, and then padded to whole squares of merged patches.
+"""The rule that shrinks an image if it is too large, and pads it to whole squares of merged patches.
 
 Kimi K2.5 (MoonViT: 2025, arXiv:2504.07491, §2.1). transformers: models/kimi_k25/image_processing_kimi_k25.py.
 """
@@ -35,10 +35,10 @@ class Padded(ImageRule):
         scale = min(1.0, sqrt(self.max_patches / patches), longest / height, longest / width)
         scaled_sides = (min(max(1, int(pixels * scale)), longest) for pixels in (height, width))
         token_size = self.merge * patch_size
-        rows, columns = (-(-pixels // token_size) for pixels in scaled_sides)
-        if self.refuses_long and max(rows, columns) * self.merge > self.max_side:
+        token_rows, token_columns = (-(-pixels // token_size) for pixels in scaled_sides)
+        if self.refuses_long and max(token_rows, token_columns) * self.merge > self.max_side:
             raise InputError(
                 f"--image {width}x{height}: the processor refuses more than {self.max_side} patches along a side; "
                 "expected another shape"
             )
-        return EncodedInput(1, rows * self.merge, columns * self.merge, rows * columns)
+        return EncodedInput(1, token_rows * self.merge, token_columns * self.merge, token_rows * token_columns)

@@ -1,4 +1,4 @@
-"""The rule for images that are scaled only if their number of patches is outside of limits.
+"""The rule that scales an image only if its number of patches is outside of limits.
 
 transformers: models/nemotron_h_omni/image_processing_nemotron_h_omni.py (`get_patch_grid_size`).
 """
@@ -35,15 +35,15 @@ class PatchGrid(ImageRule):
         return self
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
-        rows, columns = (round(pixels / patch_size + 0.5) for pixels in (height, width))
-        shrink = min(sqrt(self.max_patches / (rows * columns)), 1.0)
-        rows, columns = floor(shrink * rows), floor(shrink * columns)
-        if rows * columns < self.min_patches:
-            enlargement = sqrt(self.min_patches / (rows * columns))
-            rows, columns = ceil(enlargement * rows), ceil(enlargement * columns)
-        rows = self._whole_tokens(rows, columns)
-        columns = self._whole_tokens(columns, rows)
-        return EncodedInput(1, rows, columns, rows * columns // self.merge**2 + self.marks)
+        patch_rows, patch_columns = (round(pixels / patch_size + 0.5) for pixels in (height, width))
+        shrink = min(sqrt(self.max_patches / (patch_rows * patch_columns)), 1.0)
+        patch_rows, patch_columns = floor(shrink * patch_rows), floor(shrink * patch_columns)
+        if patch_rows * patch_columns < self.min_patches:
+            enlargement = sqrt(self.min_patches / (patch_rows * patch_columns))
+            patch_rows, patch_columns = ceil(enlargement * patch_rows), ceil(enlargement * patch_columns)
+        patch_rows = self._whole_tokens(patch_rows, patch_columns)
+        patch_columns = self._whole_tokens(patch_columns, patch_rows)
+        return EncodedInput(1, patch_rows, patch_columns, patch_rows * patch_columns // self.merge**2 + self.marks)
 
     def _whole_tokens(self, patches: int, other_patches: int) -> int:
         """Returns a side's number of patches, rounded up to a multiple of `merge`, or down if the grid is too large."""

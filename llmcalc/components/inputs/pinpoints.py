@@ -1,4 +1,4 @@
-"""The rule for images fitted into the best of several resolutions and cut into tiles, beside the whole image.
+"""The rule that fits an image into the best of several resolutions, cuts tiles, and adds the whole image.
 
 The tokens of the padding are left out, and each line of tokens ends in a mark. LLaVA-NeXT and LLaVA-OneVision (Li 2024,
 arXiv:2408.03326, §3.2). transformers: models/llava_next/processing_llava_next.py,
@@ -49,18 +49,18 @@ class Pinpoints(ImageRule):
         if not self.resolutions:
             return EncodedInput(1, patches_per_side, patches_per_side, patches_per_side * patches_per_side + 1)
         tiles_down, tiles_across = (pixels // self.size for pixels in self.best_resolution(height, width))
-        rows, columns = patches_per_side * tiles_down, patches_per_side * tiles_across
-        if width / height > columns / rows:
-            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        patch_rows, patch_columns = patches_per_side * tiles_down, patches_per_side * tiles_across
+        if width / height > patch_columns / patch_rows:
+            patch_rows -= (patch_rows - int(round(height * (patch_columns / width), 7))) // 2 * 2
         else:
-            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+            patch_columns -= (patch_columns - int(round(width * (patch_rows / height), 7))) // 2 * 2
         if self.most_tiles is not None:
-            ratio = sqrt(rows * columns / (self.most_tiles * patches_per_side**2))
+            ratio = sqrt(patch_rows * patch_columns / (self.most_tiles * patches_per_side**2))
             if ratio > 1.1:
-                rows, columns = int(rows // ratio), int(columns // ratio)
+                patch_rows, patch_columns = int(patch_rows // ratio), int(patch_columns // ratio)
         return EncodedInput(
             1 + tiles_down * tiles_across,
             patches_per_side,
             patches_per_side,
-            rows * columns + rows + patches_per_side * patches_per_side,
+            patch_rows * patch_columns + patch_rows + patches_per_side * patches_per_side,
         )

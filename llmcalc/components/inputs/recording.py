@@ -1,4 +1,4 @@
-"""The rule for recordings that are read whole, in a number of frames that depends on their length.
+"""The rule that reads a recording whole, in a number of frames that depends on its length.
 
 transformers: models/gemma3n, gemma4, gemma4_unified, phi4_multimodal, parakeet and granite_speech
 (feature_extraction and processing files).
@@ -46,11 +46,11 @@ class Recording(AudioRule):
     def encode(self, seconds: float) -> EncodedInput:
         check_recording_length(seconds, self.max_seconds)
         sample_count = round(seconds * RATE)
-        frames = self._frames_of(sample_count)
-        if frames < 1:
+        frame_count = self._frames_of(sample_count)
+        if frame_count < 1:
             raise InputError(f"--audio {seconds:g}: shorter than a frame of {self.window} samples; expected more")
-        groups = -(-frames // self.frames_per_token)
-        tokens = groups * self.tokens_at_once if self.tokens is None else self.tokens
+        frame_groups = -(-frame_count // self.frames_per_token)
+        tokens = frame_groups * self.tokens_at_once if self.tokens is None else self.tokens
         padded_samples = -(-sample_count // self.multiple) * self.multiple
         return EncodedInput(1, self._frames_of(padded_samples), 1, tokens + self.marks)
 

@@ -1,4 +1,4 @@
-"""The rule for images read whole and, if large, in slices that have about the pixels of a square.
+"""The rule that reads an image whole and, if it is large, also in slices of about `size`² pixels.
 
 MiniCPM-V (Yao 2024, arXiv:2408.01800, §3.2). transformers: models/minicpmv4_6/image_processing_minicpmv4_6.py, with
 fewer patches per token than the processors of versions 2.6, 4.0 and 4.5 in their own code.
@@ -16,7 +16,7 @@ from .base import EncodedInput, ImageRule
 
 
 class Slices(ImageRule):
-    """The rule for slices of about `size`² pixels, beside the whole image shrunk to about as many pixels.
+    """The rule for slices of about `size`² pixels, beside the whole image at about the same number of pixels.
 
     size: the side in pixels of a square with as many pixels as a slice.
     max_slices: the most slices, without the whole image.
@@ -55,13 +55,13 @@ class Slices(ImageRule):
 
     def _slice_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the numbers of slices down and across, in the grid nearest to the image's aspect ratio."""
-        squares = min(ceil(width * height / self.size**2), self.max_slices)
-        if squares <= 1:
+        slice_count = min(ceil(width * height / self.size**2), self.max_slices)
+        if slice_count <= 1:
             return 1, 1
         log_ratio = log(width / height)
         grids = [
             (slices_down, slices // slices_down)
-            for slices in (squares - 1, squares, squares + 1)
+            for slices in (slice_count - 1, slice_count, slice_count + 1)
             if 1 < slices <= self.max_slices
             for slices_down in range(slices, 0, -1)
             if slices % slices_down == 0

@@ -1,4 +1,4 @@
-"""The rule for images whose sides become multiples of a factor, within limits on the number of pixels.
+"""The rule that rounds an image's sides to multiples of a factor, within limits on the number of pixels.
 
 Qwen2-VL (Wang 2024, arXiv:2409.12191, §2.1) and its successors, GLM-V, MiniMax-M3, VideoLLaMA 3, Emu 3, Keye-VL.
 transformers: models/qwen2_vl/image_processing_qwen2_vl.py, models/glm4v/image_processing_glm4v.py. Keye-VL: vLLM,

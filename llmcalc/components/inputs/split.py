@@ -1,4 +1,4 @@
-"""The rule for images scaled to a fixed longer side and cut into square tiles, beside the whole image.
+"""The rule that scales an image to a fixed longer side, cuts square tiles, and adds the whole image.
 
 Idefics3 (Laurençon 2024, arXiv:2408.12637, §3), SmolVLM. transformers: models/idefics3/image_processing_idefics3.py and
 processing_idefics3.py.
@@ -44,13 +44,13 @@ class Split(ImageRule):
             width, height = LARGEST_SIDE, max(int(LARGEST_SIDE / aspect_ratio), 1)
         elif height > width and height > LARGEST_SIDE:
             height, width = LARGEST_SIDE, max(int(LARGEST_SIDE * aspect_ratio), 1)
-        rows, columns = (-(-pixels // self.size) for pixels in (height, width))
+        tile_rows, tile_columns = (-(-pixels // self.size) for pixels in (height, width))
         patches_per_side, tokens_of_tile = self.size // patch_size, self.tokens + 3
-        if rows * columns == 1:
+        if tile_rows * tile_columns == 1:
             return EncodedInput(1, patches_per_side, patches_per_side, tokens_of_tile)
         return EncodedInput(
-            rows * columns + 1,
+            tile_rows * tile_columns + 1,
             patches_per_side,
             patches_per_side,
-            rows * (columns * (self.tokens + 2) + 1) + tokens_of_tile,
+            tile_rows * (tile_columns * (self.tokens + 2) + 1) + tokens_of_tile,
         )

@@ -1,4 +1,4 @@
-"""The rule for images stretched to the tile grid of nearest aspect ratio, beside the whole image.
+"""The rule that stretches an image to the tile grid of nearest aspect ratio, and adds the whole image.
 
 InternVL (Chen 2024, arXiv:2404.16821, §3.3), Aya Vision, Command A Vision. transformers:
 models/got_ocr2/image_processing_got_ocr2.py, models/internvl/processing_internvl.py,
@@ -54,8 +54,8 @@ class Tiles(ImageRule):
         ]
         if self.least_scaling:
             tile_scales = [
-                (self.size * min(columns / width, rows / height), (columns, rows))
-                for columns, rows in sorted(grids, key=prod)
+                (self.size * min(tile_columns / width, tile_rows / height), (tile_columns, tile_rows))
+                for tile_columns, tile_rows in sorted(grids, key=prod)
             ]
             enlarging_scales = [scale for scale in tile_scales if scale[0] >= 1]
             by_scale = itemgetter(0)
@@ -69,8 +69,8 @@ class Tiles(ImageRule):
         return best_grid
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
-        tiles = prod(self.tile_grid(height, width))
-        images, patches_per_side = tiles + (tiles > 1), self.size // patch_size
+        tile_count = prod(self.tile_grid(height, width))
+        images, patches_per_side = tile_count + (tile_count > 1), self.size // patch_size
         return EncodedInput(
             images, patches_per_side, patches_per_side, images * (self.tokens + self.tile_marks) + self.marks
         )

@@ -52,11 +52,11 @@ class AdaptedLayer(Block):
             norm=Norm(type="rmsnorm"),
             feed_forward_norm=Norm(type="layernorm"),
         )
-        fields = {
+        layer_fields = {
             field_name: getattr(block, field_name)
             for field_name in ("attention", "feed_forward", "norm", "norm_placement")
         }
-        return [cls(**fields, adapter=adapter)]
+        return [cls(**layer_fields, adapter=adapter)]
 
 
 @cache
@@ -68,8 +68,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, layer: nn.Module, spec: AdaptedLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            for child_name, child in layer.named_children():
-                self.add_module(child_name, child)
+            for child_name, child_module in layer.named_children():
+                self.add_module(child_name, child_module)
             self._layer: tuple[Any, ...] = (layer,)  # as a tuple: its children are registered as this module's own
             self.adapter = spec.adapter.reference(model_properties)
 

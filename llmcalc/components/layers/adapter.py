@@ -83,7 +83,7 @@ class AdapterLayer(Block):
                 self._record_idle(recorder, sublayer, component, x)
                 continue
             recorder.hold(x=x)
-            residual_branch = normed = (
+            residual_branch = normed_x = (
                 x if self.norm_placement == "post" else self._normalize(recorder, f"{sublayer}_pre_norm", x)
             )
             residual_branch = recorder.part(
@@ -96,7 +96,7 @@ class AdapterLayer(Block):
             x = recorder.add(x, residual_branch)
             recorder.hold(x=x)
             if is_network:
-                return self._add_adapter_output(recorder, x, normed)
+                return self._add_adapter_output(recorder, x, normed_x)
             x = self._normalize(recorder, f"{sublayer}_post_norm", x) if self.norm_placement == "post" else x
         raise AssertionError("the last sublayer is the feed-forward network")
 

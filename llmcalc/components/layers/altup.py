@@ -58,9 +58,9 @@ class AltUp(ResidualStreams):
 
     def flow(self, recorder: Flow, x: Value, merge: bool = False) -> Value:
         """Records the split of the embedding into streams or, with `merge`, the merge after the last layer."""
-        hidden, other_streams = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
+        hidden_axis, other_streams = x.axes[-1], Axis("streams", self.altup_num_inputs - 1)
         first_stream, other_inputs = (
-            (recorder.take(x, hidden), recorder.take(x, other_streams, hidden)) if merge else (x, x)
+            (recorder.take(x, hidden_axis), recorder.take(x, other_streams, hidden_axis)) if merge else (x, x)
         )
         with recorder.function():
             first_length = recorder.root_mean_square(first_stream)
@@ -68,7 +68,7 @@ class AltUp(ResidualStreams):
 
             def project_stream(stream: Value) -> Value:
                 """Returns a projection of one residual stream, scaled to the vector length of the first stream."""
-                projected_stream = recorder.linear("", stream, hidden)
+                projected_stream = recorder.linear("", stream, hidden_axis)
                 recorder.hold_outside(y=projected_stream)
                 return recorder.div(
                     recorder.mul(projected_stream, first_length), recorder.root_mean_square(projected_stream)
@@ -77,7 +77,7 @@ class AltUp(ResidualStreams):
             x = recorder.side_by_side(
                 "projections", other_streams, other_inputs, project_stream, after=first_stream, split=merge
             )
-        return recorder.sum(x, hidden, mean=True) if merge else x
+        return recorder.sum(x, hidden_axis, mean=True) if merge else x
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self.altup_num_inputs, model_properties.hidden_size)
@@ -114,11 +114,11 @@ class AltUpLayer(WholeLayer):
         predicted_streams, router_output = self._predict_streams(recorder, x, router)
         active_stream = recorder.take(predicted_streams, hidden)
         recorder.hold(predicted=predicted_streams)
-        normed = recorder.part("self_attn_pre_norm", self.norm, active_stream)
-        recorder.hold(read=normed)
-        layer_output = self._sublayer_output(recorder, "self_attn", self.attention, normed)
+        normed_stream = recorder.part("self_attn_pre_norm", self.norm, active_stream)
+        recorder.hold(read=normed_stream)
+        layer_output = self._sublayer_output(recorder, "self_attn", self.attention, normed_stream)
         layer_output = recorder.scale(
-            recorder.add(recorder.add(active_stream, layer_output), self._low_rank(recorder, normed)), 2**-0.5
+            recorder.add(recorder.add(active_stream, layer_output), self._low_rank(recorder, normed_stream)), 2**-0.5
         )
         recorder.hold(y=layer_output)
         layer_output = recorder.add(
@@ -150,21 +150,21 @@ class AltUpLayer(WholeLayer):
 
         Returns all streams and the output of the router's norm.
         """
-        streams, hidden = x.axes
+        streams, hidden_axis = x.axes
         with recorder.scope("predict", kind="streams", source=SOURCE):
-            normed = recorder.part("router_norm", self.norm, recorder.take(x, hidden))
-            mixing_weights = self._mixing_weights(recorder, normed, router, streams, Axis("mixed", streams.size))
+            normed_stream = recorder.part("router_norm", self.norm, recorder.take(x, hidden_axis))
+            mixing_weights = self._mixing_weights(recorder, normed_stream, router, streams, Axis("mixed", streams.size))
             recorder.hold(weights=mixing_weights)
-            mix_op = ops.Product(hidden.size, streams.size, streams.size, x.rows)
-            return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed
+            mix_op = ops.Product(hidden_axis.size, streams.size, streams.size, x.rows)
+            return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed_stream
 
     def _mixing_weights(
         self, recorder: Flow, normed: Value, router: Weight, *output_axes: Axis | JoinedShapes
     ) -> Value:
         """Returns the stream mixing weights, computed from the norm of one stream."""
-        hidden = normed.axes[-1]
+        hidden_axis = normed.axes[-1]
         router_output = recorder.linear(
-            "router", recorder.scale(normed, 1 / hidden.size), output_axes[0], weight=router
+            "router", recorder.scale(normed, 1 / hidden_axis.size), output_axes[0], weight=router
         )
         return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *output_axes)
 
@@ -184,19 +184,19 @@ class AltUpLayer(WholeLayer):
         sublayer_output: the output of the sublayers, whose input was the first stream.
         router, router_output: the router of `predict` and the output of its norm, both of which are reused.
         """
-        streams, hidden = predicted_streams.axes
+        streams, hidden_axis = predicted_streams.axes
         with recorder.scope("correct", kind="streams", source=SOURCE):
-            normed = recorder.normalized(sublayer_output, self.norm, like=router_output)
-            mixing_weights = recorder.plus(self._mixing_weights(recorder, normed, router, streams), 1.0)
+            normed_output = recorder.normalized(sublayer_output, self.norm, like=router_output)
+            mixing_weights = recorder.plus(self._mixing_weights(recorder, normed_output, router, streams), 1.0)
             recorder.hold(shares=mixing_weights)
             stream_change = recorder.mul(
                 mixing_weights,
-                recorder.sub(sublayer_output, recorder.take(predicted_streams, hidden)),
+                recorder.sub(sublayer_output, recorder.take(predicted_streams, hidden_axis)),
                 axes=predicted_streams.axes,
             )
             corrected_streams = recorder.add(predicted_streams, stream_change)
             return corrected_streams, recorder.mul(
-                recorder.take(corrected_streams, hidden), recorder.vector("scale", hidden)
+                recorder.take(corrected_streams, hidden_axis), recorder.vector("scale", hidden_axis)
             )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -218,10 +218,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
-            length, streams = root_mean_square(first_stream), [first_stream]
+            first_rms, streams = root_mean_square(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
-                projected = projection(x)
-                streams.append(projected * length / root_mean_square(projected))
+                projected_x = projection(x)
+                streams.append(projected_x * first_rms / root_mean_square(projected_x))
             return torch.stack(streams, -2)
 
     class StreamSplit(StreamEnds):
@@ -237,9 +237,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self._apply_maps(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
 
     class StreamsReference(nn.Module):
-        def __init__(self, streams: int, hidden: int) -> None:
+        def __init__(self, streams: int, hidden_size: int) -> None:
             super().__init__()
-            self.streams_in, self.streams_out = StreamSplit(streams, hidden), StreamMerge(streams, hidden)
+            self.streams_in, self.streams_out = StreamSplit(streams, hidden_size), StreamMerge(streams, hidden_size)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return self.streams_in(x)
@@ -268,12 +268,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x + self.mix(coefficients.unflatten(-1, (self.streams, self.streams)), x)
 
     class StreamCorrection(nn.Module):
-        def __init__(self, streams: int, hidden: int, router: nn.Linear) -> None:
+        def __init__(self, streams: int, hidden_size: int, router: nn.Linear) -> None:
             super().__init__()
-            self.router = nn.Linear(hidden, streams, bias=False)
+            self.router = nn.Linear(hidden_size, streams, bias=False)
             self.router.weight = router.weight
             self.coefficients = nn.Linear(streams, streams, bias=False)
-            self.scale = vector(torch.ones(hidden))
+            self.scale = vector(torch.ones(hidden_size))
 
         def forward(
             self, predicted_streams: Tensor, active_stream: Tensor, predict: StreamPrediction
@@ -313,9 +313,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             predicted_streams = self.predict(x)
             active_stream = predicted_streams[:, :, 0]
-            normed = self.self_attn_pre_norm(active_stream)
+            normed_stream = self.self_attn_pre_norm(active_stream)
             layer_output = (
-                active_stream + self._normed_output("self_attn", normed, forward_pass) + self.laurel(normed)
+                active_stream
+                + self._normed_output("self_attn", normed_stream, forward_pass)
+                + self.laurel(normed_stream)
             ) * 2**-0.5
             layer_output = layer_output + self._normed_output("mlp", self.mlp_pre_norm(layer_output), forward_pass)
             corrected_streams, first_stream = self.correct(predicted_streams, layer_output, self.predict)

@@ -168,10 +168,10 @@ class Layer(Component):
     def borrowing_field(self) -> str:
         if not self.alone:
             return f"type '{type(self).model_fields['type'].default}'"
-        for field, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
+        for field_name, component in (("attention", self.attention), ("feed_forward", self.feed_forward)):
             field_of_part = component.borrowing_field() if isinstance(component, Component) else ""
             if field_of_part:
-                return f"{field}.{field_of_part}"
+                return f"{field_name}.{field_of_part}"
         return ""
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
@@ -262,10 +262,10 @@ class Block(Layer):
 
     def sublayers(self) -> list[tuple[str, Component]]:
         """The sublayers in execution order: (name in the model's tree, component)."""
-        sublayer_parts: list[Any] = [getattr(self, field) for field in SUBLAYERS]
+        sublayer_parts: list[Any] = [getattr(self, field_name) for field_name in SUBLAYERS]
         sublayer_names = (
-            "cross_attn" if i == 1 else getattr(component, "node_name", "")
-            for i, component in enumerate(sublayer_parts)
+            "cross_attn" if sublayer_index == 1 else getattr(component, "node_name", "")
+            for sublayer_index, component in enumerate(sublayer_parts)
         )
         return [
             (sublayer, component)
@@ -392,10 +392,10 @@ def _reference_class() -> type[nn.Module]:
     class Scaling(nn.Module):
         """Scales x elementwise: weight · x, plus an optional bias."""
 
-        def __init__(self, hidden: int, bias: bool) -> None:
+        def __init__(self, hidden_size: int, bias: bool) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(hidden))
-            self.bias = nn.Parameter(torch.zeros(hidden)) if bias else None
+            self.weight = nn.Parameter(torch.ones(hidden_size))
+            self.bias = nn.Parameter(torch.zeros(hidden_size)) if bias else None
 
         def forward(self, x: Tensor) -> Tensor:
             scaled_x = x * self.weight
@@ -431,16 +431,16 @@ def _reference_class() -> type[nn.Module]:
                 self.pre_norm = spec.norm.reference(model_properties)
                 return
             for sublayer in self.order if spec.residual_scale else ():
-                hidden, scales_both = model_properties.hidden_size, spec.residual_scale is True
+                hidden_size, scales_both = model_properties.hidden_size, spec.residual_scale is True
                 if scales_both or spec.residual_scale == "output":
-                    self.add_module(f"{sublayer}_out_scale", Scaling(hidden, bias=scales_both))
+                    self.add_module(f"{sublayer}_out_scale", Scaling(hidden_size, bias=scales_both))
                 if scales_both or spec.residual_scale == "residual":
-                    self.add_module(f"{sublayer}_residual_scale", Scaling(hidden, bias=scales_both))
+                    self.add_module(f"{sublayer}_residual_scale", Scaling(hidden_size, bias=scales_both))
             for sublayer in self.order:
                 norm_positions = {"pre": ["pre"], "sandwich": ["pre", "post"]}.get(spec.norm_placement, ["post"])
-                for norm in (f"{sublayer}_{position}_norm" for position in norm_positions):
-                    if norm not in spec.without_norms:
-                        self.add_module(norm, spec.norm.reference(model_properties))
+                for norm_name in (f"{sublayer}_{position}_norm" for position in norm_positions):
+                    if norm_name not in spec.without_norms:
+                        self.add_module(norm_name, spec.norm.reference(model_properties))
             if spec.idle_cross_attention:
                 self.order.remove("cross_attn")
 

@@ -171,10 +171,10 @@ class BlockResiduals(ResidualStreams):
         return block_residual_classes()["streams"](self, model_properties)
 
 
-def block_residual_example(**fields: Any) -> BlockResidualLayer:
-    """Returns a small layer, by default the first one. fields: values that override its default fields."""
+def block_residual_example(**layer_fields: Any) -> BlockResidualLayer:
+    """Returns a small layer, by default the first one. layer_fields: values that override its default fields."""
     defaults = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
-    return BlockResidualLayer(**{**defaults, **fields})
+    return BlockResidualLayer(**{**defaults, **layer_fields})
 
 
 @cache
@@ -215,7 +215,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             keys = self.norm(sources)
             mix_weights = (self.scores(keys, self.proj.weight) * self.scale).softmax(-1)
             mixed_sums = self.mix(mix_weights, keys if self.normed_values else sources)
-            return tuple(mixed_sums[..., i, :] for i in range(mixed_sums.shape[-2]))
+            return tuple(mixed_sums[..., sum_index, :] for sum_index in range(mixed_sums.shape[-2]))
 
     class LayerReference(nn.Module):
         """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""

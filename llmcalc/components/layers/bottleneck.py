@@ -90,8 +90,8 @@ class BottleneckLayer(WholeLayer):
             recorder, "self_attn", narrow_states, recorder.dropout(attn_output, "attention_output", ends_sublayer=True)
         )
         inner_network = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
-        for i in range(self.num_feedforward_networks - 1):
-            narrow_states = recorder.part("inner", inner_network, narrow_states, list_index=i)
+        for network_index in range(self.num_feedforward_networks - 1):
+            narrow_states = recorder.part("inner", inner_network, narrow_states, list_index=network_index)
             recorder.hold(y=narrow_states)
         narrow_states = self._add_and_normalize(
             recorder, "mlp", narrow_states, recorder.part("mlp", self.feed_forward, narrow_states)

@@ -39,12 +39,12 @@ class ConditionedLayer(PreNormLayer):
         recorder.hold(x=x)
         x = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x)
-        normed = recorder.part("mlp_pre_norm", self.norm, x)
+        normed_x = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("condition", kind="norm"):
             condition = recorder.sinusoids(x, Table("condition"), *x.axes)
             scale = recorder.act(recorder.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu")
-            normed = recorder.mul(normed, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
-        return recorder.add(x, recorder.part("mlp", self.feed_forward, normed))
+            normed_x = recorder.mul(normed_x, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
+        return recorder.add(x, recorder.part("mlp", self.feed_forward, normed_x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -65,7 +65,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, hidden: int, rank: int) -> None:
             super().__init__()
             self.width = hidden
-            self.in_proj, self.out_proj = nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False)
+            self.in_proj, self.out_proj = (nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False))
 
         def forward(self, x: Tensor) -> Tensor:
             angles = angles_of(torch.ones(1, device=x.device), self.width, 10000.0)

@@ -82,8 +82,8 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         return _reference_class()(self, model_properties)
 
 
-def convolved_residual_example(**fields: Any) -> ConvolvedResidualLayer:
-    """Returns a small layer, by default the first one. fields: values that override its default fields."""
+def convolved_residual_example(**layer_fields: Any) -> ConvolvedResidualLayer:
+    """Returns a small layer, by default the first one. layer_fields: values that override its default fields."""
     attention = GatedProfileAttention(
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -102,7 +102,7 @@ def convolved_residual_example(**fields: Any) -> ConvolvedResidualLayer:
         "conv_kernel_size": 3,
         "separate_inputs": True,
     }
-    return ConvolvedResidualLayer(**{**defaults, **fields})
+    return ConvolvedResidualLayer(**{**defaults, **layer_fields})
 
 
 @cache

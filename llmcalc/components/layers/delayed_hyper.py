@@ -65,9 +65,9 @@ class DelayedHyperStreams(CopiedStreams):
     type: Literal["delayed_hyper"] = "delayed_hyper"
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
-        streams, hidden = x.axes
-        weights = recorder.delayed_weights(READ_WEIGHTS, x, streams)
-        return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
+        streams, hidden_axis = x.axes
+        stream_weights = recorder.delayed_weights(READ_WEIGHTS, x, streams)
+        return recorder.sum(recorder.mul(stream_weights, x, axes=x.axes), hidden_axis)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         return self.record_merge(recorder, x)
@@ -76,9 +76,9 @@ class DelayedHyperStreams(CopiedStreams):
         return _reference_classes()["streams"](self.hc_mult)
 
 
-def delayed_hyper_example(**fields: Any) -> DelayedHyperLayer:
-    """Returns a small layer. fields: values that override its default fields."""
-    return DelayedHyperLayer(**{**small_sublayers(), "hc_mult": 3, **fields})
+def delayed_hyper_example(**layer_fields: Any) -> DelayedHyperLayer:
+    """Returns a small layer. layer_fields: values that override its default fields."""
+    return DelayedHyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
 
 
 @cache
@@ -93,9 +93,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if "read weights" not in memo:  # the first sublayer reads the first stream
                 first_stream = torch.eye(stream_count, dtype=new_weights.dtype, device=new_weights.device)[0]
                 memo["read weights"] = first_stream.expand(*new_weights.shape)
-            weights: Tensor = memo["read weights"]
+            stream_weights: Tensor = memo["read weights"]
             memo["read weights"] = new_weights
-            return weights
+            return stream_weights
 
     class LayerReference(hyper_classes()["layer"]):  # type: ignore[misc]
         """The layer with delayed hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
@@ -115,7 +115,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            weights: Tensor = forward_pass.memo["read weights"]
-            return (weights[..., None] * x).sum(2)
+            stream_weights: Tensor = forward_pass.memo["read weights"]
+            return (stream_weights[..., None] * x).sum(2)
 
     return {"layer": LayerReference, "streams": StreamsReference}

@@ -53,9 +53,9 @@ class DenseResidualLayer(PreNormLayer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        fields = small_sublayers()
-        experts = MoE(num_experts=4, num_experts_per_tok=2, expert=fields["feed_forward"])
-        return [cls(**{**fields, "feed_forward": experts}, dense=fields["feed_forward"].model_copy())]
+        layer_fields = small_sublayers()
+        experts = MoE(num_experts=4, num_experts_per_tok=2, expert=layer_fields["feed_forward"])
+        return [cls(**{**layer_fields, "feed_forward": experts}, dense=layer_fields["feed_forward"].model_copy())]
 
 
 @cache

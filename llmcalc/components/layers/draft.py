@@ -50,10 +50,13 @@ class DraftLayer(PreNormLayer):
         return [("attention", self.attention, 2 * hidden_size)]
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        embedded: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
-        normed = recorder.part("embedding_norm", self.norm, embedded), recorder.part("self_attn_pre_norm", self.norm, x)
-        x = normed[1] if self.norm_before_residual else x
-        joined_input = recorder.cat(*normed, axes=(JoinedShapes((embedded.axes, x.axes)),))
+        embedding: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
+        normed_inputs = (
+            recorder.part("embedding_norm", self.norm, embedding),
+            recorder.part("self_attn_pre_norm", self.norm, x),
+        )
+        x = normed_inputs[1] if self.norm_before_residual else x
+        joined_input = recorder.cat(*normed_inputs, axes=(JoinedShapes((embedding.axes, x.axes)),))
         recorder.hold(x=x, joined=joined_input)
         x = recorder.add(x, recorder.part("self_attn", self.attention, joined_input, out=x.axes))
         recorder.hold(x=x)
@@ -63,10 +66,10 @@ class DraftLayer(PreNormLayer):
         return _reference_class()(self, model_properties)
 
 
-def draft_example(**fields: Any) -> DraftLayer:
+def draft_example(**layer_fields: Any) -> DraftLayer:
     """Returns a small layer for a stack's examples."""
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6, position=Rope())
-    return DraftLayer(**{**small_sublayers(), "attention": attention}, **fields)
+    return DraftLayer(**{**small_sublayers(), "attention": attention}, **layer_fields)
 
 
 @cache
@@ -82,16 +85,16 @@ def _reference_class() -> type[nn.Module]:
             self.norm_before_residual = spec.norm_before_residual
             for norm_name in ("embedding_norm", "self_attn_pre_norm", "mlp_pre_norm"):
                 self.add_module(norm_name, spec.norm.reference(model_properties))
-            hidden = model_properties.hidden_size
-            self.self_attn = spec.attention.reference(ModelProperties(2 * hidden, output_size=hidden))
+            hidden_size = model_properties.hidden_size
+            self.self_attn = spec.attention.reference(ModelProperties(2 * hidden_size, output_size=hidden_size))
             self.mlp = spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.embedded is not None
-            embedded = self.get_submodule("embedding_norm")(forward_pass.embedded)
-            normed = self.get_submodule("self_attn_pre_norm")(x)
-            x = normed if self.norm_before_residual else x
-            x = x + self.self_attn(torch.cat([embedded, normed], -1), forward_pass)
+            embedding = self.get_submodule("embedding_norm")(forward_pass.embedded)
+            normed_x = self.get_submodule("self_attn_pre_norm")(x)
+            x = normed_x if self.norm_before_residual else x
+            x = x + self.self_attn(torch.cat([embedding, normed_x], -1), forward_pass)
             return x + self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_pass)
 
     return DraftLayerReference

@@ -196,21 +196,21 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class FunnelAttentionReference(nn.Module):
         """Attention of queries [batch, queries, hidden] to a source [batch, keys, hidden] → shape of the queries."""
 
-        def __init__(self, spec: FunnelAttention, hidden: int) -> None:
+        def __init__(self, spec: FunnelAttention, hidden_size: int) -> None:
             super().__init__()
             self.heads, self.hidden, heads_width = (
                 spec.num_attention_heads,
-                hidden,
+                hidden_size,
                 spec.num_attention_heads * spec.head_dim,
             )
-            self.q_proj = nn.Linear(hidden, heads_width, bias=False)
-            self.k_proj, self.v_proj = nn.Linear(hidden, heads_width), nn.Linear(hidden, heads_width)
-            self.r_proj = nn.Linear(hidden, heads_width, bias=False)
+            self.q_proj = nn.Linear(hidden_size, heads_width, bias=False)
+            self.k_proj, self.v_proj = nn.Linear(hidden_size, heads_width), nn.Linear(hidden_size, heads_width)
+            self.r_proj = nn.Linear(hidden_size, heads_width, bias=False)
             for bias_name in ("content_bias", "position_bias", "segment_bias"):
                 self.add_module(bias_name, vector(torch.randn(self.heads, spec.head_dim) * 0.02))
             self.segments = vector(torch.randn(2, self.heads, spec.head_dim) * 0.02)
             self.distances, self.segment_scores, self.core = TableScoreProduct(), TableScoreProduct(), SoftmaxProducts()
-            self.o_proj = nn.Linear(heads_width, hidden)
+            self.o_proj = nn.Linear(heads_width, hidden_size)
 
         def _split_heads(self, x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
@@ -221,8 +221,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Runs attention. key_stride: the distance in tokens between neighbouring keys."""
             key_source = x if kv_source is None else kv_source
             q, k, v = (
-                self._split_heads(projected)
-                for projected in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
+                self._split_heads(head_vectors)
+                for head_vectors in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
             )
             queries, keys, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
             largest_distance = 2 * queries if is_halved else queries  # in steps
@@ -260,14 +260,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.mlp_post_norm = spec.norm.reference(model_properties)
 
         def share_parameters(self, first_layer: FunnelReference) -> None:
-            """Shares the first layer's weights; only the first layer of a block halves the tokens."""
+            """Shares the first layer's weights with this layer; only the first layer of a block halves the tokens."""
             if first_layer is self:
                 return
             self.halves = False
             share_tensors(first_layer, self)
 
         def _halve_tokens(self, x: Tensor) -> Tensor:
-            """Averages pairs of tokens; with a separate first token, pairs it with a copy."""
+            """Returns averages of pairs of tokens. A separate first token is paired with a copy of itself."""
             if x.shape[1] <= (2 if self.spec.separate_cls else 1):
                 return x
             if self.spec.separate_cls:

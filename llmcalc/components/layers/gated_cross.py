@@ -129,13 +129,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GatedCrossLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            hidden = model_properties.hidden_size
+            hidden_size = model_properties.hidden_size
             cross_properties = ModelProperties(
-                hidden, model_properties.causal, cross=True, source_size=spec.source_size
+                hidden_size, model_properties.causal, cross=True, source_size=spec.source_size
             )
             self.runs = isinstance(spec, GatedCrossTextLayer)
-            self.source_size = spec.source_size or hidden
-            gate_size = hidden if spec.gate_per_feature else 1
+            self.source_size = spec.source_size or hidden_size
+            gate_size = hidden_size if spec.gate_per_feature else 1
             for sublayer, norm, component, part_context in (
                 ("cross_attn", spec.norm, spec.attention, cross_properties),
                 ("mlp", spec.feed_forward_norm or spec.norm, spec.feed_forward, model_properties),

@@ -52,8 +52,8 @@ class GatedNormLayer(PreNormLayer):
     def _gated_output(self, recorder: Flow, sublayer: str, x: Value) -> Value:
         """Returns a norm's output multiplied by the norm's gate."""
         with recorder.scope(sublayer, kind="norm"):
-            low_rank = recorder.act(recorder.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
-            gate = recorder.act(recorder.linear("up_proj", low_rank, *x.axes), "sigmoid", float32=True)
+            low_rank_x = recorder.act(recorder.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
+            gate = recorder.act(recorder.linear("up_proj", low_rank_x, *x.axes), "sigmoid", float32=True)
             return recorder.mul(x, gate, float32=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -74,7 +74,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, hidden: int, rank: int) -> None:
             super().__init__()
-            self.down_proj, self.up_proj = nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False)
+            self.down_proj, self.up_proj = (nn.Linear(hidden, rank, bias=False), nn.Linear(rank, hidden, bias=False))
 
         def forward(self, x: Tensor) -> Tensor:
             return (x * self.up_proj(nn.functional.silu(self.down_proj(x))).float().sigmoid()).to(x.dtype)

@@ -36,13 +36,13 @@ else:
 
 def record_gated_mean(recorder: Flow, x: Value, norm: Norm, rank: int) -> tuple[Value, Value]:
     """Returns the gated mean of all streams, and the normalized streams. x: all streams."""
-    streams, hidden = x.axes
+    streams, hidden_axis = x.axes
     assert isinstance(streams, Axis)
-    normed = recorder.norm("norm", x, norm, groups=streams)
-    gate = recorder.act(recorder.linear("down", normed, Axis("rank", rank)), "silu")
-    gate = recorder.act(recorder.linear("up", gate, streams, hidden), "sigmoid")
-    recorder.hold(normed=normed, gate=gate)
-    return recorder.sum(recorder.mul(gate, normed), hidden, mean=True), normed
+    normed_streams = recorder.norm("norm", x, norm, groups=streams)
+    gate = recorder.act(recorder.linear("down", normed_streams, Axis("rank", rank)), "silu")
+    gate = recorder.act(recorder.linear("up", gate, streams, hidden_axis), "sigmoid")
+    recorder.hold(normed=normed_streams, gate=gate)
+    return recorder.sum(recorder.mul(gate, normed_streams), hidden_axis, mean=True), normed_streams
 
 
 class GatedStreamsLayer(PreNormLayer):
@@ -72,9 +72,9 @@ class GatedStreamsLayer(PreNormLayer):
             x = recorder.add(x, recorder.part("ngram_input", self.ngram_input, x))
         for component, connection in ((self.attention, "self_attn_connection"), (self.feed_forward, "mlp_connection")):
             with recorder.scope(connection, kind="stream_gate"):
-                sublayer_input, normed = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
+                sublayer_input, normed_streams = record_gated_mean(recorder, x, self.norm, self.hc_lowrank)
                 write_weights = recorder.scale(
-                    recorder.act(recorder.linear("write", normed, x.axes[0]), "sigmoid"), 2.0
+                    recorder.act(recorder.linear("write", normed_streams, x.axes[0]), "sigmoid"), 2.0
                 )
             recorder.hold(x=x, written=write_weights)
             sublayer_output = recorder.part(component.node_name, component, sublayer_input)
@@ -113,12 +113,12 @@ class GatedStreams(CopiedStreams):
         return _reference_classes()["streams"](self, model_properties)
 
 
-def gated_streams_example(**fields: Any) -> GatedStreamsLayer:
-    """Returns a small layer. fields: values that override its default fields."""
+def gated_streams_example(**layer_fields: Any) -> GatedStreamsLayer:
+    """Returns a small layer. layer_fields: values that override its default fields."""
     indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer)
     defaults = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
-    return GatedStreamsLayer(**{**defaults, **fields})
+    return GatedStreamsLayer(**{**defaults, **layer_fields})
 
 
 @cache
@@ -129,18 +129,18 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class GatedConnection(nn.Module):
         """Reads the streams [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
 
-        def __init__(self, norm: Norm, streams: int, rank: int, hidden: int, has_writes: bool) -> None:
+        def __init__(self, norm: Norm, streams: int, rank: int, hidden_size: int, has_writes: bool) -> None:
             super().__init__()
-            self.streams, streams_width = streams, streams * hidden
-            self.norm = norm_reference(norm, streams_width, groups=streams)
+            self.streams, streams_width = streams, streams * hidden_size
+            self.norm = norm_reference(norm, streams_width, group_count=streams)
             self.down, self.up = nn.Linear(streams_width, rank, bias=False), nn.Linear(rank, streams_width, bias=False)
             self.write = nn.Linear(streams_width, streams, bias=False) if has_writes else None
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-            normed = self.norm(x.flatten(2))
-            gate = self.up(F.silu(self.down(normed) / self.streams)).sigmoid()
-            gated_mean = (gate * normed).unflatten(-1, (self.streams, -1)).mean(2)
-            return gated_mean, None if self.write is None else 2 * (self.write(normed) / self.streams).sigmoid()
+            normed_streams = self.norm(x.flatten(2))
+            gate = self.up(F.silu(self.down(normed_streams) / self.streams)).sigmoid()
+            gated_mean = (gate * normed_streams).unflatten(-1, (self.streams, -1)).mean(2)
+            return gated_mean, None if self.write is None else 2 * (self.write(normed_streams) / self.streams).sigmoid()
 
     class LayerReference(nn.Module):
         """The layer with gated residual streams. x: [batch, tokens, streams, hidden] → same shape."""

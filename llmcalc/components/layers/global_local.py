@@ -130,7 +130,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Joined)
         assert isinstance(x.rows.second, Padded)
         token_rows, text_rows = x.rows, x.rows.second
@@ -138,14 +138,14 @@ class GlobalLocalAttention(EqualHeadsMixer):
             wider_rows = Padded(of=text_rows.of, block=text_rows.block, more=self.block_size)
             x = recorder.resized(x, Joined(first=token_rows.first, second=wider_rows))
             recorder.hold(x=x)
-        q, k, v = (recorder.linear(projection, x, heads, dim) for projection in ("q_proj", "k_proj", "v_proj"))
+        q, k, v = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
-        limits: dict[str, Any] = {
+        key_limits: dict[str, Any] = {
             "block": self.block_size,
             "global_tokens": self.num_global_tokens,
             "staggered": self.staggered,
         }
-        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **limits)
+        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **key_limits)
         recorder.hold(out=attn_output)
         attn_output = recorder.linear("o_proj", attn_output, *x.axes)
         return recorder.resized(attn_output, token_rows) if self.staggered else attn_output
@@ -205,10 +205,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class GlobalTokensReference(nn.Module):
         """Global tokens in front of the text: [batch, tokens, hidden] → [batch, global tokens and blocks, hidden]."""
 
-        def __init__(self, spec: GlobalTokens, hidden: int) -> None:
+        def __init__(self, spec: GlobalTokens, hidden_size: int) -> None:
             super().__init__()
             self.count, self.block, self.tokens = spec.num_global_tokens, spec.block_size, 0
-            self.global_tokens = nn.Embedding(spec.num_global_tokens, hidden)
+            self.global_tokens = nn.Embedding(spec.num_global_tokens, hidden_size)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             self.tokens = forward_pass.memo["text tokens"] = x.shape[1]
@@ -241,9 +241,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             block_mask = is_text.unflatten(0, (-1, self.block))
             mask = torch.cat([always_visible.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([global_scores, block_scores], -1) * scale
-            weights = self._weights(scores.masked_fill(~mask, float("-inf")))
+            attn_weights = self._weights(scores.masked_fill(~mask, float("-inf")))
             text_output = (
-                weights[..., :global_count] @ v[:, :, None, :global_count] + weights[..., global_count:] @ blocks[2]
+                attn_weights[..., :global_count] @ v[:, :, None, :global_count]
+                + attn_weights[..., global_count:] @ blocks[2]
             )
             return torch.cat([global_output, text_output.flatten(2, 3)], 2)
 
@@ -253,12 +254,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class GlobalLocalReference(nn.Module):
         """Attention with global tokens. x: [batch, global tokens and blocks, hidden] → same shape."""
 
-        def __init__(self, spec: GlobalLocalAttention, hidden: int) -> None:
+        def __init__(self, spec: GlobalLocalAttention, hidden_size: int) -> None:
             super().__init__()
             self.heads, self.count = spec.num_attention_heads, spec.num_global_tokens
             self.shift = spec.block_size // 2 if spec.staggered else 0
             for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection, nn.Linear(hidden, hidden, bias=False))
+                self.add_module(projection, nn.Linear(hidden_size, hidden_size, bias=False))
             self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

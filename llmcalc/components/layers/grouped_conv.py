@@ -56,7 +56,7 @@ class GroupedConvLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
-            normed = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
+            normed_x = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
             side_axis, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
             groups = Axis("groups", exact_div(x.width, self.conv_group_size))
             channels = groups, Axis("channels", self.conv_group_size)
@@ -68,15 +68,17 @@ class GroupedConvLayer(PreNormLayer):
                     ]
                     for convolution_side in range(2)
                 ]
-                computed_kernels = recorder.linear("kernel_projection", normed, side_axis, taps, groups, Axis("one", 1))
+                computed_kernels = recorder.linear(
+                    "kernel_projection", normed_x, side_axis, taps, groups, Axis("one", 1)
+                )
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
-            residual_branch = self._convolve(recorder, normed, channels, base_rows[0], added_rows[0])
+            residual_branch = self._convolve(recorder, normed_x, channels, base_rows[0], added_rows[0])
             residual_branch = recorder.part(sublayer, component, residual_branch)
             x = recorder.add(x, self._convolve(recorder, residual_branch, channels, base_rows[1], added_rows[1]))
         return x
 
     def _convolve(self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added: Value) -> Value:
-        """Records the sum of x and the tokens before it, each times its row of the kernel.
+        """Records a convolution of x over the tokens: a sum of shifted copies, each times a row of the kernel.
 
         base_rows: the trained rows of the kernel. added: what the sublayer's input adds to them.
         """
@@ -94,11 +96,11 @@ class GroupedConvLayer(PreNormLayer):
         return _reference_class()(self, model_properties)
 
 
-def grouped_conv_example(**fields: Any) -> GroupedConvLayer:
+def grouped_conv_example(**layer_fields: Any) -> GroupedConvLayer:
     """Returns a small layer for a stack's examples."""
     attention = ContextAttention(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     kernel_sizes = {"conv_kernel_size": 2, "conv_group_size": 4}
-    return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **kernel_sizes, **fields})
+    return GroupedConvLayer(**{**small_sublayers(), "attention": attention, **kernel_sizes, **layer_fields})
 
 
 @cache
@@ -109,13 +111,13 @@ def _reference_class() -> type[nn.Module]:
     class SublayerKernels(nn.Module):
         """The kernels before and after a sublayer. x: [batch, tokens, width] → [batch, tokens, 2, taps, width]."""
 
-        def __init__(self, hidden: int, taps: int, group_size: int) -> None:
+        def __init__(self, hidden_size: int, taps: int, group_size: int) -> None:
             super().__init__()
-            self.sizes, self.group_size = (2, taps, hidden // group_size), group_size
+            self.sizes, self.group_size = (2, taps, hidden_size // group_size), group_size
             for convolution_side in range(2):
                 for tap in range(taps):
-                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector(torch.rand(hidden)))
-            self.kernel_projection = nn.Linear(hidden, 2 * taps * (hidden // group_size), bias=False)
+                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector(torch.rand(hidden_size)))
+            self.kernel_projection = nn.Linear(hidden_size, 2 * taps * (hidden_size // group_size), bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             token_kernels = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)
@@ -127,10 +129,10 @@ def _reference_class() -> type[nn.Module]:
 
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
         """Convolves the tokens of a pass as one block. kernel: [batch, tokens, taps, width]."""
-        convolved = kernel[..., 0, :] * x
+        conv_output = kernel[..., 0, :] * x
         for tap in range(1, kernel.shape[-2]):
-            convolved = convolved + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
-        return convolved
+            conv_output = conv_output + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
+        return conv_output
 
     class GroupedConvLayerReference(pre_norm_class()):  # type: ignore[misc]
         """The layer with convolutions around its sublayers. x: [batch, tokens, hidden] → same shape."""
@@ -142,9 +144,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             for sublayer in ("self_attn", "mlp"):
-                normed = self.get_submodule(f"{sublayer}_pre_norm")(x)
-                kernels = self.get_submodule(f"{sublayer}_conv")(normed)
-                sublayer_output = self.get_submodule(sublayer)(convolve(normed, kernels[..., 0, :, :]), forward_pass)
+                normed_x = self.get_submodule(f"{sublayer}_pre_norm")(x)
+                kernels = self.get_submodule(f"{sublayer}_conv")(normed_x)
+                sublayer_output = self.get_submodule(sublayer)(convolve(normed_x, kernels[..., 0, :, :]), forward_pass)
                 x = x + convolve(sublayer_output, kernels[..., 1, :, :])
             return x
 

@@ -60,10 +60,10 @@ class HybridBlock(PreNormLayer):
         raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALABLE}")
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        normed = recorder.part("mixers_pre_norm", self.norm, x)
-        recorder.hold(y=normed)
-        x = recorder.add(x, recorder.part("self_attn", self.attention, normed))
-        x = recorder.add(x, recorder.part("state_space", self.state_space, normed))
+        normed_x = recorder.part("mixers_pre_norm", self.norm, x)
+        recorder.hold(y=normed_x)
+        x = recorder.add(x, recorder.part("self_attn", self.attention, normed_x))
+        x = recorder.add(x, recorder.part("state_space", self.state_space, normed_x))
         return recorder.add(x, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -72,8 +72,8 @@ class HybridBlock(PreNormLayer):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=40, hidden_act="silu", gated=True)
-        fields = {**small_sublayers(), "feed_forward": network}
-        return [cls(**fields, state_space=mixer) for mixer in (Mamba2.examples()[0], Mamba.examples()[0])]
+        layer_fields = {**small_sublayers(), "feed_forward": network}
+        return [cls(**layer_fields, state_space=mixer) for mixer in (Mamba2.examples()[0], Mamba.examples()[0])]
 
 
 @cache
@@ -95,11 +95,11 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(mixer_name, component.reference(model_properties))
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            normed = self.mixers_pre_norm(x)
+            normed_x = self.mixers_pre_norm(x)
             x = (
                 x
-                + self.get_submodule("self_attn")(normed, forward_pass)
-                + self.get_submodule("state_space")(normed, forward_pass)
+                + self.get_submodule("self_attn")(normed_x, forward_pass)
+                + self.get_submodule("state_space")(normed_x, forward_pass)
             )
             return x + self.get_submodule("mlp")(self.mlp_pre_norm(x), forward_pass)
 

@@ -125,12 +125,12 @@ class HyperStreams(CopiedStreams):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
-        streams, hidden = x.axes
+        streams, hidden_axis = x.axes
         (raw_weights,) = _connection_weights(recorder, x, JoinedShapes(((streams,),)))
         recorder.hold(raw=raw_weights)
-        weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
-        recorder.hold(weights=weights)
-        return recorder.sum(recorder.mul(weights, x, axes=x.axes), hidden)
+        stream_weights = recorder.plus(recorder.act(raw_weights, "sigmoid"), STREAM_NORM.eps)
+        recorder.hold(weights=stream_weights)
+        return recorder.sum(recorder.mul(stream_weights, x, axes=x.axes), hidden_axis)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return hyper_classes()["streams"](self.hc_mult, model_properties.hidden_size, self.merge)
@@ -146,9 +146,9 @@ def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> 
     return weight_parts
 
 
-def hyper_example(**fields: Any) -> HyperLayer:
-    """Returns a small layer. fields: values that override its default fields."""
-    return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **fields})
+def hyper_example(**layer_fields: Any) -> HyperLayer:
+    """Returns a small layer. layer_fields: values that override its default fields."""
+    return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
 
 
 @cache
@@ -186,7 +186,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class HyperConnection(nn.Module):
         """The hyper-connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
 
-        def __init__(self, spec: HyperLayer, hidden: int) -> None:
+        def __init__(self, spec: HyperLayer, hidden_size: int) -> None:
             super().__init__()
             self.spec, stream_count = spec, spec.hc_mult
             part_sizes = (
@@ -195,8 +195,8 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
                 else [stream_count, stream_count, stream_count * stream_count]
             )
             self.stream_norm, self.map = (
-                weightless_norm(stream_count * hidden),
-                nn.Linear(stream_count * hidden, sum(part_sizes), bias=False),
+                weightless_norm(stream_count * hidden_size),
+                nn.Linear(stream_count * hidden_size, sum(part_sizes), bias=False),
             )
             self.offsets = WeightOffsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else StreamMixing()
@@ -239,25 +239,25 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return x
 
     class HeadReference(nn.Module):
-        def __init__(self, stream_count: int, hidden: int) -> None:
+        def __init__(self, stream_count: int, hidden_size: int) -> None:
             super().__init__()
             self.stream_norm, self.map = (
-                weightless_norm(stream_count * hidden),
-                nn.Linear(stream_count * hidden, stream_count, bias=False),
+                weightless_norm(stream_count * hidden_size),
+                nn.Linear(stream_count * hidden_size, stream_count, bias=False),
             )
             self.offsets = WeightOffsets(stream_count)
 
         def forward(self, streams: Tensor) -> Tensor:
             (raw_weights,) = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
-            weights = raw_weights.sigmoid() + 1e-6
-            return (weights[..., None] * streams).sum(2)
+            stream_weights = raw_weights.sigmoid() + 1e-6
+            return (stream_weights[..., None] * streams).sum(2)
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
         """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
 
-        def __init__(self, stream_count: int, hidden: int, merge_kind: str) -> None:
+        def __init__(self, stream_count: int, hidden_size: int, merge_kind: str) -> None:
             super().__init__(stream_count)
-            self.hyper_streams = None if merge_kind == "mean" else HeadReference(stream_count, hidden)
+            self.hyper_streams = None if merge_kind == "mean" else HeadReference(stream_count, hidden_size)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)

@@ -75,11 +75,11 @@ class LoopedAttention(GroupedQueryMixer):
     def flow(self, recorder: Flow, x: Value, is_second: bool = False) -> Value:
         """Records attention. is_second: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim = Axis("head_dim", self.head_dim)
+        head_dim = Axis("head_dim", self.head_dim)
         role: Role = "shared" if is_second else "own"
-        q = recorder.rope(self._project(recorder, "q_proj", x, role, heads, dim), self.position)
-        k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, dim), self.position)
-        v = self._project(recorder, "v_proj", x, role, kv_heads, dim)
+        q = recorder.rope(self._project(recorder, "q_proj", x, role, heads, head_dim), self.position)
+        k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, head_dim), self.position)
+        v = self._project(recorder, "v_proj", x, role, kv_heads, head_dim)
         if is_second:
             attn_output = self._mixed_attention(recorder, q, k, v)
         else:
@@ -115,7 +115,7 @@ class LoopedAttention(GroupedQueryMixer):
         recorder.hold(gate=gate)
         recorder.mask(q, first_keys, causal=True)
         global_output = self._attend(recorder, "global_core", q, first_keys, first_values)
-        k, v = recorder.cache("loop_cache", "sliding_attention", k, v, limit=window)
+        k, v = recorder.cache("loop_cache", "sliding_attention", k, v, token_limit=window)
         recorder.mask(q, k, causal=True, window=window)
         local_output = self._attend(recorder, "core", q, k, v, window)
         return recorder.add(recorder.mul(global_output, gate), recorder.mul(local_output, recorder.complement(gate)))
@@ -187,8 +187,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class LoopedAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Attention of one loop. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: LoopedAttention, hidden: int) -> None:
-            super().__init__(spec, hidden, spec.attention_bias)
+        def __init__(self, spec: LoopedAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size, spec.attention_bias)
             self.core, self.cache = softmax_core_class()(), cache_class()()
             self.first_loop: list[nn.Module] = []
 

@@ -54,14 +54,14 @@ class PerLayerEmbedding(StackPart):
         if vocab is not None:
             table_vectors, _ = recorder.table("embed", Axis("vocab", vocab), *vector_axes, of=x.rows, by="known ids")
             table_vectors = recorder.scale(table_vectors, vector_size**0.5)
-        projected = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
-        recorder.hold(mapped=projected, **({} if table_vectors is None else {"looked_up": table_vectors}))
-        normed = recorder.norm(
-            "norm", projected, self.norm, vector_axes[1:], kind="norm", source=self.norm.formula_source
+        projected_x = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
+        recorder.hold(mapped=projected_x, **({} if table_vectors is None else {"looked_up": table_vectors}))
+        normed_vectors = recorder.norm(
+            "norm", projected_x, self.norm, vector_axes[1:], kind="norm", source=self.norm.formula_source
         )
         if table_vectors is None:
-            return normed
-        layer_vectors = recorder.add(normed, table_vectors)
+            return normed_vectors
+        layer_vectors = recorder.add(normed_vectors, table_vectors)
         recorder.hold(both=layer_vectors)
         return recorder.scale(layer_vectors, 2**-0.5)
 
@@ -84,7 +84,7 @@ class PerLayerGate(Part):
     hidden_act: Activation
 
     def required_slots(self) -> Mapping[str, Mapping[str, Any]]:
-        """The stack components that compute the vector, as in `Layer.required_slots`."""
+        """The components of the stack that compute the gated vector, as in `Layer.required_slots`."""
         return {"per_layer_embedding": {"hidden_size_per_layer_input": self.hidden_size_per_layer_input}}
 
     def flow(self, recorder: Flow, x: Value, norm: Norm) -> Value:
@@ -92,12 +92,12 @@ class PerLayerGate(Part):
         vector_axis = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, vector_axis), self.hidden_act)
         placeholder = Value(x.rows, (vector_axis,), fixed=True)  # for a gate that is recorded without its stack
-        vectors: Value = recorder.memo.get(
+        layer_vectors: Value = recorder.memo.get(
             "per_layer_embedding", placeholder
         )  # of all layers; each layer reads its own
-        gated = recorder.mul(gate, recorder.take(vectors, vector_axis))
-        recorder.hold(y=gated)
-        return recorder.part("norm", norm, recorder.linear("projection", gated, *x.axes))
+        gated_vector = recorder.mul(gate, recorder.take(layer_vectors, vector_axis))
+        recorder.hold(y=gated_vector)
+        return recorder.part("norm", norm, recorder.linear("projection", gated_vector, *x.axes))
 
     def reference(self, model_properties: ModelProperties, norm: Norm) -> nn.Module:
         return _reference_classes()["gate"](self, model_properties, norm)
@@ -128,13 +128,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if self.rows is not None:
                 assert forward_pass.ids is not None, "per-layer embeddings are looked up by token"
                 table_vectors = self.embed(forward_pass.ids * (forward_pass.ids < self.rows)) * self.width**0.5
-            projected = self.projection(x) * self.hidden**-0.5
+            projected_x = self.projection(x) * self.hidden**-0.5
             if table_vectors is None:
-                return self.norm(projected.unflatten(-1, (-1, self.width)))
-            vectors: Tensor = self.norm(projected.unflatten(-1, (-1, self.width))) + table_vectors.unflatten(
+                return self.norm(projected_x.unflatten(-1, (-1, self.width)))
+            layer_vectors: Tensor = self.norm(projected_x.unflatten(-1, (-1, self.width))) + table_vectors.unflatten(
                 -1, (-1, self.width)
             )
-            return vectors * 2**-0.5
+            return layer_vectors * 2**-0.5
 
     class VectorGate(nn.Module):
         """Gates the per-layer vector of one layer. x: [batch, tokens, hidden] → the term added to x."""
@@ -148,7 +148,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             assert forward_pass.per_layer is not None, "the stack has no per-layer embeddings"
-            gated = activate(self.act, self.gate(x)) * forward_pass.per_layer[:, :, forward_pass.layer]
-            return self.norm(self.projection(gated))
+            gated_vector = activate(self.act, self.gate(x)) * forward_pass.per_layer[:, :, forward_pass.layer]
+            return self.norm(self.projection(gated_vector))
 
     return {"table": PerLayerTable, "gate": VectorGate}

@@ -1,4 +1,4 @@
-"""Reversible layers: two residual streams, of which each sublayer reads one and is added to the other (Reformer).
+"""Reversible layers: each sublayer reads one of two residual streams and adds its output to the other (Reformer).
 
 Gomez et al. 2017 (arXiv:1707.04585), Kitaev et al. 2020 (arXiv:2001.04451, §3). Training computes each layer again
 instead of keeping its activations. transformers: models/reformer (`ReformerLayer`, `_ReversibleFunction`).
@@ -78,8 +78,8 @@ class ReversibleLayer(PreNormLayer):
         return {"streams": {"type": "reversible"}}
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        hidden: Axis = recorder.memo["hidden"][0]
-        first_stream, second_stream = recorder.split(x, (hidden,), (hidden,))
+        hidden_axis: Axis = recorder.memo["hidden"][0]
+        first_stream, second_stream = recorder.split(x, (hidden_axis,), (hidden_axis,))
         first_stream = recorder.add(
             first_stream, self._record_sublayer(recorder, "self_attn", self.attention, second_stream)
         )
@@ -111,10 +111,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens, 2 · hidden].
         """
 
-        def __init__(self, spec: ReversibleStreams, hidden: int) -> None:
+        def __init__(self, spec: ReversibleStreams, hidden_size: int) -> None:
             super().__init__()
             self.block, self.least, self.tokens = spec.block, spec.least, 0
-            self.reversible_norm = spec.norm.reference(ModelProperties(2 * hidden))
+            self.reversible_norm = spec.norm.reference(ModelProperties(2 * hidden_size))
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             self.tokens = x.shape[1]
@@ -122,8 +122,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return nn.functional.pad(x, (0, 0, 0, padding)).repeat(1, 1, 2)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            output: Tensor = self.reversible_norm(x)[:, : self.tokens]
-            return output
+            normed_x: Tensor = self.reversible_norm(x)[:, : self.tokens]
+            return normed_x
 
     class LayerReference(pre_norm_class()):  # type: ignore[misc]
         """A reversible layer. x: [batch, tokens, 2 · hidden] → same shape."""

@@ -67,18 +67,18 @@ class ShortcutLayer(PreNormLayer):
         )
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
-        x, normed = self._attention_sublayer(recorder, x, 0)
-        expert_output = recorder.part("mlp", self.feed_forward, normed)
-        recorder.hold(read=normed, aside=expert_output)
-        x = recorder.add(x, recorder.part("dense", self.dense, normed, list_index=0))
+        x, normed_x = self._attention_sublayer(recorder, x, 0)
+        expert_output = recorder.part("mlp", self.feed_forward, normed_x)
+        recorder.hold(read=normed_x, aside=expert_output)
+        x = recorder.add(x, recorder.part("dense", self.dense, normed_x, list_index=0))
         recorder.hold(x=x)
-        x, normed = self._attention_sublayer(recorder, x, 1)
-        return recorder.add(recorder.add(x, recorder.part("dense", self.dense, normed, list_index=1)), expert_output)
+        x, normed_x = self._attention_sublayer(recorder, x, 1)
+        return recorder.add(recorder.add(x, recorder.part("dense", self.dense, normed_x, list_index=1)), expert_output)
 
     def _attention_sublayer(self, recorder: Flow, x: Value, index: int) -> tuple[Value, Value]:
         """Returns the residual stream after one of the two attentions, and the input of the next dense network."""
-        normed = recorder.part("self_attn_pre_norm", self.norm, x, list_index=index)
-        x = recorder.add(x, recorder.part("self_attn", self.attention, normed, list_index=index))
+        normed_x = recorder.part("self_attn_pre_norm", self.norm, x, list_index=index)
+        x = recorder.add(x, recorder.part("self_attn", self.attention, normed_x, list_index=index))
         recorder.hold(x=x)
         return x, recorder.part("dense_pre_norm", self.norm, x, list_index=index)
 
@@ -130,9 +130,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self.self_attn[0](self.self_attn_pre_norm[0](x), forward_pass)
-            normed = self.dense_pre_norm[0](x)
-            expert_output = self.mlp(normed, forward_pass)
-            x = x + self.dense[0](normed, forward_pass)
+            normed_x = self.dense_pre_norm[0](x)
+            expert_output = self.mlp(normed_x, forward_pass)
+            x = x + self.dense[0](normed_x, forward_pass)
             x = x + self.self_attn[1](self.self_attn_pre_norm[1](x), forward_pass)
             return x + self.dense[1](self.dense_pre_norm[1](x), forward_pass) + expert_output
 

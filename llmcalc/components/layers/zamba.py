@@ -102,9 +102,9 @@ class SharedBlock(Part):
             return self._adapter_output(recorder, adapter_input, output_axes, other_adapters)
 
         recorder.hold(x=x)
-        normed = recorder.part("self_attn_pre_norm", norm, x)
+        normed_x = recorder.part("self_attn_pre_norm", norm, x)
         attention_adapter = adapter if self.attention_adapters else None
-        attn_output = recorder.part("self_attn", self.attention, normed, out=out, adapter=attention_adapter)
+        attn_output = recorder.part("self_attn", self.attention, normed_x, out=out, adapter=attention_adapter)
         recorder.hold(y=attn_output)
         attn_output = recorder.part("mlp_pre_norm", norm, attn_output)
         with recorder.scope("mlp", kind=self.feed_forward.kind, source=self.feed_forward.formula_source):
@@ -121,8 +121,8 @@ class SharedBlock(Part):
             recorder.hold(to_gate=gate_addition)
             gate, up_projection = recorder.add(gate, gate_addition), recorder.add(up_projection, up_addition)
             recorder.hold(gate=gate, up=up_projection)
-        gated = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
-        return recorder.linear("down_proj", gated, *x.axes, bias=network.down_bias)
+        gated_units = recorder.mul(recorder.act(gate, network.hidden_act), up_projection)
+        return recorder.linear("down_proj", gated_units, *x.axes, bias=network.down_bias)
 
     def _adapter_output(self, recorder: Flow, x: Value, output_axes: Shape, other_adapters: Others | None) -> Value:
         """Records the running layer's adapter as operations, and the adapters of other layers as parameters only."""
@@ -201,8 +201,8 @@ class ZambaLayer(Layer):
         elif self.transformer.idle_adapters:
             other_adapters = self.transformer.idle_adapters, "idle"
         role: Role = "own" if sharing is None or sharing.is_first else "shared"
-        embedded: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
-        block_input = recorder.cat(x, embedded, axes=(JoinedShapes((x.axes, embedded.axes)),))
+        embedding: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
+        block_input = recorder.cat(x, embedding, axes=(JoinedShapes((x.axes, embedding.axes)),))
         block_output = recorder.part(
             "transformer",
             self.transformer,
@@ -214,8 +214,8 @@ class ZambaLayer(Layer):
         )
         block_output = recorder.linear("linear", block_output, *x.axes, kind="attention")
         recorder.hold(added=block_output)
-        normed = recorder.part("mixer_pre_norm", self.norm, recorder.add(x, block_output))
-        return recorder.add(x, recorder.part("mixer", self.attention, normed))
+        normed_sum = recorder.part("mixer_pre_norm", self.norm, recorder.add(x, block_output))
+        return recorder.add(x, recorder.part("mixer", self.attention, normed_sum))
 
     def describe(self, hidden_size: int) -> str:
         return f"shared {self.transformer.attention.describe(2 * hidden_size)}"
@@ -228,7 +228,7 @@ class ZambaLayer(Layer):
         attention = Attention(num_attention_heads=4)
         network = FeedForward(intermediate_size=20, hidden_act="gelu", gated=True)
         rotary = attention.model_copy(update={"position": Rope()})
-        blocks: list[tuple[Any, SharedBlock]] = [
+        shared_blocks: list[tuple[Any, SharedBlock]] = [
             (Mamba.examples()[0], SharedBlock(attention=attention, feed_forward=network)),
             (Mamba2.examples()[0], SharedBlock(attention=rotary, feed_forward=network, adapter_rank=3)),
             (
@@ -242,7 +242,7 @@ class ZambaLayer(Layer):
                 ),
             ),
         ]
-        return [cls(attention=mixer, transformer=block, norm=Norm(type="rmsnorm")) for mixer, block in blocks]
+        return [cls(attention=mixer, transformer=block, norm=Norm(type="rmsnorm")) for mixer, block in shared_blocks]
 
 
 @cache
@@ -278,8 +278,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SharedBlock, model_properties: ModelProperties) -> None:
             super().__init__()
             self.act = spec.feed_forward.hidden_act
-            for child_name, child in spec.feed_forward.reference(model_properties).named_children():
-                self.add_module(child_name, child)
+            for child_name, child_module in spec.feed_forward.reference(model_properties).named_children():
+                self.add_module(child_name, child_module)
             if spec.adapter_rank is not None:
                 self.adapters = build_adapters(
                     spec, model_properties.hidden_size, 2 * spec.feed_forward.intermediate_size
@@ -297,11 +297,11 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            block, hidden = spec.transformer, model_properties.hidden_size
-            block_context = ModelProperties(2 * hidden, output_size=hidden)
+            block, hidden_size = spec.transformer, model_properties.hidden_size
+            block_context = ModelProperties(2 * hidden_size, output_size=hidden_size)
             self.self_attn_pre_norm = spec.norm.reference(block_context)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
-            self.self_attn, self.mlp = block.attention.reference(block_context), Network(block, model_properties)
+            self.self_attn, self.mlp = (block.attention.reference(block_context), Network(block, model_properties))
             for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
                 linear: Any = getattr(self.self_attn, projection)
                 setattr(

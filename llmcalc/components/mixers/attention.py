@@ -244,8 +244,10 @@ class Attention(TokenMixer):
         return self.position
 
     def length_limits(self) -> tuple[int, ...]:
-        blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
-        return tuple(limit for limit in (self.sliding_window, self.attention_chunk_size, blocks) if limit is not None)
+        chosen_blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
+        return tuple(
+            limit for limit in (self.sliding_window, self.attention_chunk_size, chosen_blocks) if limit is not None
+        )
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         return (
@@ -265,12 +267,12 @@ class Attention(TokenMixer):
             raise Unscalable("values have a separate size (v_head_dim); expected attention without v_head_dim")
         if self.position is not None:
             self.position.check_heads(head_sizes)
-        fields = {
+        mixer_fields = {
             "num_attention_heads": head_sizes.heads,
             "num_key_value_heads": head_sizes.kv_heads,
             "head_dim": head_sizes.head_dim,
         }
-        return self.model_copy(update=fields)
+        return self.model_copy(update=mixer_fields)
 
     def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
@@ -345,17 +347,17 @@ class Attention(TokenMixer):
         value_input: the input of the values where it is not that of the keys.
         """
         num_heads, k, d = self.sizes(x.width)
-        heads, kv_heads, dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
-        value_axis = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
+        heads, kv_heads, head_dim = Axis("heads", num_heads), Axis("kv_heads", k), Axis("head_dim", d)
+        value_axis = head_dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(recorder, x)
-        projected = self._project_heads(recorder, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
-        q = self._normalize_and_rotate(recorder, projected, "q_norm", dim)
+        projected_q = self._project_heads(recorder, "q_proj", query_input, (heads, head_dim), self.q_bias, adapter)
+        q = self._normalize_and_rotate(recorder, projected_q, "q_norm", head_dim)
         for projection in self.idle_projections:
             with recorder.scope(projection, role="idle"):
-                recorder.linear("", x, heads, dim, bias=self.q_bias)
+                recorder.linear("", x, heads, head_dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(
-            recorder, kv_input, kv_heads, dim, value_axis, memory is not None, adapter, value_input
+            recorder, kv_input, kv_heads, head_dim, value_axis, memory is not None, adapter, value_input
         )
         causal = recorder.causal and not self.whole_pass
         if memory is None:
@@ -377,20 +379,20 @@ class Attention(TokenMixer):
         if bias is not None:
             recorder.hold(bias=bias)
         if self.block_indexer is None:
-            limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
-            limits |= {} if self.grid_window is None else {"square": self.grid_window}
-            limits |= {"core": ops.ReceivedCore} if self.kv_shared and "from_target" in recorder.memo else {}
+            key_limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
+            key_limits |= {} if self.grid_window is None else {"square": self.grid_window}
+            key_limits |= {"core": ops.ReceivedCore} if self.kv_shared and "from_target" in recorder.memo else {}
         else:
-            theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
-            keys, values, limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=theta), keys, values)
-        cap = self.attn_logit_softcapping
+            rope_theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
+            keys, values, key_limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=rope_theta), keys, values)
+        logit_cap = self.attn_logit_softcapping
         attn_output = recorder.attention(
             "core",
             q,
             keys,
             values,
             causal=causal,
-            cap=cap,
+            cap=logit_cap,
             bias=bias,
             sinks=self.sinks,
             float32=self.float32_softmax,
@@ -400,7 +402,7 @@ class Attention(TokenMixer):
             floors_scores=self.floors_scores,
             names_scores=self.names_scores,
             bias_in_sdpa=bias is not None and recorder.memo.get("bias_in_sdpa", False),
-            **limits,
+            **key_limits,
         )
         recorder.hold(out=attn_output)
         if convolved_values is not None:
@@ -434,13 +436,13 @@ class Attention(TokenMixer):
         with recorder.scope(projection):
             return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 
-    def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, dim: Axis) -> Value:
+    def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the spec's order."""
         qk = self.qk_norm
 
         def normalize_heads(v: Value) -> Value:
             assert qk is not None
-            normed_axes = v.axes if qk.scope == "projection" else (dim,)
+            normed_axes = v.axes if qk.scope == "projection" else (head_dim,)
             head_axis = v.axes[0] if qk.scope == "per_head" else None
             return recorder.norm(norm_name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
@@ -497,8 +499,8 @@ class Attention(TokenMixer):
                 values = recorder.norm("v_norm", values, self.v_norm, (value_axis,))
                 recorder.hold(v=values)
             if recorder.causal or is_cross_attention:
-                limit, cache_kind = self._cache_limit_and_kind(is_cross_attention)
-                keys, values = recorder.cache("cache", cache_kind, keys, values, limit=limit)
+                cache_limit, cache_kind = self._cache_limit_and_kind(is_cross_attention)
+                keys, values = recorder.cache("cache", cache_kind, keys, values, token_limit=cache_limit)
         if not is_cross_attention:
             computed_keys_and_values.append((self, keys, values))
         if not is_cross_attention and recorder.memo.get("lends"):
@@ -528,9 +530,9 @@ class Attention(TokenMixer):
     def describe(self, hidden_size: int) -> str:
         num_heads, k, d = self.sizes(hidden_size)
         attention_kind = "MHA" if k == num_heads else "MQA" if k == 1 else "GQA"
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        chunk = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
-        return f"{attention_kind} {num_heads if k == num_heads else f'{num_heads}/{k}'} × {d}{window}{chunk}"
+        window_text = f", window {self.sliding_window}" if self.sliding_window else ""
+        chunk_text = f", chunks of {self.attention_chunk_size}" if self.attention_chunk_size else ""
+        return f"{attention_kind} {num_heads if k == num_heads else f'{num_heads}/{k}'} × {d}{window_text}{chunk_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -607,15 +609,15 @@ def _reference_class() -> type[nn.Module]:
             self.kv_heads = spec.num_key_value_heads or spec.num_attention_heads
             self.head_dim = spec.head_dim or model_properties.hidden_size // spec.num_attention_heads
             self.value_dim = spec.v_head_dim or self.head_dim
-            hidden = model_properties.hidden_size
-            kv_width = model_properties.source_size or hidden if model_properties.cross else hidden
-            query_width = hidden
+            hidden_size = model_properties.hidden_size
+            kv_width = model_properties.source_size or hidden_size if model_properties.cross else hidden_size
+            query_width = hidden_size
             if spec.query_rank is not None:
                 query_width = spec.query_rank.rank
                 self.q_a_proj, self.q_a_norm = spec.query_rank.reference(model_properties)
             self.q_proj = nn.Linear(query_width, self.heads * self.head_dim, bias=spec.q_bias)
             for projection in spec.idle_projections:
-                self.add_module(projection, nn.Linear(hidden, self.heads * self.head_dim, bias=spec.q_bias))
+                self.add_module(projection, nn.Linear(hidden_size, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if spec.value_experts is not None:
@@ -625,7 +627,7 @@ def _reference_class() -> type[nn.Module]:
                     model_properties.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias
                 )
             self.o_proj = nn.Linear(
-                self.heads * self.value_dim, model_properties.output_size or hidden, bias=spec.o_bias
+                self.heads * self.value_dim, model_properties.output_size or hidden_size, bias=spec.o_bias
             )
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(model_properties, self.heads, self.value_dim)
@@ -638,8 +640,8 @@ def _reference_class() -> type[nn.Module]:
                 self.sub_norm = norm_reference(spec.sub_norm, self.heads * self.value_dim)
             self.core = softmax_core_class()()
             if spec.block_indexer is not None:
-                theta = spec.position.rope_theta if isinstance(spec.position, Rope) else 10000.0
-                self.indexer: Any = spec.block_indexer.reference(model_properties, theta)
+                rope_theta = spec.position.rope_theta if isinstance(spec.position, Rope) else 10000.0
+                self.indexer: Any = spec.block_indexer.reference(model_properties, rope_theta)
             if spec.position is not None and spec.position.type == "relative_bias":
                 self.relative_bias = spec.position.reference(model_properties, self.heads)
             if spec.position is not None and spec.position.type == "disentangled":
@@ -686,8 +688,8 @@ def _reference_class() -> type[nn.Module]:
             return projected.unflatten(-1, (-1, head_width)).transpose(1, 2)
 
         def _projected_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            projected = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
-            return self._split_heads(projected, self.value_dim)
+            projected_x = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
+            return self._split_heads(projected_x, self.value_dim)
 
         def _keys_and_values(
             self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None
@@ -732,38 +734,40 @@ def _reference_class() -> type[nn.Module]:
 
         def _join_target_keys(self, x: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor]:
             """Returns a target model's cached keys and values (zeros here), followed by those of this pass."""
-            limit = self.spec.sliding_window or self.spec.attention_chunk_size
-            past = forward_pass.past if limit is None else min(forward_pass.past, limit - 1)
+            cache_limit = self.spec.sliding_window or self.spec.attention_chunk_size
+            past = forward_pass.past if cache_limit is None else min(forward_pass.past, cache_limit - 1)
             heads = x.shape[0], self.kv_heads, past + x.shape[1]
             return x.new_zeros(*heads, self.head_dim), x.new_zeros(*heads, self.value_dim)
 
         def _mask_and_bias(self, x: Tensor, k: Tensor, forward_pass: ForwardPass) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
-            queries, keys, end_position, spec = x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec
+            query_count, keys, end_position, spec = (x.shape[1], k.shape[-2], forward_pass.past + x.shape[1], self.spec)
             mask = attention_mask(
                 forward_pass,
                 x,
                 k,
                 causal=self.causal and (not spec.whole_pass),
                 window=spec.sliding_window,
-                chunk=spec.attention_chunk_size,
+                chunk_size=spec.attention_chunk_size,
             )
-            return mask, self._score_bias(forward_pass, end_position, queries, keys, x.device)
+            return mask, self._score_bias(forward_pass, end_position, query_count, keys, x.device)
 
         def _score_bias(
-            self, forward_pass: ForwardPass, end: int, queries: int, keys: int, device: Any
+            self, forward_pass: ForwardPass, end_position: int, query_count: int, key_count: int, device: Any
         ) -> Tensor | None:
-            """Returns the bias on the scores of the last `queries` and the last `keys` tokens before `end`."""
+            """Returns the score bias of the last `query_count` and `key_count` tokens before `end_position`."""
             positions = (
-                forward_pass.positions(end - queries, end, device),
-                forward_pass.positions(end - keys, end, device),
+                forward_pass.positions(end_position - query_count, end_position, device),
+                forward_pass.positions(end_position - key_count, end_position, device),
             )
             if hasattr(self, "relative_bias"):
                 return self.relative_bias(*positions)
             make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else forward_pass.bias
             if make_bias is None:
                 return None
-            return forward_pass.computed_once(("bias", self.heads, end, queries, keys), lambda: make_bias(*positions))
+            return forward_pass.computed_once(
+                ("bias", self.heads, end_position, query_count, key_count), lambda: make_bias(*positions)
+            )
 
         def compute_shared_bias(self, x: Tensor, forward_pass: ForwardPass) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
@@ -772,18 +776,20 @@ def _reference_class() -> type[nn.Module]:
                 self._score_bias(forward_pass, end_position, x.shape[1], end_position, x.device)
 
         def _attention_in_squares(
-            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, cap: float | None
+            self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, logit_cap: float | None
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
-            grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
+            index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
             squares = [
-                square.flatten() for row_band in grid.split(square_side) for square in row_band.split(square_side, 1)
+                square.flatten()
+                for row_band in index_grid.split(square_side)
+                for square in row_band.split(square_side, 1)
             ]
             square_outputs = []
             for patches in squares:
                 patch_index = patches.to(q.device)
                 square_outputs.append(
-                    self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], cap=cap)
+                    self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], logit_cap=logit_cap)
                 )
             patch_order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(square_outputs, 2)[:, :, patch_order]

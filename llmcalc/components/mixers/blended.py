@@ -59,11 +59,11 @@ class BlendedAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = recorder.rope(recorder.linear("q_proj", x, heads, dim), self.position)
-        k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, dim)), self.position)
-        v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, dim))
-        k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
+        head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q = recorder.rope(recorder.linear("q_proj", x, heads, head_dim), self.position)
+        k = recorder.rope(self._blend(recorder, "k", recorder.linear("k_proj", x, kv_heads, head_dim)), self.position)
+        v = self._blend(recorder, "v", recorder.linear("v_proj", x, kv_heads, head_dim))
+        k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
         recorder.mask(q, k, causal=True, window=window)
         recorder.hold(q=q, k=k, v=v)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
@@ -72,15 +72,15 @@ class BlendedAttention(WindowedMixer):
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes)
 
-    def _blend(self, recorder: Flow, letter: str, x: Value) -> Value:
+    def _blend(self, recorder: Flow, projection_letter: str, x: Value) -> Value:
         """Records the weighted sum of each row and the previous row. x: the keys or the values."""
         kv_heads, _ = x.axes
-        previous_tokens = recorder.shift(x, state=f"last_{letter}")
-        recorder.state(f"last_{letter}", *x.axes, kind="conv_state")
-        weights = recorder.vector(f"conv_{letter}", Axis("steps", BLENDED_TOKENS), kv_heads)
+        previous_tokens = recorder.shift(x, state_name=f"last_{projection_letter}")
+        recorder.state(f"last_{projection_letter}", *x.axes, state_kind="conv_state")
+        conv_weights = recorder.vector(f"conv_{projection_letter}", Axis("steps", BLENDED_TOKENS), kv_heads)
         return recorder.add(
-            recorder.mul(previous_tokens, recorder.take(weights, kv_heads)),
-            recorder.mul(x, recorder.take(weights, kv_heads)),
+            recorder.mul(previous_tokens, recorder.take(conv_weights, kv_heads)),
+            recorder.mul(x, recorder.take(conv_weights, kv_heads)),
         )
 
     def describe(self, hidden_size: int) -> str:
@@ -104,8 +104,8 @@ def _reference_class() -> type[nn.Module]:
     class BlendedReference(grouped_reference_class()):  # type: ignore[misc]
         """Blended attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: BlendedAttention, hidden: int) -> None:
-            super().__init__(spec, hidden)
+        def __init__(self, spec: BlendedAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
             kv_heads = spec.num_key_value_heads
             self.conv_k, self.conv_v = vector(torch.ones(2, kv_heads)), vector(torch.ones(2, kv_heads))
             self.last_k, self.last_v = state_class()(), state_class()()

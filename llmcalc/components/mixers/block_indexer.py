@@ -104,19 +104,21 @@ class BlockIndexer(Part):
     ) -> tuple[Value, Value, dict[str, Any]]:
         kv_heads, *_ = keys.axes
         assert isinstance(kv_heads, Axis)
-        core_fields: dict[str, Any] = {"block": self.index_block_size, "blocks": self.index_topk_blocks}
+        block_size, block_count = self.index_block_size, self.index_topk_blocks
         with recorder.function():
             recorder.hold(k=keys, v=values)
             mask = recorder.repeat(mask, kv_heads)
             recorder.hold(seen=mask)
-            mask, keys, values = recorder.only_selected(mask, keys, values, **core_fields)
+            mask, keys, values = recorder.only_selected(
+                mask, keys, values, block_size=block_size, block_count=block_count
+            )
         recorder.hold(k=keys, v=values, mask=mask)
-        return keys, values, {"core": ops.BlockCore, "selection": mask, **core_fields}
+        return keys, values, {"core": ops.BlockCore, "selection": mask, "block": block_size, "blocks": block_count}
 
     def _chosen_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens for each indexer head."""
         heads, index_dim = Axis("block_index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        block, blocks = self.index_block_size, self.index_topk_blocks
+        block_size, block_count = self.index_block_size, self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
                 recorder.norm("q_norm", recorder.linear("q_proj", x, heads, index_dim), self.norm, (index_dim,)),
@@ -126,7 +128,7 @@ class BlockIndexer(Part):
             keys = recorder.rope(recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), self.norm), position)
             (keys,) = recorder.cache("cache", "indexer", keys)
             recorder.hold(k=keys)
-            return recorder.select_blocks(recorder.scores("core", q, keys), keys, block, blocks)
+            return recorder.select_blocks(recorder.scores("core", q, keys), keys, block_size, block_count)
 
     def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size, theta)
@@ -144,11 +146,11 @@ def _reference_class() -> type[nn.Module]:
     class BlockIndexerReference(nn.Module):
         """The block indexer. x: [batch, tokens, hidden] → token mask, [batch, index heads, tokens, keys]."""
 
-        def __init__(self, spec: BlockIndexer, hidden: int, theta: float) -> None:
+        def __init__(self, spec: BlockIndexer, hidden_size: int, rope_theta: float) -> None:
             super().__init__()
-            self.spec, self.theta = spec, theta
-            self.q_proj = nn.Linear(hidden, spec.index_n_heads * spec.index_head_dim, bias=False)
-            self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
+            self.spec, self.theta = spec, rope_theta
+            self.q_proj = nn.Linear(hidden_size, spec.index_n_heads * spec.index_head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden_size, spec.index_head_dim, bias=False)
             self.q_norm = norm_reference(spec.norm, spec.index_head_dim)
             self.k_norm = norm_reference(spec.norm, spec.index_head_dim)
             self.cache, self.core = cache_class()(), KeyScores()
@@ -175,10 +177,10 @@ def _reference_class() -> type[nn.Module]:
             block_scores = block_scores.masked_fill(
                 (block_distance >= 0) & (block_distance < spec.index_local_blocks), float("inf")
             ).masked_fill(block_distance < 0, float("-inf"))
-            rank = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-            return (rank < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[..., :end_position] & (
-                keys[None] <= positions[:, None]
-            )
+            block_ranks = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+            return (block_ranks < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[
+                ..., :end_position
+            ] & (keys[None] <= positions[:, None])
 
         def selected_keys_and_values(
             self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass

@@ -99,17 +99,17 @@ class CompressedConvAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = recorder.linear("q_proj", x, heads, dim, bias=has_bias)
-        k = recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias)
+        head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = recorder.linear("q_proj", x, heads, head_dim, bias=has_bias)
+        k = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias)
         with recorder.function():
             q, k = self._convolve_queries_and_keys(recorder, q, k)
         recorder.hold(q=q, k=k)
         q = self._scale_and_rotate(recorder, q)
         k = recorder.mul(self._scale_and_rotate(recorder, k), recorder.vector("key_scale", kv_heads))
-        v = self._mix_values(recorder, x, kv_heads, dim)
+        v = self._mix_values(recorder, x, kv_heads, head_dim)
         recorder.hold(q=q, k=k, v=v)
-        k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
+        k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
         recorder.hold(k=k, v=v)
         recorder.mask(q, k, causal=recorder.causal, window=window)
         k, v = recorder.repeat(k, heads), recorder.repeat(v, heads)
@@ -128,7 +128,9 @@ class CompressedConvAttention(WindowedMixer):
         )
         joined_heads = recorder.cat(q, k, axes=(joined_axes, dim))
         recorder.hold(q=q, k=k, joined=joined_heads)
-        recorder.state("conv_state", joined_axes, dim, Axis("steps", head_kernel + group_kernel - 2), kind="conv_state")
+        recorder.state(
+            "conv_state", joined_axes, dim, Axis("steps", head_kernel + group_kernel - 2), state_kind="conv_state"
+        )
         padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state="conv_state")
         recorder.hold(seen=padded_rows)
         conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
@@ -157,21 +159,22 @@ class CompressedConvAttention(WindowedMixer):
         convolved_q, convolved_k = recorder.split(joined_heads, q.axes, k.axes)
         return recorder.add(convolved_q, mean_of_queries), recorder.add(convolved_k, mean_of_keys)
 
-    def _mix_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> Value:
+    def _mix_values(self, recorder: Flow, x: Value, kv_heads: Axis, head_dim: Axis) -> Value:
         """Returns the values: half is computed from the token, half from the previous token."""
-        half_width = Axis("half", exact_div(kv_heads.size * dim.size, 2))
+        half_width = Axis("half", exact_div(kv_heads.size * head_dim.size, 2))
         has_bias = self.attention_bias
         with recorder.function():
-            projected = recorder.linear("v_proj_before", x, half_width, bias=has_bias, counted=WithStart(of=x.rows))
+            projected_v = recorder.linear("v_proj_before", x, half_width, bias=has_bias, counted=WithStart(of=x.rows))
             first_row = recorder.resumed(
-                recorder.apply_again(recorder.zeros(x, state="value_state"), projected, has_bias), state="value_state"
+                recorder.apply_again(recorder.zeros(x, state_name="value_state"), projected_v, has_bias),
+                state="value_state",
             )
-            recorder.hold(made=projected, first=first_row)
-            recorder.state("value_state", half_width, last=(projected,))
-            delayed_values = recorder.delayed(projected, first_row)
+            recorder.hold(made=projected_v, first=first_row)
+            recorder.state("value_state", half_width, last_values=(projected_v,))
+            delayed_values = recorder.delayed(projected_v, first_row)
             recorder.hold(late=delayed_values)
             return recorder.cat(
-                recorder.linear("v_proj", x, half_width, bias=has_bias), delayed_values, axes=(kv_heads, dim)
+                recorder.linear("v_proj", x, half_width, bias=has_bias), delayed_values, axes=(kv_heads, head_dim)
             )
 
     def _scale_and_rotate(self, recorder: Flow, x: Value) -> Value:
@@ -252,12 +255,12 @@ def _reference_class() -> type[nn.Module]:
 
         def _mix_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
-            stored_rows, projected = self.value_state.load(forward_pass), self.v_proj_before(x)
+            stored_rows, projected_v = self.value_state.load(forward_pass), self.v_proj_before(x)
             first_row = (
                 self.v_proj_before(torch.zeros_like(x[:, :1])) if stored_rows is None else stored_rows[0][:, None]
             )
-            self.value_state.keep(forward_pass, projected[:, -1])
-            delayed_values = torch.cat([first_row, projected[:, :-1]], 1)
+            self.value_state.keep(forward_pass, projected_v[:, -1])
+            delayed_values = torch.cat([first_row, projected_v[:, :-1]], 1)
             return torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
 
         def _scale_and_rotate(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -28,7 +28,7 @@ MOST_NEIGHBOURS, MOST_HASHES, MOST_DIRECTIONS = 64, 64, 2**20
 
 
 class ChunkedAttention(MultiHeadMixer):
-    """Attention of each chunk of tokens to itself and to neighbouring chunks, or of a single chunk to all tokens.
+    """Attention of each chunk of tokens to the same and neighbouring chunks, or of a single chunk to all tokens.
 
     num_attention_heads: the number of heads.
     head_dim: the size of a head.
@@ -74,13 +74,13 @@ class ChunkedAttention(MultiHeadMixer):
             with recorder.scope("hashing", role="no_grad"):
                 recorder.core("", rotations, q, axes=(heads,))
         v = recorder.linear("v_proj", x, heads, head_dim)
-        limits: dict[str, Any] = {
+        key_limits: dict[str, Any] = {
             "block": self.chunk_length,
             "before": self.chunks_before,
             "after": self.chunks_after,
             "hashes": self.num_hashes,
         }
-        attn_output = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **limits)
+        attn_output = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **key_limits)
         return recorder.linear("o_proj", attn_output, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
@@ -146,16 +146,16 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ChunkedAttention, model_properties: ModelProperties) -> None:
             super().__init__()
             self.heads, self.hashes, self.length = spec.num_attention_heads, spec.num_hashes, spec.chunk_length
-            hidden, heads_width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
+            hidden_size, heads_width = model_properties.hidden_size, spec.num_attention_heads * spec.head_dim
             projections = ("q_proj", "k_proj", "v_proj") if spec.num_hashes is None else ("qk_proj", "v_proj")
             for projection in projections:
-                self.add_module(projection, nn.Linear(hidden, heads_width, bias=False))
+                self.add_module(projection, nn.Linear(hidden_size, heads_width, bias=False))
             self.names = projections
             if spec.num_hashes is not None:
                 self.hashing = Hashing(spec)
             self.core, self.o_proj = (
                 SoftmaxProducts(spec, model_properties.causal),
-                nn.Linear(heads_width, hidden, bias=False),
+                nn.Linear(heads_width, hidden_size, bias=False),
             )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -175,7 +175,7 @@ def _reference_class() -> type[nn.Module]:
                 attn_output, log_sums = self.core(*sorted_rows, token_order % tokens, True)
                 attn_output, log_sums = (row.unflatten(2, (self.hashes, tokens)) for row in (attn_output, log_sums))
                 attn_output = (attn_output * torch.softmax(log_sums, 2)).sum(2)
-            output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))
-            return output
+            projected_output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))
+            return projected_output
 
     return ChunkedReference

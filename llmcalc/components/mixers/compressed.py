@@ -53,14 +53,14 @@ class CompressedAttention(EntryAttention):
             raise ValueError("compress_rate: missing; overlap and indexer require one")
         return self
 
-    def _normed_query(self, recorder: Flow, q: Value, dim: Axis) -> Value:
-        return recorder.normalized(q, Norm(type="rmsnorm", weight=False, scales_x=True, eps=self.norm.eps), (dim,))
+    def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
+        return recorder.normalized(q, Norm(type="rmsnorm", weight=False, scales_x=True, eps=self.norm.eps), (head_dim,))
 
     def _mask_and_entries(
-        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         assert self.compress_rate is not None
-        entries = self._all_entries(recorder, "compressor", x, dim, rope)
+        entries = self._all_entries(recorder, "compressor", x, head_dim, rope)
         recorder.hold(entries=entries)
         mask = recorder.whole_entries(q, entries, self.compress_rate)
         recorder.hold(seen=mask)
@@ -92,11 +92,11 @@ class CompressedAttention(EntryAttention):
             )
             return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
-    def _all_entries(self, recorder: Flow, compressor_name: str, x: Value, dim: Axis, rope: Rope) -> Value:
-        """Returns the compressed entries of all tokens up to now, of width `dim`."""
+    def _all_entries(self, recorder: Flow, compressor_name: str, x: Value, head_dim: Axis, rope: Rope) -> Value:
+        """Returns the compressed entries of all tokens up to now, of width `head_dim`."""
         assert self.compress_rate is not None
         rate_axis = Axis("rate", self.compress_rate)
-        series_axes: Shape = (JoinedShapes(((dim,), (dim,))),) if self.overlap else (dim,)
+        series_axes: Shape = (JoinedShapes(((head_dim,), (head_dim,))),) if self.overlap else (head_dim,)
         with recorder.scope(compressor_name):
             projections = (
                 self._entry_projection(recorder, "kv_proj", x, series_axes),
@@ -109,39 +109,41 @@ class CompressedAttention(EntryAttention):
             gate = recorder.add(gate, recorder.vector("position_bias", rate_axis, *series_axes, count=rate_axis.size))
             recorder.hold(kv=kv, gate=gate)
             if self.overlap:
-                kv, gate = self._join_previous_window(recorder, kv, gate, rate_axis, dim, x.rows)
+                kv, gate = self._join_previous_window(recorder, kv, gate, rate_axis, head_dim, x.rows)
                 recorder.hold(kv=kv, gate=gate)
             entries = recorder.norm("norm", recorder.weighted_mean(kv, gate), self.norm)
             recorder.hold(new=entries)
             entries = recorder.rope(entries, rope, row_stride=rate_axis.size)
             recorder.hold(new=entries)
-            op = ops.EntryCache(dim.size, rate_axis.size, 2 * unpooled_rows[0].width, rows=x.rows)
+            op = ops.EntryCache(head_dim.size, rate_axis.size, 2 * unpooled_rows[0].width, rows=x.rows)
             return recorder.keep_entries(op, entries, *unpooled_rows)
 
     def _join_previous_window(
-        self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, dim: Axis, tokens: Rows
+        self, recorder: Flow, kv: Value, gate: Value, rate_axis: Axis, head_dim: Axis, tokens: Rows
     ) -> tuple[Value, Value]:
         """Joins the second feature half of each window with the first feature half of the previous window."""
         window_rows = JoinedShapes(((rate_axis,), (rate_axis,)))
         with recorder.function():
             (delayed_series, current_series), (gate_delayed_series, current_gate) = (
-                recorder.split(series_value, (rate_axis, dim), (rate_axis, dim)) for series_value in (kv, gate)
+                recorder.split(series_value, (rate_axis, head_dim), (rate_axis, head_dim))
+                for series_value in (kv, gate)
             )
             zero_windows = (
-                recorder.zeros(delayed_series, state="last_window"),
-                recorder.zeros(gate_delayed_series, state="last_window"),
+                recorder.zeros(delayed_series, state_name="last_window"),
+                recorder.zeros(gate_delayed_series, state_name="last_window"),
             )
             first_window, first_gate = (
-                recorder.resumed(zero_window, "last_window", i) for i, zero_window in enumerate(zero_windows)
+                recorder.resumed(zero_window, "last_window", window_index)
+                for window_index, zero_window in enumerate(zero_windows)
             )
             recorder.hold(first=first_window, gate_first=first_gate)
-            op = ops.LastWindow(dim.size, rate_axis.size, rows=tokens)
+            op = ops.LastWindow(head_dim.size, rate_axis.size, rows=tokens)
             recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
             delayed_window = recorder.delayed(delayed_series, first_window)
             delayed_gate = recorder.delayed(gate_delayed_series, first_gate)
             recorder.hold(late=delayed_window, gate_late=delayed_gate)
-            return recorder.cat(delayed_window, current_series, axes=(window_rows, dim)), recorder.cat(
-                delayed_gate, current_gate, axes=(window_rows, dim)
+            return recorder.cat(delayed_window, current_series, axes=(window_rows, head_dim)), recorder.cat(
+                delayed_gate, current_gate, axes=(window_rows, head_dim)
             )
 
     def _entry_projection(self, recorder: Flow, projection: str, x: Value, output_axes: Shape) -> Value:
@@ -181,7 +183,7 @@ def _reference_class() -> type[nn.Module]:
     class Compressor(nn.Module):
         """Compresses tokens into entries. x: [batch, tokens, hidden] → all entries, [batch, entries, width]."""
 
-        def __init__(self, spec: CompressedAttention, hidden: int, entry_width: int) -> None:
+        def __init__(self, spec: CompressedAttention, hidden_size: int, entry_width: int) -> None:
             super().__init__()
             assert spec.compress_rate is not None
             self.rate = spec.compress_rate
@@ -189,7 +191,10 @@ def _reference_class() -> type[nn.Module]:
             self.rope = spec.qk_rope_head_dim
             self.theta = spec.position.rope_theta
             series = 2 * entry_width if spec.overlap else entry_width
-            self.kv_proj, self.gate_proj = nn.Linear(hidden, series, bias=False), nn.Linear(hidden, series, bias=False)
+            self.kv_proj, self.gate_proj = (
+                nn.Linear(hidden_size, series, bias=False),
+                nn.Linear(hidden_size, series, bias=False),
+            )
             self.position_bias = vector(torch.zeros(self.rate, series))
             self.norm = norm_reference(spec.norm, entry_width)
             self.cache: Any = state_class()()
@@ -224,17 +229,17 @@ def _reference_class() -> type[nn.Module]:
                     torch.cat([stored_rows[1], kv], 1),
                     torch.cat([stored_rows[2], gate], 1),
                 )
-            windows = kv.shape[1] // self.rate
-            window_tokens = windows * self.rate
+            window_count = kv.shape[1] // self.rate
+            window_tokens = window_count * self.rate
             unpooled_rows = kv[:, window_tokens:], gate[:, window_tokens:]
-            if windows:
-                kv, gate = (tensor[:, :window_tokens].unflatten(1, (windows, self.rate)) for tensor in (kv, gate))
+            if window_count:
+                kv, gate = (tensor[:, :window_tokens].unflatten(1, (window_count, self.rate)) for tensor in (kv, gate))
                 gate = gate + self.position_bias.weight
                 if self.last_window is not None:
                     kv, gate = self._join_previous_window(kv, gate, forward_pass)
                 new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
                 first_entry = 0 if entries is None else entries.shape[1]
-                positions = (torch.arange(windows, device=x.device) + first_entry) * self.rate
+                positions = (torch.arange(window_count, device=x.device) + first_entry) * self.rate
                 new_entries = rotate_at(new_entries, positions, self.rope, self.theta)
                 entries = new_entries if entries is None else torch.cat([entries, new_entries], 1)
             if entries is None:
@@ -243,12 +248,12 @@ def _reference_class() -> type[nn.Module]:
             return entries
 
     class Chooser(chooser_class()):  # type: ignore[misc]
-        """Selects compressed entries for each token, by scores against separately compressed keys."""
+        """Selects compressed entries for each token, by scores against a second set of compressed keys."""
 
-        def __init__(self, spec: CompressedAttention, hidden: int) -> None:
-            super().__init__(spec, hidden)
+        def __init__(self, spec: CompressedAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
             assert spec.indexer is not None
-            self.compressor = Compressor(spec, hidden, spec.indexer.index_head_dim)
+            self.compressor = Compressor(spec, hidden_size, spec.indexer.index_head_dim)
 
         @torch.no_grad()
         def forward(

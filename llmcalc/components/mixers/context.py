@@ -58,33 +58,34 @@ class ContextAttention(TwoSetsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of both attention cores; each core counts its own keys."""
-        context: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
+        target_states: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
+        head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
         q = recorder.rope(
-            self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim, bias=bias), dim), self.position
+            self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=bias), head_dim),
+            self.position,
         )
-        joint_rows = Joined(first=x.rows, second=context.rows)
-        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
-        normed = self._normalize(recorder, "k_norm", keys, dim)
-        values = recorder.linear("v_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
-        context_keys = recorder.apply_again(context, keys, bias)
+        joint_rows = Joined(first=x.rows, second=target_states.rows)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted=joint_rows)
+        normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted=joint_rows)
+        context_keys = recorder.apply_again(target_states, keys, bias)
         if self.norm is not None:
-            context_keys = recorder.normalized(context_keys, self.norm, (dim,), like=normed)
+            context_keys = recorder.normalized(context_keys, self.norm, (head_dim,), like=normed_keys)
         context_keys, context_values = recorder.cache(
             "cache",
             self.cache_kind,
             recorder.rope(context_keys, self.position),
-            recorder.apply_again(context, values, bias),
-            limit=self.sliding_window,
+            recorder.apply_again(target_states, values, bias),
+            token_limit=self.sliding_window,
         )
-        core_sizes = heads.size, dim.size, dim.size
+        core_sizes = heads.size, head_dim.size, head_dim.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
-        attn_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, dim))
-        own_keys = recorder.rope(normed, self.position)
+        attn_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, head_dim))
+        own_keys = recorder.rope(normed_keys, self.position)
         attn_output = recorder.add(
-            attn_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, dim))
+            attn_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, head_dim))
         )
         return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
@@ -110,8 +111,8 @@ def _reference_class() -> type[nn.Module]:
     class ContextReference(two_sets_reference()):  # type: ignore[misc]
         """The attention of a draft block. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ContextAttention, hidden: int) -> None:
-            super().__init__(spec, hidden)
+        def __init__(self, spec: ContextAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
             self.block_core = product_class()()
 
         def _project_heads(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -120,18 +121,18 @@ def _reference_class() -> type[nn.Module]:
             return heads if projection == "v" else self.spec.position.rotated(heads, forward_pass, forward_pass.past)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            spec, context = self.spec, forward_pass.memo["target_states"]
+            spec, target_states = self.spec, forward_pass.memo["target_states"]
             q, k, v = (self._project_heads(projection, x, forward_pass) for projection in "qkv")
             context_k, context_v = self.cache(
                 forward_pass,
-                self._project_heads("k", context, forward_pass),
-                self._project_heads("v", context, forward_pass),
+                self._project_heads("k", target_states, forward_pass),
+                self._project_heads("v", target_states, forward_pass),
             )
             k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
             scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]
-            weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)
-            context_weights, weights = weights.split((context_k.shape[-2], k.shape[-2]), -1)
-            attn_output = self.core(context_weights, context_v) + self.block_core(weights, v)
+            attn_weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)
+            context_weights, attn_weights = attn_weights.split((context_k.shape[-2], k.shape[-2]), -1)
+            attn_output = self.core(context_weights, context_v) + self.block_core(attn_weights, v)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     return ContextReference

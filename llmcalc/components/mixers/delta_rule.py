@@ -46,9 +46,9 @@ def delta_rule_class() -> type[nn.Module]:
         state: the module that stores S, [batch, heads, key_dim, value_dim], between passes.
         """
 
-        def __init__(self, chunk: int, decays_by_channel: bool) -> None:
+        def __init__(self, chunk_size: int, decays_by_channel: bool) -> None:
             super().__init__()
-            self.chunk, self.by_channel = chunk, decays_by_channel
+            self.chunk, self.by_channel = chunk_size, decays_by_channel
 
         def forward(
             self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, forward_pass: ForwardPass, state: Any
@@ -65,16 +65,16 @@ def delta_rule_class() -> type[nn.Module]:
             return scan_output
 
         def _run_token(
-            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+            self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, recurrent_state: Tensor
         ) -> tuple[Tensor, Tensor]:
-            state = state * g[:, :, 0, :, None].exp()
-            predicted_values = (state * k[:, :, 0, :, None]).sum(-2)
+            recurrent_state = recurrent_state * log_decay[:, :, 0, :, None].exp()
+            predicted_values = (recurrent_state * k[:, :, 0, :, None]).sum(-2)
             correction = (v[:, :, 0] - predicted_values) * beta
-            state = state + k[:, :, 0, :, None] * correction[..., None, :]
-            return (state * q[:, :, 0, :, None]).sum(-2)[:, :, None], state
+            recurrent_state = recurrent_state + k[:, :, 0, :, None] * correction[..., None, :]
+            return (recurrent_state * q[:, :, 0, :, None]).sum(-2)[:, :, None], recurrent_state
 
         def _run_chunks(
-            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, recurrent_state: Tensor
         ) -> tuple[Tensor, Tensor]:
             tokens, chunk_size = q.shape[2], self.chunk
             pad = -tokens % chunk_size
@@ -99,9 +99,12 @@ def delta_rule_class() -> type[nn.Module]:
             decayed_k_to_end, state_decay = k * (chunk_decay - g).exp(), chunk_decay.exp().transpose(-1, -2)
             chunk_outputs = []
             for i in range(q.shape[2]):
-                corrected_values = values[:, :, i] - keys[:, :, i] @ state
-                chunk_outputs.append(decayed_q[:, :, i] @ state + scores[:, :, i] @ corrected_values)
-                state = state * state_decay[:, :, i] + decayed_k_to_end[:, :, i].transpose(-1, -2) @ corrected_values
-            return torch.stack(chunk_outputs, 2).flatten(2, 3)[:, :, :tokens], state
+                corrected_values = values[:, :, i] - keys[:, :, i] @ recurrent_state
+                chunk_outputs.append(decayed_q[:, :, i] @ recurrent_state + scores[:, :, i] @ corrected_values)
+                recurrent_state = (
+                    recurrent_state * state_decay[:, :, i]
+                    + decayed_k_to_end[:, :, i].transpose(-1, -2) @ corrected_values
+                )
+            return torch.stack(chunk_outputs, 2).flatten(2, 3)[:, :, :tokens], recurrent_state
 
     return DeltaRule

@@ -97,11 +97,11 @@ class DifferentialAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, has_bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = self._rotated(recorder, recorder.linear("q_proj", x, heads, dim, bias=has_bias))
-        k, v = self._keys_and_values(recorder, x, kv_heads, dim)
+        head_dim, has_bias = Axis("head_dim", self.head_dim), self.attention_bias
+        q = self._rotated(recorder, recorder.linear("q_proj", x, heads, head_dim, bias=has_bias))
+        k, v = self._keys_and_values(recorder, x, kv_heads, head_dim)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
-        half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), dim
+        half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), head_dim
         head_halves = (
             recorder.repeat(half_heads, kv_heads, tiled=True)
             for half_heads in recorder.split(v, half_of_values, half_of_values)
@@ -115,12 +115,13 @@ class DifferentialAttention(WindowedMixer):
             recorder.attention("core_1", q, k, first_values, window=window),
             recorder.attention("core_2", q, k, second_values, window=window),
         )
-        double_dim = JoinedShapes(((dim,), (dim,)))
+        double_dim = JoinedShapes(((head_dim,), (head_dim,)))
         joined_heads = recorder.cat(*attention_cores, axes=(heads, double_dim))
         half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
         first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)
         subtracted_share = recorder.plus(
-            recorder.sub(self._lambda_term(recorder, "1", dim), self._lambda_term(recorder, "2", dim)), self.lambda_init
+            recorder.sub(self._lambda_term(recorder, "1", head_dim), self._lambda_term(recorder, "2", head_dim)),
+            self.lambda_init,
         )
         recorder.hold(both=joined_heads, share=subtracted_share)
         head_difference = recorder.sub(
@@ -149,24 +150,24 @@ class DifferentialAttention(WindowedMixer):
         keys = self._rotated(recorder, recorder.linear("k_proj", x, kv_heads, dim, bias=self.attention_bias))
         values = recorder.linear("v_proj", x, kv_heads, dim, bias=self.attention_bias)
         recorder.memo[memo_key] = keys, values = recorder.cache(
-            "cache", self.cache_kind, keys, values, limit=self.sliding_window
+            "cache", self.cache_kind, keys, values, token_limit=self.sliding_window
         )
         if recorder.memo.get("lends"):
             recorder.keep(**{f"keys of {self.sharing_key_of()}": keys, f"values of {self.sharing_key_of()}": values})
         return keys, values
 
-    def _lambda_term(self, recorder: Flow, factor_index: str, dim: Axis) -> Value:
+    def _lambda_term(self, recorder: Flow, factor_index: str, head_dim: Axis) -> Value:
         """Records one of the two factors exp(λ_q · λ_k) in λ."""
         product = recorder.mul(
-            recorder.vector(f"lambda_q{factor_index}", dim), recorder.vector(f"lambda_k{factor_index}", dim)
+            recorder.vector(f"lambda_q{factor_index}", head_dim), recorder.vector(f"lambda_k{factor_index}", head_dim)
         )
         return recorder.act(recorder.sum(product), "exp")
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
         heads = str(a) if a == k else f"{a}/{k}"
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        return f"differential {heads} × {self.head_dim}{window}"
+        window_text = f", window {self.sliding_window}" if self.sliding_window else ""
+        return f"differential {heads} × {self.head_dim}{window_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -188,20 +189,20 @@ def _reference_class() -> type[nn.Module]:
     class DifferentialReference(grouped_reference_class()):  # type: ignore[misc]
         """Differential attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: DifferentialAttention, hidden: int) -> None:
-            super().__init__(spec, hidden, spec.attention_bias)
+        def __init__(self, spec: DifferentialAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size, spec.attention_bias)
             if spec.kv_shared:
                 del self.k_proj, self.v_proj
             else:
                 self.cache = cache_class()(spec.sliding_window)
-            for letter in ("q1", "k1", "q2", "k2"):
-                self.add_module(f"lambda_{letter}", vector(torch.randn(spec.head_dim) * 0.1))
+            for projection_letter in ("q1", "k1", "q2", "k2"):
+                self.add_module(f"lambda_{projection_letter}", vector(torch.randn(spec.head_dim) * 0.1))
             self.core_1, self.core_2 = softmax_core_class()(), softmax_core_class()()
             norm = Norm(type="rmsnorm", weight=spec.norm_weight, eps=spec.norm_eps)
             self.norm = norm_reference(norm, 2 * spec.head_dim)
 
         def _lambda_term(self, factor_index: int) -> Tensor:
-            q, k = (getattr(self, f"lambda_{letter}{factor_index}").weight for letter in "qk")
+            q, k = (getattr(self, f"lambda_{projection_letter}{factor_index}").weight for projection_letter in "qk")
             return (q * k).sum().exp()
 
         def _rotated(self, projection: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:

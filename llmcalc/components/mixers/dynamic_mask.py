@@ -73,8 +73,8 @@ class DynamicMaskAttention(WindowedMixer):
         q = recorder.rope(q, self.position)
         k = recorder.norm("k_norm", recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.norm, (dim,))
         k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias)
-        k, v = recorder.cache("cache", self.cache_kind, k, v, limit=window)
-        limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
+        k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
+        key_limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
         recorder.hold(q=q, k=k, v=v)
         recorder.mask(q, k, causal=True, window=window)
         with recorder.function():
@@ -83,20 +83,20 @@ class DynamicMaskAttention(WindowedMixer):
             recorder.hold(steps=step_sizes)
             strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")
             recorder.hold(strength=strength)
-            mask = recorder.strongest(strength, q, k, **limits)
+            mask = recorder.strongest(strength, q, k, **key_limits)
         recorder.hold(mask=mask)
         k, v, mask = (recorder.repeat(tensor, heads) for tensor in (k, v, mask))
         recorder.hold(k=k, v=v, mask=mask)
-        attn_output = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **limits)
+        attn_output = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **key_limits)
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads
-        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
         return (
             f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, "
-            f"{self.keep_window_size} keys kept{window}"
+            f"{self.keep_window_size} keys kept{window_text}"
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -126,8 +126,8 @@ def _reference_class() -> type[nn.Module]:
     class DynamicMaskReference(grouped_reference_class()):  # type: ignore[misc]
         """Doge's attention with a learned mask. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: DynamicMaskAttention, hidden: int) -> None:
-            super().__init__(spec, hidden, spec.attention_bias)
+        def __init__(self, spec: DynamicMaskAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size, spec.attention_bias)
             kv_heads, d = spec.num_key_value_heads, spec.head_dim
             self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
             self.cache, self.core = cache_class()(spec.sliding_window), SoftmaxProducts()

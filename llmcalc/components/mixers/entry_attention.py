@@ -130,18 +130,18 @@ class EntryAttention(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records one softmax over the scores of tokens, entries and sinks; each core counts its own products."""
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         rope = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
         compressed_query = recorder.norm(
             "q_a_norm", recorder.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank)), self.norm
         )
-        q = recorder.linear("q_b_proj", compressed_query, heads, dim)
+        q = recorder.linear("q_b_proj", compressed_query, heads, head_dim)
         recorder.hold(small=compressed_query, q=q)
-        q = recorder.rope(self._normed_query(recorder, q, dim), rope)
+        q = recorder.rope(self._normed_query(recorder, q, head_dim), rope)
         recorder.hold(q=q)
-        k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, dim), self.norm), rope)
+        k = recorder.rope(recorder.norm("kv_norm", recorder.linear("kv_proj", x, head_dim), self.norm), rope)
         cache_kind = "sliding_attention" if self.compress_rate is None else COMPRESSED
-        (k,) = recorder.cache("cache", cache_kind, k, limit=self.sliding_window)
+        (k,) = recorder.cache("cache", cache_kind, k, token_limit=self.sliding_window)
         recorder.hold(k=k)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
         scores = [recorder.scores("core", q, k, values=k, window=self.sliding_window)]
@@ -149,7 +149,7 @@ class EntryAttention(TokenMixer):
         mask: Value | None = None
         if self.compress_rate is not None:
             with recorder.function():
-                mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, dim, rope)
+                mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, head_dim, rope)
             recorder.hold(entries=entries, entries_seen=mask)
             limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
@@ -172,12 +172,12 @@ class EntryAttention(TokenMixer):
         output_groups = recorder.per_group("o_a_proj", attn_output, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)
 
-    def _normed_query(self, recorder: Flow, q: Value, dim: Axis) -> Value:
+    def _normed_query(self, recorder: Flow, q: Value, head_dim: Axis) -> Value:
         """Returns the query of each head before RoPE."""
         return q
 
     def _mask_and_entries(
-        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries."""
         raise TypeError(f"{type(self).__name__} computes no entries")
@@ -218,9 +218,9 @@ def group_map_class() -> type[nn.Module]:
     class GroupMap(nn.Module):
         """A separate linear layer per group. x: [batch, tokens, groups, n_in] → [.., n_out]."""
 
-        def __init__(self, groups: int, n_in: int, n_out: int) -> None:
+        def __init__(self, group_count: int, n_in: int, n_out: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.empty(groups, n_out, n_in))
+            self.weight = nn.Parameter(torch.empty(group_count, n_out, n_in))
             nn.init.normal_(self.weight, std=n_in**-0.5)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -241,26 +241,26 @@ def entry_attention_class() -> Any:
 
         def __init__(self, spec: EntryAttention, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden, heads_width = (
+            self.spec, hidden_size, heads_width = (
                 spec,
                 model_properties.hidden_size,
                 spec.num_attention_heads * spec.head_dim,
             )
-            self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=False)
+            self.q_a_proj = nn.Linear(hidden_size, spec.q_lora_rank, bias=False)
             self.q_a_norm, self.unit = norm_reference(spec.norm, spec.q_lora_rank), nn.Identity()
             self.q_b_proj = nn.Linear(spec.q_lora_rank, heads_width, bias=False)
-            self.kv_proj = nn.Linear(hidden, spec.head_dim, bias=False)
+            self.kv_proj = nn.Linear(hidden_size, spec.head_dim, bias=False)
             self.kv_norm = norm_reference(spec.norm, spec.head_dim)
             self.core, self.cache = single_key_core_class()(), cache_class()(spec.sliding_window)
             self.sinks = vector(torch.zeros(spec.num_attention_heads))
             self.o_a_proj = group_map_class()(spec.o_groups, heads_width // spec.o_groups, spec.o_lora_rank)
-            self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden, bias=False)
+            self.o_b_proj = nn.Linear(spec.o_groups * spec.o_lora_rank, hidden_size, bias=False)
             if spec.compress_rate is not None:
                 self.entry_core = single_key_core_class()()
 
         def _rotate(self, x: Tensor, forward_pass: ForwardPass, inverse: bool = False) -> Tensor:
-            rope, theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
-            return rotate(x, forward_pass, forward_pass.past, rope, theta, inverse)
+            rope_dim, rope_theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
+            return rotate(x, forward_pass, forward_pass.past, rope_dim, rope_theta, inverse)
 
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
@@ -274,7 +274,7 @@ def entry_attention_class() -> Any:
             q = self.q_b_proj(compressed_query).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
             q = self._rotate(self.unit(q), forward_pass)
             (k,) = self.cache(forward_pass, self._rotate(self.kv_norm(self.kv_proj(x)), forward_pass))
-            keys = k.shape[1]
+            key_count = k.shape[1]
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             scores, entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
@@ -286,9 +286,9 @@ def entry_attention_class() -> Any:
             sink_scores = self.sinks.weight[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
             scores = scores.masked_fill(~allowed_mask, float("-inf"))
             attention_weights = torch.cat([scores, sink_scores], -1).softmax(-1)[..., :-1]
-            attn_output = self.core(q, k, attention_weights[..., :keys])
+            attn_output = self.core(q, k, attention_weights[..., :key_count])
             if entries is not None:
-                attn_output = attn_output + self.entry_core(q, entries, attention_weights[..., keys:])
+                attn_output = attn_output + self.entry_core(q, entries, attention_weights[..., key_count:])
             attn_output = (
                 self._rotate(attn_output, forward_pass, inverse=True)
                 .transpose(1, 2)
@@ -308,11 +308,11 @@ def chooser_class() -> Any:
     class Chooser(nn.Module):
         """Selects the entries that each token attends to, [batch, tokens, index_topk at most]."""
 
-        def __init__(self, spec: EntryAttention, hidden: int) -> None:
+        def __init__(self, spec: EntryAttention, hidden_size: int) -> None:
             super().__init__()
             assert spec.indexer is not None
             self.spec, self.heads, self.topk = spec, spec.indexer.index_n_heads, spec.indexer.index_topk
             self.q_proj = nn.Linear(spec.q_lora_rank, self.heads * spec.indexer.index_head_dim, bias=False)
-            self.weights_proj, self.core = nn.Linear(hidden, self.heads, bias=False), single_key_core_class()()
+            self.weights_proj, self.core = nn.Linear(hidden_size, self.heads, bias=False), single_key_core_class()()
 
     return Chooser

@@ -105,11 +105,11 @@ class ExclusiveAttention(WindowedMixer):
 
     def _subtract_own_value(self, recorder: Flow, attn_output: Value, values: Value) -> Value:
         """Returns the output of the heads minus tanh(α) times its projection on the token's value."""
-        kv_heads, dim = values.axes
+        kv_heads, head_dim = values.axes
         assert isinstance(kv_heads, Axis)
         heads = attn_output.axes
         group_axis = Axis("group", exact_div(self.num_attention_heads, self.num_key_value_heads))
-        attn_output = attn_output.view(kv_heads, group_axis, dim)
+        attn_output = attn_output.view(kv_heads, group_axis, head_dim)
         unit_value = recorder.div(values, recorder.root_mean_square(values))
         alpha = recorder.act(recorder.vector("alpha", kv_heads, group_axis), "tanh")
         removed_fraction = recorder.mul(
@@ -138,12 +138,12 @@ def _reference_class() -> type[nn.Module]:
     class ExclusiveReference(grouped_reference_class()):  # type: ignore[misc]
         """Exclusive attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ExclusiveAttention, hidden: int) -> None:
-            super().__init__(spec, hidden, spec.attention_bias)
+        def __init__(self, spec: ExclusiveAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size, spec.attention_bias)
             self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
             self.core = softmax_core_class()()
             self.alpha = vector(torch.zeros(spec.num_attention_heads))
-            self.gate_proj = nn.Linear(hidden, spec.num_attention_heads * spec.head_dim, bias=False)
+            self.gate_proj = nn.Linear(hidden_size, spec.num_attention_heads * spec.head_dim, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec

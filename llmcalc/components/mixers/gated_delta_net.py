@@ -82,10 +82,10 @@ class GatedDeltaNet(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        keys, value_heads = self.linear_num_key_heads, self.linear_num_value_heads
-        if value_heads % keys:
+        key_heads, value_heads = self.linear_num_key_heads, self.linear_num_value_heads
+        if value_heads % key_heads:
             raise ValueError(
-                f"linear_num_key_heads: {keys} does not divide linear_num_value_heads {value_heads}; "
+                f"linear_num_key_heads: {key_heads} does not divide linear_num_value_heads {value_heads}; "
                 "expected a divisor "
                 f"of {value_heads}"
             )
@@ -105,7 +105,7 @@ class GatedDeltaNet(TokenMixer):
         qkv_axes = JoinedShapes((keys, keys, value_axes))
         qkv = recorder.cat(q, k, v, axes=(qkv_axes,))
         qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
-        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
+        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
         q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
         q, k = recorder.repeat(q, heads), recorder.repeat(k, heads)
         decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")  # the decay rate of each head
@@ -178,7 +178,7 @@ def _reference_class() -> type[nn.Module]:
             self.k_proj = nn.Linear(hidden, self.key_width, bias=False)
             self.v_proj = nn.Linear(hidden, self.value_width, bias=False)
             self.conv1d = causal_conv_class()(2 * self.key_width + self.value_width, spec.linear_conv_kernel_dim, False)
-            self.a_proj, self.b_proj = nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False)
+            self.a_proj, self.b_proj = (nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False))
             self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
             self.dt_bias = vector(torch.ones(heads))
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)
@@ -193,8 +193,8 @@ def _reference_class() -> type[nn.Module]:
             convolution_output = F.silu(self.conv1d(qkv, forward_pass, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (
-                projected.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1)
-                for projected in (q, k)
+                head_vectors.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1)
+                for head_vectors in (q, k)
             )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
@@ -205,7 +205,7 @@ def _reference_class() -> type[nn.Module]:
             )
             scan_output = self.core(q, k, v, decay, beta, forward_pass, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
-            normed = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate
-            return self.o_proj(normed.flatten(2))
+            normed_output = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate
+            return self.o_proj(normed_output.flatten(2))
 
     return GatedDeltaNetReference

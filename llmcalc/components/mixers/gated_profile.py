@@ -1,4 +1,4 @@
-"""Attention with biases from learned profiles of distances, whose queries and keys have a bounded length.
+"""Attention with bounded lengths of queries and keys, and distance biases mixed from learned profiles.
 
 A query, a key and a head's weights of the profiles are scaled down to a largest length. Each token has a score of its
 own for a key without a value (a sink), and a gate on the output of the heads. The convolutions of keys and values may
@@ -71,7 +71,7 @@ class GatedProfileAttention(ProfileAttention):
         profile_weights = recorder.normalized(
             recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
         )
-        keys, values = recorder.cache("cache", self.cache_kind, keys, values, limit=window)
+        keys, values = recorder.cache("cache", self.cache_kind, keys, values, token_limit=window)
         recorder.mask(q, keys, causal=True, window=window)
         bias = self.bias_of(recorder, profile_weights, q, keys)
         recorder.hold(q=q, k=keys, v=values, bias=bias, gate=gate, sinks=sinks)
@@ -93,10 +93,12 @@ class GatedProfileAttention(ProfileAttention):
             return add_convolution(recorder, conv_name, x, self.conv_kernel_size)
         (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
         with recorder.scope(conv_name):
-            weights = recorder.linear("weight_proj", token, heads, taps)
-            weights = recorder.mul(weights, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps))
-            recorder.state("conv_state", heads, dim, taps, kind="conv_state")
-            return recorder.add(recorder.sum(recorder.mul(weights, x, axes=(heads, dim, taps)), heads, dim), x)
+            filter_taps = recorder.linear("weight_proj", token, heads, taps)
+            filter_taps = recorder.mul(
+                filter_taps, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps)
+            )
+            recorder.state("conv_state", heads, dim, taps, state_kind="conv_state")
+            return recorder.add(recorder.sum(recorder.mul(filter_taps, x, axes=(heads, dim, taps)), heads, dim), x)
 
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"
@@ -121,17 +123,17 @@ def _reference_class() -> type[nn.Module]:
 
     def limit_norm(x: Tensor, largest_norm: float) -> Tensor:
         """Scales vectors down to at most a given length. x: [..., size] → same shape."""
-        length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
-        return (x.float() * (largest_norm / (length + 1e-6)).clamp(max=1.0)).to(x.dtype)
+        vector_length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
+        return (x.float() * (largest_norm / (vector_length + 1e-6)).clamp(max=1.0)).to(x.dtype)
 
     class TokenConvolution(nn.Module):
         """A causal convolution with per-token filters, added to its input. x: [batch, tokens, width]."""
 
-        def __init__(self, hidden: int, heads: int, kv_width: int, kernel: int) -> None:
+        def __init__(self, hidden_size: int, heads: int, kv_width: int, kernel: int) -> None:
             super().__init__()
             self.heads, self.kernel, self.size = heads, kernel, kv_width // heads
             self.static_weight = vector(torch.zeros(kv_width, kernel))
-            self.weight_proj = nn.Linear(hidden, heads * kernel, bias=False)
+            self.weight_proj = nn.Linear(hidden_size, heads * kernel, bias=False)
             self.conv_state: Any = state_class()()
 
         def forward(self, x: Tensor, token: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -141,8 +143,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv_state.keep(forward_pass, inputs[:, -self.kernel :])
             windows = inputs[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
             taps = self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
-            convolved: Tensor = (windows * (self.static_weight.weight + taps)).sum(-1)
-            return convolved + x
+            conv_output: Tensor = (windows * (self.static_weight.weight + taps)).sum(-1)
+            return conv_output + x
 
     class SoftmaxProducts(nn.Module):
         """Softmax attention with a bias and a sink, a score per query without a value.
@@ -157,30 +159,30 @@ def _reference_class() -> type[nn.Module]:
             return attention_weights.to(v.dtype) @ v
 
     class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
-        """The attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
+        """Gated profile attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedProfileAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
             heads, head_dim, kernel = spec.num_attention_heads, spec.head_dim, spec.conv_kernel_size
-            kv_heads, hidden = spec.num_key_value_heads, model_properties.hidden_size
+            kv_heads, hidden_size = spec.num_key_value_heads, model_properties.hidden_size
             if spec.dynamic_convolutions:
                 self.k_conv, self.v_conv = (
-                    TokenConvolution(hidden, kv_heads, kv_heads * head_dim, kernel) for _ in "kv"
+                    TokenConvolution(hidden_size, kv_heads, kv_heads * head_dim, kernel) for _ in "kv"
                 )
-            self.gate_proj = nn.Linear(hidden, heads * head_dim, bias=False)
-            self.sink_proj = nn.Linear(hidden, heads, bias=False)
+            self.gate_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
+            self.sink_proj = nn.Linear(hidden_size, heads, bias=False)
             self.q_scale = vector(torch.ones(heads, head_dim))
             self.share_scale = vector(torch.ones(heads, spec.relative_rank))
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
             self.core = SoftmaxProducts()
 
-        def _convolve_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _convolve_heads(self, projection_letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
-            convolved = self.get_submodule(f"{letter}_conv")(
-                self.get_submodule(f"{letter}_proj")(x), *token, forward_pass
+            conv_output = self.get_submodule(f"{projection_letter}_conv")(
+                self.get_submodule(f"{projection_letter}_proj")(x), *token, forward_pass
             )
-            return convolved.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            return conv_output.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def forward(
             self,

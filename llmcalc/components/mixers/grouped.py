@@ -40,12 +40,12 @@ class GroupedQueryMixer(TokenMixer):
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         if self.position is not None:
             self.position.check_heads(head_sizes)
-        fields = {
+        mixer_fields = {
             "num_attention_heads": head_sizes.heads,
             "num_key_value_heads": head_sizes.kv_heads,
             "head_dim": head_sizes.head_dim,
         }
-        return self.model_copy(update=fields)
+        return self.model_copy(update=mixer_fields)
 
 
 class WindowedMixer(GroupedQueryMixer):
@@ -69,8 +69,8 @@ class WindowedMixer(GroupedQueryMixer):
 
     def _heading(self, mixer_name: str, details: str = "") -> str:
         """Returns a report heading with the attention's name, heads, details and window."""
-        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return f"{mixer_name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}{window}"
+        details += "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return f"{mixer_name} {self.num_attention_heads}/{self.num_key_value_heads} × {self.head_dim}{details}"
 
     @property
     def cache_kind(self) -> str:
@@ -125,12 +125,12 @@ class EqualHeadsMixer(TokenMixer):
         super().check_place(stack_position)
         self._check_divisor(stack_position, "num_attention_heads")
 
-    def _check_divisor(self, stack_position: StackPosition, field: str) -> None:
+    def _check_divisor(self, stack_position: StackPosition, field_name: str) -> None:
         """Raises `ValueError` unless the field divides the width of the layer."""
-        head_count = getattr(self, field)
+        head_count = getattr(self, field_name)
         if stack_position.width % head_count:
             raise ValueError(
-                f"{stack_position.where}.{field}: {head_count}; "
+                f"{stack_position.where}.{field_name}: {head_count}; "
                 f"expected a divisor of hidden_size {stack_position.width}"
             )
 
@@ -143,12 +143,12 @@ def grouped_reference_class() -> Any:
     class GroupedReference(nn.Module):
         """The projections of queries, keys, values and the output. bias: whether each projection has a bias."""
 
-        def __init__(self, spec: GroupedQueryMixer, hidden: int, bias: bool = False) -> None:
+        def __init__(self, spec: GroupedQueryMixer, hidden_size: int, bias: bool = False) -> None:
             super().__init__()
             self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
             for projection, output_width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(projection, nn.Linear(hidden, output_width, bias=bias))
-            self.o_proj = nn.Linear(heads * d, hidden, bias=bias)
+                self.add_module(projection, nn.Linear(hidden_size, output_width, bias=bias))
+            self.o_proj = nn.Linear(heads * d, hidden_size, bias=bias)
 
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
             """Returns queries, keys or values of x [batch, tokens, hidden] as [batch, heads, tokens, head_dim]."""

@@ -53,15 +53,15 @@ class GroupedProjectionAttention(EqualHeadsMixer):
 
     def check_place(self, stack_position: StackPosition) -> None:
         super().check_place(stack_position)
-        for field in ("q_groups", "k_groups", "v_groups", "o_groups"):
-            self._check_divisor(stack_position, field)
+        for field_name in ("q_groups", "k_groups", "v_groups", "o_groups"):
+            self._check_divisor(stack_position, field_name)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            recorder.conv(f"{letter}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
-            for letter, groups in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
+            recorder.conv(f"{projection_letter}_proj", x, heads, head_dim, kernel=1, groups=group_count, bias=True)
+            for projection_letter, group_count in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
         )
         recorder.mask(q, k, causal=False)
         recorder.hold(q=q, k=k, v=v)
@@ -125,10 +125,10 @@ class GroupedFeedForward(SingleWidthNetwork):
         ]
 
 
-def _grouped_convolution(input_width: int, output_width: int, groups: int) -> nn.Module:
+def _grouped_convolution(input_width: int, output_width: int, group_count: int) -> nn.Module:
     from torch import nn
 
-    return nn.Conv1d(input_width, output_width, 1, groups=groups)
+    return nn.Conv1d(input_width, output_width, 1, groups=group_count)
 
 
 def _apply_convolution(projection: nn.Module, x: Tensor) -> Tensor:
@@ -143,13 +143,13 @@ def _attention_class() -> type[nn.Module]:
     class GroupedProjectionReference(nn.Module):
         """Attention with grouped projections. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: GroupedProjectionAttention, hidden: int) -> None:
+        def __init__(self, spec: GroupedProjectionAttention, hidden_size: int) -> None:
             super().__init__()
             self.heads = spec.num_attention_heads
-            self.q_proj = _grouped_convolution(hidden, hidden, spec.q_groups)
-            self.k_proj = _grouped_convolution(hidden, hidden, spec.k_groups)
-            self.v_proj = _grouped_convolution(hidden, hidden, spec.v_groups)
-            self.o_proj = _grouped_convolution(hidden, hidden, spec.o_groups)
+            self.q_proj = _grouped_convolution(hidden_size, hidden_size, spec.q_groups)
+            self.k_proj = _grouped_convolution(hidden_size, hidden_size, spec.k_groups)
+            self.v_proj = _grouped_convolution(hidden_size, hidden_size, spec.v_groups)
+            self.o_proj = _grouped_convolution(hidden_size, hidden_size, spec.o_groups)
             self.core = softmax_core_class()()
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -170,11 +170,11 @@ def _network_class() -> type[nn.Module]:
     class GroupedFeedForwardReference(nn.Module):
         """Two grouped projections. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: GroupedFeedForward, hidden: int) -> None:
+        def __init__(self, spec: GroupedFeedForward, hidden_size: int) -> None:
             super().__init__()
             self.act = spec.hidden_act
-            self.up_proj = _grouped_convolution(hidden, spec.intermediate_size, spec.up_groups)
-            self.down_proj = _grouped_convolution(spec.intermediate_size, hidden, spec.down_groups)
+            self.up_proj = _grouped_convolution(hidden_size, spec.intermediate_size, spec.up_groups)
+            self.down_proj = _grouped_convolution(spec.intermediate_size, hidden_size, spec.down_groups)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             return _apply_convolution(self.down_proj, activate(self.act, _apply_convolution(self.up_proj, x)))

@@ -59,7 +59,7 @@ class Indexer(Part):
         return self.input_norm is not None
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns keyword arguments of the attention operation and of its rows: the number of attended tokens."""
+        """Returns the number of attended tokens, as keyword arguments for the attention operation and its rows."""
         return {"selected": self.index_topk}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
@@ -78,11 +78,13 @@ class Indexer(Part):
             recorder.hold(q=q)
         keys = recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), Norm(type="layernorm"))
         keys = keys if position is None else recorder.rope(keys, position)
-        weights = recorder.linear("weights_proj", x, heads)
-        recorder.hold(weights=weights)
+        head_weights = recorder.linear("weights_proj", x, heads)
+        recorder.hold(weights=head_weights)
         (keys,) = recorder.cache("cache", "indexer", keys)
         recorder.hold(k=keys)
-        scores = recorder.scores("core", q if position is None else recorder.rope(q, position), keys, weights=weights)
+        scores = recorder.scores(
+            "core", q if position is None else recorder.rope(q, position), keys, weights=head_weights
+        )
         recorder.hold(scores=scores)
         recorder.select(scores, keys, self.index_topk)
         return scores
@@ -118,17 +120,17 @@ def indexer_reference_class() -> type[nn.Module]:
     class IndexerReference(nn.Module):
         """The token indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
 
-        def __init__(self, spec: Indexer, hidden: int, query: int, rope: int, theta: float) -> None:
+        def __init__(self, spec: Indexer, hidden_size: int, query: int, rope: int, rope_theta: float) -> None:
             super().__init__()
-            self.spec, self.rope, self.theta = spec, rope, theta
+            self.spec, self.rope, self.theta = spec, rope, rope_theta
             if spec.input_norm is not None:
-                self.input_norm = norm_reference(spec.input_norm, hidden)
+                self.input_norm = norm_reference(spec.input_norm, hidden_size)
             if spec.position_scale:
                 self.position_scale = position_scale_class()(spec.index_n_heads)
             self.q_proj = nn.Linear(query, spec.index_n_heads * spec.index_head_dim, bias=False)
-            self.k_proj = nn.Linear(hidden, spec.index_head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden_size, spec.index_head_dim, bias=False)
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), spec.index_head_dim)
-            self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
+            self.weights_proj = nn.Linear(hidden_size, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), indexer_core_class()()
 
         def _rotate_heads(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -143,9 +145,9 @@ def indexer_reference_class() -> type[nn.Module]:
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
             if spec.position_scale:
                 q = self.position_scale(q, forward_pass)
-            k, weights = self._rotate_heads(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
+            k, head_weights = self._rotate_heads(self.k_norm(self.k_proj(x)), forward_pass), self.weights_proj(x)
             (k,) = self.cache(forward_pass, k)
-            scores = self.core(self._rotate_heads(q, forward_pass).transpose(1, 2), k, weights).float()
+            scores = self.core(self._rotate_heads(q, forward_pass).transpose(1, 2), k, head_weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             return ranked_tokens[..., : spec.index_topk]
 

@@ -67,7 +67,7 @@ class JetBlock(TokenMixer):
         filters = recorder.linear("w2", generator_hidden, heads, value_dim, kernel, bias=True)
         convolution = DynamicConvolution(v.width, 1, kernel.size, x.rows)
         v = recorder.act(recorder.core("convolution", convolution, v, filters, axes=(heads, value_dim)), "silu")
-        recorder.state("conv_state", heads, value_dim, kernel, kind="conv_state")
+        recorder.state("conv_state", heads, value_dim, kernel, state_kind="conv_state")
         decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")  # the decay rate of each head
         step_size = recorder.add(recorder.linear("a_proj", x, heads), recorder.vector("dt_bias", heads))
         decay = recorder.mul(recorder.act(step_size, "softplus"), decay_rate)
@@ -140,7 +140,7 @@ def _reference_class() -> type[nn.Module]:
             self.w1 = nn.Linear(hidden, spec.generator_size, bias=False)
             self.w2 = nn.Linear(spec.generator_size, value_width * self.kernel)
             self.convolution = CausalFilters()
-            self.a_proj, self.b_proj = nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False)
+            self.a_proj, self.b_proj = (nn.Linear(hidden, heads, bias=False), nn.Linear(hidden, heads, bias=False))
             self.A_log = vector(torch.linspace(0.5, 8.0, heads).log())
             self.dt_bias = vector(torch.ones(heads))
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=False)

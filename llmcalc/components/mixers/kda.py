@@ -91,35 +91,35 @@ class KimiDeltaAttention(TokenMixer):
         return self.model_copy(update={"linear_num_heads": head_sizes.heads, "linear_head_dim": head_sizes.head_dim})
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
-        head_axes: Shape = (heads, dim)
+        heads, head_dim = Axis("heads", self.linear_num_heads), Axis("head_dim", self.linear_head_dim)
+        head_axes: Shape = (heads, head_dim)
         kernel, qkv_axes = self.linear_conv_kernel_dim, JoinedShapes((head_axes, head_axes, head_axes))
         qkv = recorder.cat(
             *(recorder.linear(projection, x, *head_axes) for projection in ("q_proj", "k_proj", "v_proj")),
             axes=(qkv_axes,),
         )
         qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
-        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), kind="conv_state")
+        recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
         q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
         inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
         node_fields = {"source": "Kimi Team 2025, §3.1"}
-        delta_rule = DeltaRule(beta.width, dim.size, dim.size, self.chunk_size, by_channel=True, rows=x.rows)
+        delta_rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         scan_output = recorder.alternatives(
             chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=head_axes, about=node_fields),
             step=lambda: recorder.core("core", Elementwise(), *inputs, axes=head_axes, about=node_fields),
         )
-        recorder.state("recurrent_state", heads, dim, dim, bits=32)
-        scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (dim,))
+        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
+        scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (head_dim,))
         return recorder.linear(
             "o_proj",
             recorder.mul(scan_output, recorder.act(self._gate_projection(recorder, "g", x, head_axes), "sigmoid")),
             *x.axes,
         )
 
-    def _has_low_rank(self, letter: str) -> bool:
-        """Whether the projection of a gate has low rank. letter: `f` for the decay, `g` for the output gate."""
-        return self.low_rank_gates and not (letter == "g" and self.full_rank_output_gate)
+    def _has_low_rank(self, projection_letter: str) -> bool:
+        """Whether a gate projection has low rank. projection_letter: `f` for the decay, `g` for the output gate."""
+        return self.low_rank_gates and not (projection_letter == "g" and self.full_rank_output_gate)
 
     def _record_log_decay(self, recorder: Flow, x: Value, head_axes: Shape) -> Value:
         """Returns the log decay of each channel of the state."""
@@ -132,12 +132,12 @@ class KimiDeltaAttention(TokenMixer):
             return recorder.mul(recorder.act(decay_logits, "softplus"), decay_rate)
         return recorder.act(recorder.mul(decay_logits, decay_rate), "sigmoid")
 
-    def _gate_projection(self, recorder: Flow, letter: str, x: Value, head_axes: Shape) -> Value:
+    def _gate_projection(self, recorder: Flow, projection_letter: str, x: Value, head_axes: Shape) -> Value:
         """Returns the projection of a gate: one full-rank linear layer or two low-rank ones."""
-        if not self._has_low_rank(letter):
-            return recorder.linear(f"{letter}_proj", x, *head_axes)
-        low_rank = recorder.linear(f"{letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
-        return recorder.linear(f"{letter}_b_proj", low_rank, *head_axes)
+        if not self._has_low_rank(projection_letter):
+            return recorder.linear(f"{projection_letter}_proj", x, *head_axes)
+        low_rank_x = recorder.linear(f"{projection_letter}_a_proj", x, Axis("gate_rank", self.linear_head_dim))
+        return recorder.linear(f"{projection_letter}_b_proj", low_rank_x, *head_axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"Kimi delta attention {self.linear_num_heads} × {self.linear_head_dim}"
@@ -167,27 +167,27 @@ def _reference_class() -> type[nn.Module]:
         conv_state: Any
         recurrent_state: Any
 
-        def __init__(self, spec: KimiDeltaAttention, hidden: int) -> None:
+        def __init__(self, spec: KimiDeltaAttention, hidden_size: int) -> None:
             super().__init__()
-            self.heads, head = spec.linear_num_heads, spec.linear_head_dim
-            heads_width = self.heads * head
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden, heads_width, bias=False) for _ in range(3))
+            self.heads, head_dim = spec.linear_num_heads, spec.linear_head_dim
+            heads_width = self.heads * head_dim
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(hidden_size, heads_width, bias=False) for _ in range(3))
             self.conv1d = causal_conv_class()(3 * heads_width, spec.linear_conv_kernel_dim, False)
             self.lower_bound = spec.kda_lower_bound
-            low_rank = {"f": spec.low_rank_gates, "g": spec.low_rank_gates and not spec.full_rank_output_gate}
-            for gate, is_low_rank in low_rank.items():
+            low_rank_gates = {"f": spec.low_rank_gates, "g": spec.low_rank_gates and not spec.full_rank_output_gate}
+            for gate, is_low_rank in low_rank_gates.items():
                 if is_low_rank:
-                    self.add_module(f"{gate}_a_proj", nn.Linear(hidden, head, bias=False))
-                    self.add_module(f"{gate}_b_proj", nn.Linear(head, heads_width, bias=False))
+                    self.add_module(f"{gate}_a_proj", nn.Linear(hidden_size, head_dim, bias=False))
+                    self.add_module(f"{gate}_b_proj", nn.Linear(head_dim, heads_width, bias=False))
                 else:
-                    self.add_module(f"{gate}_proj", nn.Linear(hidden, heads_width, bias=False))
+                    self.add_module(f"{gate}_proj", nn.Linear(hidden_size, heads_width, bias=False))
             self.dt_bias = vector(torch.linspace(-6.0, -2.0, heads_width))
             self.A_log = vector(torch.linspace(1.0, 16.0, self.heads).log())
-            self.b_proj = nn.Linear(hidden, self.heads, bias=False)
+            self.b_proj = nn.Linear(hidden_size, self.heads, bias=False)
             self.core = delta_rule_class()(spec.chunk_size, decays_by_channel=True)
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
-            self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head)
-            self.o_proj = nn.Linear(heads_width, hidden, bias=False)
+            self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head_dim)
+            self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
@@ -224,9 +224,9 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass,
                 self.recurrent_state,
             )
-            normed = (
+            normed_output = (
                 self.norm(attn_output.transpose(1, 2).to(x.dtype)).flatten(2) * self._gate_projection("g", x).sigmoid()
             )
-            return self.o_proj(normed)
+            return self.o_proj(normed_output)
 
     return KimiDeltaAttentionReference

@@ -105,36 +105,38 @@ class LatentContextAttention(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the scores of both attention cores on latents; each core counts its own keys."""
-        context: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
+        target_states: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, latent = Axis("heads", self.num_attention_heads), Axis("latent", self.kv_lora_rank)
-        nope_axis, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
+        nope_axis, rope_axis = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         value_axis, bias = Axis("v_head_dim", self.v_head_dim), self.attention_bias
-        key_axis = JoinedShapes(((latent,), (rope,)))
-        query = self._query(recorder, x, heads, JoinedShapes(((nope_axis,), (rope,))))
-        q_nope, q_rope = recorder.split(query, (heads, nope_axis), (heads, rope))
+        key_axis = JoinedShapes(((latent,), (rope_axis,)))
+        query = self._query(recorder, x, heads, JoinedShapes(((nope_axis,), (rope_axis,))))
+        q_nope, q_rope = recorder.split(query, (heads, nope_axis), (heads, rope_axis))
         weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (value_axis,)))), (latent,))
         q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent)
         q = recorder.cat(q_latent, recorder.rope(q_rope, self.position), axes=(heads, key_axis))
-        joint_rows = Joined(first=x.rows, second=context.rows)
-        projected = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted=joint_rows)
-        latents, k_rope = recorder.split(projected, (latent,), (rope,))
-        normed = recorder.norm("kv_a_norm", latents, self.norm)
-        own_keys = recorder.cat(normed, recorder.rope(k_rope, self.position), axes=(key_axis,))
-        context_c, context_rope = recorder.split(recorder.apply_again(context, projected, bias), (latent,), (rope,))
+        joint_rows = Joined(first=x.rows, second=target_states.rows)
+        projected_x = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted=joint_rows)
+        latents, k_rope = recorder.split(projected_x, (latent,), (rope_axis,))
+        normed_latents = recorder.norm("kv_a_norm", latents, self.norm)
+        own_keys = recorder.cat(normed_latents, recorder.rope(k_rope, self.position), axes=(key_axis,))
+        context_c, context_rope = recorder.split(
+            recorder.apply_again(target_states, projected_x, bias), (latent,), (rope_axis,)
+        )
         context_c, context_rope = recorder.cache(
             "cache",
             "latent_attention",
-            recorder.normalized(context_c, self.norm, (latent,), like=normed),
+            recorder.normalized(context_c, self.norm, (latent,), like=normed_latents),
             recorder.rope(context_rope, self.position),
-            limit=self.sliding_window,
+            token_limit=self.sliding_window,
         )
         context_keys = recorder.cat(context_c, context_rope, axes=(key_axis,))
-        core_sizes = heads.size, latent.size + rope.size, latent.size
+        core_sizes = heads.size, latent.size + rope_axis.size, latent.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
         attn_output = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
         attn_output = recorder.add(
-            attn_output, recorder.core("block_core", block_core, q, own_keys, normed, axes=(heads, latent))
+            attn_output, recorder.core("block_core", block_core, q, own_keys, normed_latents, axes=(heads, latent))
         )
         return recorder.linear("o_proj", recorder.absorb("", attn_output, weight, value_axis), *x.axes, bias=bias)
 
@@ -171,20 +173,20 @@ def _reference_class() -> type[nn.Module]:
     class LatentContextReference(nn.Module):
         """The latent attention of a draft block. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: LatentContextAttention, hidden: int) -> None:
+        def __init__(self, spec: LatentContextAttention, hidden_size: int) -> None:
             super().__init__()
             self.spec, heads, rank = spec, spec.num_attention_heads, spec.q_lora_rank
             query_width = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
             if rank is None:
-                self.q_proj = nn.Linear(hidden, query_width, bias=False)
+                self.q_proj = nn.Linear(hidden_size, query_width, bias=False)
             else:
-                self.q_a_proj = nn.Linear(hidden, rank, bias=spec.attention_bias)
+                self.q_a_proj = nn.Linear(hidden_size, rank, bias=spec.attention_bias)
                 self.q_a_norm = norm_reference(spec.norm, rank)
                 self.q_b_proj = nn.Linear(rank, query_width, bias=False)
-            self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
+            self.kv_a_proj = nn.Linear(hidden_size, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
             self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
             self.kv_b_proj = expansion_class()(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
-            self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias)
+            self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden_size, bias=spec.attention_bias)
             self.core, self.block_core = product_class()(), product_class()()
             self.cache = cache_class()(spec.sliding_window)
 
@@ -212,10 +214,10 @@ def _reference_class() -> type[nn.Module]:
                 )
             ]
             scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
-            weights = torch.softmax((torch.cat(scores, -1) * scale).float(), -1).to(x.dtype)
-            context_weights, weights = weights.split((context_latents.shape[1], latents.shape[1]), -1)
+            attn_weights = torch.softmax((torch.cat(scores, -1) * scale).float(), -1).to(x.dtype)
+            context_weights, attn_weights = attn_weights.split((context_latents.shape[1], latents.shape[1]), -1)
             attn_output = self.core(context_weights, context_latents[:, None]) + self.block_core(
-                weights, latents[:, None]
+                attn_weights, latents[:, None]
             )
             attn_output = self.kv_b_proj(attn_output, absorbed_form="value")
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))

@@ -71,34 +71,34 @@ class LightningAttention(MultiHeadMixer):
             self.position.check_place(stack_position, self.head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
-        head_axes: Shape = (heads, dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        head_axes: Shape = (heads, head_dim)
         q, k, v = (
             recorder.linear(projection, x, *head_axes, bias=self.qkv_bias)
             for projection in ("q_proj", "k_proj", "v_proj")
         )
-        q = self._normalize_and_rotate(recorder, "q_norm", q, dim)
-        k = self._normalize_and_rotate(recorder, "k_norm", k, dim)
+        q = self._normalize_and_rotate(recorder, "q_norm", q, head_dim)
+        k = self._normalize_and_rotate(recorder, "k_norm", k, head_dim)
         activated_qkv = (
             recorder.act(q, self.hidden_act),
             recorder.act(k, self.hidden_act),
             recorder.act(v, self.hidden_act),
         )
-        core_sizes = q.axes[0].size, dim.size, x.rows
+        core_sizes = q.axes[0].size, head_dim.size, x.rows
         attn_output = recorder.alternatives(
             chunked=lambda: recorder.core(
                 "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=head_axes
             ),
             by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=head_axes),
         )
-        recorder.state("recurrent_state", heads, dim, dim)
+        recorder.state("recurrent_state", heads, head_dim, head_dim)
         attn_output = recorder.norm("norm", attn_output, Norm(type="rmsnorm", eps=1e-6))
-        gated = recorder.mul(recorder.act(recorder.linear("g_proj", x, *head_axes), "sigmoid"), attn_output)
-        return recorder.linear("o_proj", gated, *x.axes, bias=self.o_bias)
+        gated_output = recorder.mul(recorder.act(recorder.linear("g_proj", x, *head_axes), "sigmoid"), attn_output)
+        return recorder.linear("o_proj", gated_output, *x.axes, bias=self.o_bias)
 
-    def _normalize_and_rotate(self, recorder: Flow, norm_name: str, x: Value, dim: Axis) -> Value:
+    def _normalize_and_rotate(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
         """Returns queries or keys after their norm and RoPE. norm_name: the name of the norm."""
-        x = x if self.qk_norm is None else recorder.norm(norm_name, x, self.qk_norm, (dim,))
+        x = x if self.qk_norm is None else recorder.norm(norm_name, x, self.qk_norm, (head_dim,))
         return x if self.position is None else recorder.rope(x, self.position)
 
     def describe(self, hidden_size: int) -> str:
@@ -136,9 +136,9 @@ def _reference_class() -> type[nn.Module]:
         old_state: S before these tokens, or None.
         """
 
-        def __init__(self, heads: int, block: int) -> None:
+        def __init__(self, heads: int, block_size: int) -> None:
             super().__init__()
-            self.block, self.base = block, 2.0 ** (-8.0 / heads)
+            self.block, self.base = block_size, 2.0 ** (-8.0 / heads)
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, old_state: Tensor | None) -> tuple[Tensor, Tensor]:
             heads, tokens, block_size = q.shape[1], q.shape[2], self.block if old_state is None else 1
@@ -169,40 +169,42 @@ def _reference_class() -> type[nn.Module]:
 
         recurrent_state: Any
 
-        def __init__(self, spec: LightningAttention, hidden: int) -> None:
+        def __init__(self, spec: LightningAttention, hidden_size: int) -> None:
             super().__init__()
             self.heads = spec.num_attention_heads
             heads_width = spec.num_attention_heads * spec.head_dim
             self.act = spec.hidden_act
             self.spec = spec
             self.q_proj, self.k_proj, self.v_proj = (
-                nn.Linear(hidden, heads_width, bias=spec.qkv_bias) for _ in range(3)
+                nn.Linear(hidden_size, heads_width, bias=spec.qkv_bias) for _ in range(3)
             )
-            self.g_proj = nn.Linear(hidden, heads_width, bias=False)
+            self.g_proj = nn.Linear(hidden_size, heads_width, bias=False)
             if spec.qk_norm is not None:
                 self.q_norm, self.k_norm = (norm_reference(spec.qk_norm, spec.head_dim) for _ in range(2))
             self.core, self.recurrent_state = DecayAttention(self.heads, spec.block_size), state_class()()
             self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), heads_width)
-            self.o_proj = nn.Linear(heads_width, hidden, bias=spec.o_bias)
+            self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.o_bias)
 
-        def _split_heads(self, letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
+        def _split_heads(self, projection_letter: str, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Returns the heads of queries, keys or values, [batch, heads, tokens, d]. x: the projection's output."""
             heads: Tensor = x.unflatten(-1, (self.heads, -1))
-            if hasattr(self, f"{letter}_norm"):
-                heads = self.get_submodule(f"{letter}_norm")(heads)
+            if hasattr(self, f"{projection_letter}_norm"):
+                heads = self.get_submodule(f"{projection_letter}_norm")(heads)
             heads = heads.transpose(1, 2)
-            if self.spec.position is not None and letter != "v":
+            if self.spec.position is not None and projection_letter != "v":
                 heads = self.spec.position.rotated(heads, forward_pass, forward_pass.past)
             return activate(self.act, heads)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
-            q, k, v = (self._split_heads(letter, projected, forward_pass) for letter, projected in projections.items())
+            q, k, v = (
+                self._split_heads(letter, projected_x, forward_pass) for letter, projected_x in projections.items()
+            )
             del projections
             stored_state = self.recurrent_state.only_tensor(forward_pass)
-            attn_output, state = self.core(q, k, v, stored_state)
-            self.recurrent_state.keep(forward_pass, state)
-            normed = self.norm(attn_output.transpose(1, 2).flatten(2))
-            return self.o_proj(self.g_proj(x).sigmoid() * normed)
+            attn_output, recurrent_state = self.core(q, k, v, stored_state)
+            self.recurrent_state.keep(forward_pass, recurrent_state)
+            normed_output = self.norm(attn_output.transpose(1, 2).flatten(2))
+            return self.o_proj(self.g_proj(x).sigmoid() * normed_output)
 
     return LightningReference

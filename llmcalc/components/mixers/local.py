@@ -82,29 +82,29 @@ class LocalAttention(MultiHeadMixer):
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim, block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
+        heads, head_dim, global_block = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim), None
         kv_input = x
         if self.global_block_size is not None:
-            block = self.global_block_size
-            sum_op, sum_rows = ops.BlockSums(x.width, block, x.rows), Blocks(of=x.rows, block=block)
+            global_block = self.global_block_size
+            sum_op, sum_rows = ops.BlockSums(x.width, global_block, x.rows), Blocks(of=x.rows, block=global_block)
             block_sums = recorder.core("sums", sum_op, x, axes=x.axes, rows=sum_rows)
             recorder.hold(summed=block_sums)
             block_sums = (
                 block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
             )
-            kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=block))
+            kv_input = recorder.cat(x, block_sums, axes=x.axes, rows=WithSums(of=x.rows, block=global_block))
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
-        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, dim), block_size, x.rows)
+        q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)
         recorder.hold(q=q)
         keys, values = (
-            recorder.in_blocks(recorder.linear(projection, kv_input, heads, dim), block_size, x.rows, around=True)
+            recorder.in_blocks(recorder.linear(projection, kv_input, heads, head_dim), block_size, x.rows, around=True)
             for projection in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
-        limits: dict[str, Any] = {"radius": self.local_radius, "global_block": block}
-        attn_output = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **limits)
+        key_limits: dict[str, Any] = {"radius": self.local_radius, "global_block": global_block}
+        attn_output = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **key_limits)
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes)
 

@@ -81,13 +81,13 @@ class Mamba(TokenMixer):
         inner_axis = Axis("inner", self.intermediate_size)
         state_axis = Axis("state", self.state_size)
         kernel = self.conv_kernel
-        projected = recorder.linear("in_proj", x, JoinedShapes(((inner_axis,), (inner_axis,))), bias=self.use_bias)
-        inner_x, gate = recorder.split(projected, (inner_axis,), (inner_axis,))
+        projected_x = recorder.linear("in_proj", x, JoinedShapes(((inner_axis,), (inner_axis,))), bias=self.use_bias)
+        inner_x, gate = recorder.split(projected_x, (inner_axis,), (inner_axis,))
         has_bias = self.use_conv_bias
         inner_x = recorder.conv(
             "conv1d", inner_x, inner_axis, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
         )
-        recorder.state("conv_state", inner_axis, Axis("kernel", kernel), kind="conv_state")
+        recorder.state("conv_state", inner_axis, Axis("kernel", kernel), state_kind="conv_state")
         inner_x = recorder.act(inner_x, self.hidden_act)
         time_step, b, c = self._scan_inputs(recorder, inner_x, inner_axis, state_axis)
         op = SelectiveScan(inner_x.width, self.state_size, inner_x.rows)
@@ -116,15 +116,15 @@ class Mamba(TokenMixer):
                 c = recorder.norm("c_norm", c, self.norm)
             return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
-        head_rows = inner_x.view(channels, rows=Routed(of=inner_x.rows, top_k=a))
+        head_rows = inner_x.view(channels, new_rows=Routed(of=inner_x.rows, top_k=a))
         time_step, b, c = recorder.split(
             recorder.experts("x_proj", head_rows, heads, a, JoinedShapes(split_shapes)), *split_shapes
         )
         time_step = recorder.experts("dt_proj", time_step, heads, a, channels, bias=True)
         return (
-            time_step.view(inner_axis, rows=inner_x.rows),
-            b.view(heads, state_axis, rows=inner_x.rows),
-            c.view(heads, state_axis, rows=inner_x.rows),
+            time_step.view(inner_axis, new_rows=inner_x.rows),
+            b.view(heads, state_axis, new_rows=inner_x.rows),
+            c.view(heads, state_axis, new_rows=inner_x.rows),
         )
 
     def describe(self, hidden_size: int) -> str:
@@ -184,27 +184,27 @@ def _reference_class() -> type[nn.Module]:
             self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             decay = torch.exp(time_step.float()[..., None] * -torch.exp(self.A_log.float()))
-            state = (time_step * x).float()[..., None] * b.float()
+            scan_states = (time_step * x).float()[..., None] * b.float()
             if old_state is not None:
-                first_state = state[:, :1] + decay[:, :1] * old_state[:, None]
-                state = torch.cat([first_state, state[:, 1:]], 1)
+                first_state = scan_states[:, :1] + decay[:, :1] * old_state[:, None]
+                scan_states = torch.cat([first_state, scan_states[:, 1:]], 1)
             covered_steps = 1  # doubles each round: the number of earlier steps that a state covers
             while covered_steps < x.shape[1]:
-                state = torch.cat(
+                scan_states = torch.cat(
                     [
-                        state[:, :covered_steps],
-                        state[:, covered_steps:] + decay[:, covered_steps:] * state[:, :-covered_steps],
+                        scan_states[:, :covered_steps],
+                        scan_states[:, covered_steps:] + decay[:, covered_steps:] * scan_states[:, :-covered_steps],
                     ],
                     1,
                 )
                 decay = torch.cat([decay[:, :covered_steps], decay[:, covered_steps:] * decay[:, :-covered_steps]], 1)
                 covered_steps *= 2
-            scan_output = _read_states(state.to(x.dtype), c)
-            return scan_output + self.D * x, state[:, -1]
+            scan_output = _read_states(scan_states.to(x.dtype), c)
+            return scan_output + self.D * x, scan_states[:, -1]
 
-    def _read_states(state: Tensor, c: Tensor) -> Tensor:
-        """Multiplies states by C. state: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""
-        heads: Tensor = state.unflatten(2, (c.shape[2], -1)) @ c[..., None]
+    def _read_states(scan_states: Tensor, c: Tensor) -> Tensor:
+        """Multiplies states by C. scan_states: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""
+        heads: Tensor = scan_states.unflatten(2, (c.shape[2], -1)) @ c[..., None]
         return heads.flatten(2)
 
     class MambaReference(nn.Module):
@@ -213,11 +213,11 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Mamba, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec = spec
-            hidden = model_properties.hidden_size
+            hidden_size = model_properties.hidden_size
             inner_width = spec.intermediate_size
             rank = spec.time_step_rank
             heads = spec.num_heads or 1
-            self.in_proj = nn.Linear(hidden, 2 * inner_width, bias=spec.use_bias)
+            self.in_proj = nn.Linear(hidden_size, 2 * inner_width, bias=spec.use_bias)
             conv: Any = causal_conv_class()
             self.conv1d = conv(inner_width, spec.conv_kernel, spec.use_conv_bias)
             self.conv_state: Any = state_class()()
@@ -234,7 +234,7 @@ def _reference_class() -> type[nn.Module]:
                 self.b_norm = norm_reference(spec.norm, spec.state_size)
                 self.c_norm = norm_reference(spec.norm, spec.state_size)
             self.scan = Scan(inner_width, spec.state_size)
-            self.out_proj = nn.Linear(inner_width, hidden, bias=spec.use_bias)
+            self.out_proj = nn.Linear(inner_width, hidden_size, bias=spec.use_bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1

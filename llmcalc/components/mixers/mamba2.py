@@ -90,12 +90,12 @@ class Mamba2(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)
-        dim = Axis("head_dim", self.head_dim)
-        groups = Axis("groups", self.n_groups)
+        head_dim = Axis("head_dim", self.head_dim)
+        head_groups = Axis("groups", self.n_groups)
         state_axis, kernel = Axis("state", self.state_size), self.conv_kernel
-        inner_axes: Shape = (heads, dim)
+        inner_axes: Shape = (heads, head_dim)
         conv_channels = JoinedShapes(
-            (inner_axes, (groups, state_axis), (groups, state_axis))
+            (inner_axes, (head_groups, state_axis), (head_groups, state_axis))
         )  # the gate and Δ skip the convolution
         gate, inner_x, time_step = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
@@ -107,7 +107,7 @@ class Mamba2(TokenMixer):
         inner_x = recorder.conv(
             "conv1d", inner_x, conv_channels, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
         )
-        recorder.state("conv_state", conv_channels, Axis("kernel", kernel), kind="conv_state")
+        recorder.state("conv_state", conv_channels, Axis("kernel", kernel), state_kind="conv_state")
         inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_channels.parts)
         scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
@@ -120,18 +120,18 @@ class Mamba2(TokenMixer):
         recorder.state("ssm_state", *inner_axes, state_axis, bits=STATE_BITS)
         return recorder.linear(
             "out_proj",
-            self._gated_output(recorder, scan_output, recorder.act(gate, self.hidden_act), groups),
+            self._gated_output(recorder, scan_output, recorder.act(gate, self.hidden_act), head_groups),
             *x.axes,
             bias=self.out_bias,
         )
 
-    def _gated_output(self, recorder: Flow, scan_output: Value, gate: Value, groups: Axis) -> Value:
+    def _gated_output(self, recorder: Flow, scan_output: Value, gate: Value, head_groups: Axis) -> Value:
         """Returns the output of the scan after gate and norm, in the order of the spec."""
         if self.norm is None:
             return recorder.mul(scan_output, gate)
         if self.norm_before_gate:
-            return recorder.mul(recorder.norm("norm", scan_output, self.norm, groups=groups), gate)
-        return recorder.norm("norm", recorder.mul(scan_output, gate), self.norm, groups=groups)
+            return recorder.mul(recorder.norm("norm", scan_output, self.norm, groups=head_groups), gate)
+        return recorder.norm("norm", recorder.mul(scan_output, gate), self.norm, groups=head_groups)
 
     def describe(self, hidden_size: int) -> str:
         return f"Mamba-2 {self.num_heads} × {self.head_dim} × {self.state_size}"
@@ -177,9 +177,9 @@ def scan_class() -> type[nn.Module]:
         Δ: [batch, tokens, heads], B, C: [batch, tokens, heads, n].
         """
 
-        def __init__(self, heads: int, chunk: int) -> None:
+        def __init__(self, heads: int, chunk_size: int) -> None:
             super().__init__()
-            self.chunk = chunk
+            self.chunk = chunk_size
             self.A_log = nn.Parameter(
                 torch.log(torch.arange(1, heads + 1, dtype=torch.float32)).to(torch.get_default_dtype())
             )
@@ -200,8 +200,8 @@ def scan_class() -> type[nn.Module]:
             self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor
         ) -> tuple[Tensor, Tensor]:
             """Runs one decoding step. old_state: [batch, heads, d, n]."""
-            state = old_state * log_decay.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
-            return (state @ c[:, 0, :, :, None])[..., 0][:, None], state
+            new_state = old_state * log_decay.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
+            return (new_state @ c[:, 0, :, :, None])[..., 0][:, None], new_state
 
         def _run_chunks(
             self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
@@ -259,7 +259,7 @@ def _reference_class() -> type[nn.Module]:
             scan: Any = scan_class()
             self.scan = scan(spec.num_heads, spec.chunk_size)
             if spec.norm is not None:
-                self.norm = norm_reference(spec.norm, inner_width, groups=spec.n_groups)
+                self.norm = norm_reference(spec.norm, inner_width, group_count=spec.n_groups)
             self.out_proj = nn.Linear(inner_width, model_properties.hidden_size, bias=spec.out_bias)
 
         def _gated_output(self, scan_output: Tensor, gate: Tensor) -> Tensor:

@@ -98,11 +98,11 @@ def _reference_class() -> type[nn.Module]:
         A position may stand more than once for a token with fewer earlier tokens than others.
         """
 
-        def __init__(self, spec: MeanIndexer, hidden: int, theta: float) -> None:
+        def __init__(self, spec: MeanIndexer, hidden_size: int, rope_theta: float) -> None:
             super().__init__()
-            self.spec, self.theta, head_dim = spec, theta, spec.index_head_dim
-            self.q_proj = nn.Linear(hidden, spec.index_n_heads * head_dim, bias=False)
-            self.k_proj = nn.Linear(hidden, head_dim, bias=False)
+            self.spec, self.theta, head_dim = spec, rope_theta, spec.index_head_dim
+            self.q_proj = nn.Linear(hidden_size, spec.index_n_heads * head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden_size, head_dim, bias=False)
             self.q_norm, self.k_norm = norm_reference(spec.norm, head_dim), norm_reference(spec.norm, head_dim)
             self.cache, self.core = cache_class()(), KeyScores()
 
@@ -142,14 +142,14 @@ def _reference_class() -> type[nn.Module]:
             self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
-            selected_tokens, keys, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
+            selected_tokens, key_count, tokens = self(x, forward_pass), k.shape[2], x.shape[1]
             if forward_pass.past and tokens == 1:
                 selected_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
                 k, v = (tensor.gather(2, selected_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
             positions = forward_pass.positions(forward_pass.past, forward_pass.past + tokens, x.device)
-            all_keys = forward_pass.positions(0, keys, x.device)
-            mask = torch.zeros(x.shape[0], tokens, keys, dtype=torch.bool, device=x.device)
+            all_keys = forward_pass.positions(0, key_count, x.device)
+            mask = torch.zeros(x.shape[0], tokens, key_count, dtype=torch.bool, device=x.device)
             mask = mask.scatter(-1, selected_tokens, True) & (all_keys <= positions[:, None])
             return k, v, mask[:, None]
 

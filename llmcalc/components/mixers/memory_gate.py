@@ -66,11 +66,11 @@ def _reference_class() -> type[nn.Module]:
     class MemoryGateReference(nn.Module):
         """The gated memory unit. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: MemoryGate, hidden: int) -> None:
+        def __init__(self, spec: MemoryGate, hidden_size: int) -> None:
             super().__init__()
             self.spec, intermediate_size = spec, spec.intermediate_size
-            self.in_proj = nn.Linear(hidden, intermediate_size, bias=spec.use_bias)
-            self.out_proj = nn.Linear(intermediate_size, hidden, bias=spec.use_bias)
+            self.in_proj = nn.Linear(hidden_size, intermediate_size, bias=spec.use_bias)
+            self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=spec.use_bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.spec.hidden_act, self.in_proj(x))

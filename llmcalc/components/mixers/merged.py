@@ -71,18 +71,20 @@ class MergedAttention(TwoSetsMixer):
         """Records one softmax over the scores of both attention cores; each core counts its own products."""
         memory = Value(SOURCE, x.axes) if recorder.memory is None else recorder.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim, bias=has_bias), dim)
+        head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)
         q = recorder.rope(q, self.position)
         joint_rows = Joined(first=x.rows, second=memory.rows)
-        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
-        normed = self._normalize(recorder, "k_norm", keys, dim)
-        own_keys = recorder.rope(normed, self.position)
-        values = recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias, counted=joint_rows)
-        own_keys, own_values = recorder.cache("cache", self.cache_kind, own_keys, values, limit=window)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias, counted=joint_rows)
+        normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
+        own_keys = recorder.rope(normed_keys, self.position)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias, counted=joint_rows)
+        own_keys, own_values = recorder.cache("cache", self.cache_kind, own_keys, values, token_limit=window)
         memory_keys = recorder.apply_again(memory, keys, has_bias)
         memory_keys = (
-            memory_keys if self.norm is None else recorder.normalized(memory_keys, self.norm, (dim,), like=normed)
+            memory_keys
+            if self.norm is None
+            else recorder.normalized(memory_keys, self.norm, (head_dim,), like=normed_keys)
         )
         memory_keys, memory_values = recorder.cache(
             "cross_cache", "cross_attention", memory_keys, recorder.apply_again(memory, values, has_bias)
@@ -94,11 +96,13 @@ class MergedAttention(TwoSetsMixer):
         recorder.hold(k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
         own_scores = recorder.scores("core", q, own_keys, values=own_values, window=window)
         memory_scores = recorder.scores("cross_core", q, memory_keys, values=memory_values, is_cross_attention=True)
-        weights = recorder.joint_softmax(
+        attn_weights = recorder.joint_softmax(
             q, own_values, own_scores, memory_scores, cap=self.attn_logit_softcapping, window=window
         )
-        recorder.hold(weights=weights)
-        attn_output = recorder.add(recorder.weighted(weights, own_values), recorder.weighted(weights, memory_values))
+        recorder.hold(weights=attn_weights)
+        attn_output = recorder.add(
+            recorder.weighted(attn_weights, own_values), recorder.weighted(attn_weights, memory_values)
+        )
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 
@@ -130,8 +134,8 @@ def _reference_class() -> type[nn.Module]:
     class MergedReference(two_sets_reference()):  # type: ignore[misc]
         """Merged self- and cross-attention. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: MergedAttention, hidden: int) -> None:
-            super().__init__(spec, hidden)
+        def __init__(self, spec: MergedAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
             self.cross_core, self.cross_cache = product_class()(), cache_class()()
 
         def _memory_keys_and_values(self, forward_pass: ForwardPass) -> tuple[Tensor, ...]:
@@ -159,9 +163,9 @@ def _reference_class() -> type[nn.Module]:
             mask = attention_mask(forward_pass, x, k, causal=True, window=spec.sliding_window)
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
-            weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
-            attn_output = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(
-                weights[..., k.shape[-2] :], memory_v
+            attn_weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
+            attn_output = self.core(attn_weights[..., : k.shape[-2]], v) + self.cross_core(
+                attn_weights[..., k.shape[-2] :], memory_v
             )
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 

@@ -160,8 +160,8 @@ class MLA(TokenMixer):
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
-        nope_dim, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
-        return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope + v) - rope})
+        nope_dim, rope_dim, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope_dim + v) - rope_dim})
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
@@ -180,22 +180,22 @@ class MLA(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value, out: Shape | None = None) -> Value:
         heads, head_axis = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
-        nope_axis, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
+        nope_axis, rope_axis = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
         latent = Axis("latent", self.kv_lora_rank)
         with recorder.function():
             query, query_latent = self._query_and_latent(
-                recorder, x, heads, JoinedShapes(((nope_axis,), (rope,))), head_axis
+                recorder, x, heads, JoinedShapes(((nope_axis,), (rope_axis,))), head_axis
             )
             query = scale_by_position(recorder, query, heads) if self.position_scale else query
         recorder.hold(q=query)
         if query_latent is not None:
             recorder.hold(small=query_latent)
         q_nope, q_rope, *gate = recorder.split(
-            query, (heads, nope_axis), (heads, rope), *([(heads, head_axis)] if self.query_gate else [])
+            query, (heads, nope_axis), (heads, rope_axis), *([(heads, head_axis)] if self.query_gate else [])
         )
         q_rope = self._rotated(recorder, q_rope)
         recorder.hold(q_nope=q_nope, q_rope=q_rope)
-        latents, k_rope = self._latent_and_key(recorder, x, latent, rope)
+        latents, k_rope = self._latent_and_key(recorder, x, latent, rope_axis)
         recorder.mask(query, latents, causal=recorder.causal, window=self.sliding_window)
         if self.indexer is not None and not self.indexer.shared:
             full_rotation = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
@@ -215,7 +215,7 @@ class MLA(TokenMixer):
             **limits,
         }
         core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
-        head, latent_key = JoinedShapes(((nope_axis,), (rope,))), JoinedShapes(((latent,), (rope,)))
+        head_axes, latent_key = JoinedShapes(((nope_axis,), (rope_axis,))), JoinedShapes(((latent,), (rope_axis,)))
 
         def expanded() -> Value:
             """Records attention on keys and values expanded per head from all tokens' latents."""
@@ -228,9 +228,9 @@ class MLA(TokenMixer):
             )
             recorder.hold(expanded=keys_and_values)
             k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, head_axis))
-            k = recorder.cat(k_nope, k_rope, axes=(heads, head), rows=latents.rows)
+            k = recorder.cat(k_nope, k_rope, axes=(heads, head_axes), rows=latents.rows)
             recorder.hold(k=k)
-            q = recorder.cat(q_nope, q_rope, axes=(heads, head))
+            q = recorder.cat(q_nope, q_rope, axes=(heads, head_axes))
             return recorder.attention("core", q, k, values, core=core, **attention_options)
 
         def absorbed() -> Value:
@@ -274,7 +274,7 @@ class MLA(TokenMixer):
             k_rope = self._normalize(recorder, "k_rope_norm", k_rope)
             recorder.hold(latent=latents, k_rope=k_rope)
         k_rope = self._rotated(recorder, k_rope)
-        latents, k_rope = recorder.cache("cache", "latent_attention", latents, k_rope, limit=self.sliding_window)
+        latents, k_rope = recorder.cache("cache", "latent_attention", latents, k_rope, token_limit=self.sliding_window)
         recorder.hold(latent=latents, k_rope=k_rope)
         computed_latents.append((latent_key, latents, k_rope))
         if recorder.memo.get("lends"):
@@ -299,14 +299,14 @@ class MLA(TokenMixer):
         if not self.query_gate:
             return recorder.linear("q_b_proj", latents, heads, head), latents
         gate_input = recorder.cat(latents, raw_latent, axes=(JoinedShapes((latents.axes, raw_latent.axes)),))
-        gated = recorder.linear("q_gate_proj", gate_input, heads, JoinedShapes((*head.parts, (head_axis,))))
-        return gated, latents
+        query_and_gate = recorder.linear("q_gate_proj", gate_input, heads, JoinedShapes((*head.parts, (head_axis,))))
+        return query_and_gate, latents
 
     def describe(self, hidden_size: int) -> str:
-        head = self.qk_nope_head_dim + self.qk_rope_head_dim
+        head_dim = self.qk_nope_head_dim + self.qk_rope_head_dim
         selection_text = "" if self.indexer is None else f", to {self.indexer.index_topk} tokens"
         return (
-            f"MLA {self.num_attention_heads} × {head}, latent {self.kv_lora_rank} + "
+            f"MLA {self.num_attention_heads} × {head_dim}, latent {self.kv_lora_rank} + "
             f"{self.qk_rope_head_dim}{selection_text}"
         )
 
@@ -377,17 +377,19 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: MLA, model_properties: ModelProperties) -> None:
             super().__init__()
             self.spec, hidden, heads = spec, model_properties.hidden_size, spec.num_attention_heads
-            query = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
+            query_width = heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
             if spec.q_lora_rank is None:
-                self.q_proj = nn.Linear(hidden, query, bias=False)
+                self.q_proj = nn.Linear(hidden, query_width, bias=False)
             else:
                 self.q_a_proj = nn.Linear(hidden, spec.q_lora_rank, bias=spec.attention_bias)
                 if spec.norm is not None:
                     self.q_a_norm = norm_reference(spec.norm, spec.q_lora_rank)
                 if spec.query_gate:
-                    self.q_gate_proj = nn.Linear(2 * spec.q_lora_rank, query + heads * spec.v_head_dim, bias=False)
+                    self.q_gate_proj = nn.Linear(
+                        2 * spec.q_lora_rank, query_width + heads * spec.v_head_dim, bias=False
+                    )
                 else:
-                    self.q_b_proj = nn.Linear(spec.q_lora_rank, query, bias=False)
+                    self.q_b_proj = nn.Linear(spec.q_lora_rank, query_width, bias=False)
             if spec.position_scale:
                 self.position_scale = position_scale_class()(heads)
             if not spec.kv_shared:
@@ -454,16 +456,16 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
-            nope_dim, rope = spec.qk_nope_head_dim, spec.qk_rope_head_dim
+            nope_dim, rope_dim = spec.qk_nope_head_dim, spec.qk_rope_head_dim
             q, gate, compressed_query = self._queries_and_gate(x)
             q = q.transpose(1, 2)
             if hasattr(self, "position_scale"):
                 q = self.position_scale(q, forward_pass)
-            q_nope, q_rope = q.split([nope_dim, rope], -1)
+            q_nope, q_rope = q.split([nope_dim, rope_dim], -1)
             q_rope = self._rotate(q_rope, forward_pass)
             latent, k_rope = self._latent_and_key(x, forward_pass)
             mask = attention_mask(forward_pass, x, latent, causal=True, window=spec.sliding_window)
-            scale = (nope_dim + rope) ** -0.5
+            scale = (nope_dim + rope_dim) ** -0.5
             if hasattr(self, "indexer"):
                 forward_pass.selected = self.indexer(x, compressed_query, mask, forward_pass)
             if spec.indexer is not None:

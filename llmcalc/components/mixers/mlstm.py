@@ -79,8 +79,8 @@ class MLSTM(TokenMixer):
         input_gate, forget = (
             recorder.act(recorder.linear(gate_name, x, heads, bias=True), "tanh") for gate_name in ("igate", "fgate")
         )
-        memory = MatrixMemory(input_gate.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
-        memory_output = recorder.core("core", memory, q, k, v, input_gate, forget, axes=value_axes)
+        memory_op = MatrixMemory(input_gate.width, key_dim.size, value_dim.size, self.chunk_size, x.rows)
+        memory_output = recorder.core("core", memory_op, q, k, v, input_gate, forget, axes=value_axes)
         state_shape = JoinedShapes(((key_dim, value_dim), (key_dim,), (Axis("largest", 1),)))
         recorder.state("recurrent_state", heads, state_shape)
         norm = Norm(type="layernorm", bias=has_bias, eps=self.norm_eps)
@@ -115,12 +115,12 @@ def _reference_class() -> type[nn.Module]:
         i, f: [batch, heads, tokens]. h has the shape of v.
         """
 
-        def __init__(self, chunk: int) -> None:
+        def __init__(self, chunk_size: int) -> None:
             super().__init__()
-            self.chunk = chunk
+            self.chunk = chunk_size
 
         def forward(
-            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, forget_gate: Tensor, state: tuple[Tensor, ...]
+            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
             log_f, q = F.logsigmoid(forget_gate), q * q.shape[-1] ** -0.5
             chunk_outputs, start, tokens = [], 0, q.shape[2]
@@ -130,19 +130,19 @@ def _reference_class() -> type[nn.Module]:
                 )
                 chunk = slice(start, start + chunk_size)
                 memory_output, state = run_step(
-                    q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], i[:, :, chunk], log_f[:, :, chunk], state
+                    q[:, :, chunk], k[:, :, chunk], v[:, :, chunk], input_gate[:, :, chunk], log_f[:, :, chunk], state
                 )
                 chunk_outputs.append(memory_output)
                 start += chunk_size
             return torch.cat(chunk_outputs, 2), state
 
         def _run_chunk(
-            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
+            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, cell_state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            memory, norm, largest_exponent = state
+            memory, norm, largest_exponent = cell_state
             log_decay = log_f.cumsum(-1)
             mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
-            pair_exponent = (log_decay[..., :, None] - log_decay[..., None, :] + i[..., None, :]).masked_fill(
+            pair_exponent = (log_decay[..., :, None] - log_decay[..., None, :] + input_gate[..., None, :]).masked_fill(
                 ~mask, float("-inf")
             )
             state_exponent = log_decay + largest_exponent
@@ -154,7 +154,7 @@ def _reference_class() -> type[nn.Module]:
             memory_output = (
                 numerator / (torch.maximum(denominator.abs(), (-largest_score_exponent).exp()) + 1e-6)[..., None]
             )
-            input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + i, log_decay[..., -1:]
+            input_exponent, chunk_decay = log_decay[..., -1:] - log_decay + input_gate, log_decay[..., -1:]
             new_largest = torch.maximum(chunk_decay + largest_exponent, input_exponent.max(-1, keepdim=True).values)
             write_strength = k * (input_exponent - new_largest).exp()[..., None]
             state_scale = (chunk_decay + largest_exponent - new_largest).exp()
@@ -165,11 +165,11 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def _run_token(
-            self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: tuple[Tensor, ...]
+            self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, cell_state: tuple[Tensor, ...]
         ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            memory, norm, largest_exponent = state
-            new_largest = torch.maximum(log_f + largest_exponent, i)
-            state_scale, input_scale = (log_f + largest_exponent - new_largest).exp(), (i - new_largest).exp()
+            memory, norm, largest_exponent = cell_state
+            new_largest = torch.maximum(log_f + largest_exponent, input_gate)
+            state_scale, input_scale = (log_f + largest_exponent - new_largest).exp(), (input_gate - new_largest).exp()
             memory = state_scale[..., None] * memory + input_scale[..., None] * (k.transpose(-1, -2) @ v)
             norm = state_scale * norm + input_scale * k[:, :, 0]
             denominator = (q @ norm[..., None])[..., 0]
@@ -181,28 +181,28 @@ def _reference_class() -> type[nn.Module]:
 
         recurrent_state: Any
 
-        def __init__(self, spec: MLSTM, hidden: int) -> None:
+        def __init__(self, spec: MLSTM, hidden_size: int) -> None:
             super().__init__()
             self.spec, heads, has_bias = spec, spec.num_heads, spec.use_bias
             keys, value_width = heads * spec.qk_head_dim, heads * spec.v_head_dim
             for projection, output_width in (("q", keys), ("k", keys), ("v", value_width), ("ogate", value_width)):
-                self.add_module(projection, nn.Linear(hidden, output_width, bias=has_bias))
-            self.igate, self.fgate = nn.Linear(hidden, heads), nn.Linear(hidden, heads)
+                self.add_module(projection, nn.Linear(hidden_size, output_width, bias=has_bias))
+            self.igate, self.fgate = nn.Linear(hidden_size, heads), nn.Linear(hidden_size, heads)
             self.core, self.recurrent_state = MatrixMemoryCell(spec.chunk_size), state_class()()
             self.norm = norm_reference(
-                Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), value_width, groups=heads
+                Norm(type="layernorm", bias=has_bias, eps=spec.norm_eps), value_width, group_count=heads
             )
-            self.out_proj = nn.Linear(value_width, hidden, bias=has_bias)
+            self.out_proj = nn.Linear(value_width, hidden_size, bias=has_bias)
 
         def _split_heads(self, letter: str, x: Tensor) -> Tensor:
             return self.get_submodule(letter)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
 
         def _gate(self, gate_name: str, x: Tensor) -> Tensor:
-            cap = self.spec.gate_soft_cap
-            return cap * torch.tanh(self._split_heads(gate_name, x)[..., 0] / cap)
+            gate_cap = self.spec.gate_soft_cap
+            return gate_cap * torch.tanh(self._split_heads(gate_name, x)[..., 0] / gate_cap)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            q, k, v = (self._split_heads(letter, x) for letter in "qkv")
+            q, k, v = (self._split_heads(projection_letter, x) for projection_letter in "qkv")
             stored_state = self.recurrent_state.load(forward_pass)
             if stored_state is None:
                 stored_state = (
@@ -210,7 +210,7 @@ def _reference_class() -> type[nn.Module]:
                     q.new_zeros(*q.shape[:2], q.shape[-1]),
                     q.new_zeros(*q.shape[:2], 1),
                 )
-            memory_output, state = self.core(
+            memory_output, cell_state = self.core(
                 q,
                 k,
                 v,
@@ -218,8 +218,8 @@ def _reference_class() -> type[nn.Module]:
                 self._gate("fgate", x),
                 tuple(tensor.float() for tensor in stored_state),
             )
-            self.recurrent_state.keep(forward_pass, *(tensor.to(x.dtype) for tensor in state))
-            normed = self.norm(memory_output.transpose(1, 2).flatten(2).to(x.dtype))
-            return self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed)
+            self.recurrent_state.keep(forward_pass, *(tensor.to(x.dtype) for tensor in cell_state))
+            normed_output = self.norm(memory_output.transpose(1, 2).flatten(2).to(x.dtype))
+            return self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed_output)
 
     return MLSTMReference

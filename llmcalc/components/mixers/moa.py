@@ -88,20 +88,20 @@ class MixtureOfAttention(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
-        kv_heads, dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
+        kv_heads, head_dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         heads = Axis("heads", top_k * self.num_key_value_heads)
-        weights, top_experts = recorder.route(
+        expert_weights, top_experts = recorder.route(
             recorder.linear("router", x, experts, kind="router"), top_k, "softmax of chosen"
         )
-        recorder.hold(weights=weights, chosen=top_experts)
+        recorder.hold(weights=expert_weights, chosen=top_experts)
         routed_rows = recorder.dispatch(x, top_experts, experts, top_k)
         recorder.hold(rows=routed_rows)
-        q = recorder.to_tokens(recorder.experts("q_proj", routed_rows, experts, top_k, kv_heads, dim))
+        q = recorder.to_tokens(recorder.experts("q_proj", routed_rows, experts, top_k, kv_heads, head_dim))
         recorder.hold(q=q)
-        q = recorder.rope(q.view(heads, dim, rows=x.rows), self.position)
+        q = recorder.rope(q.view(heads, head_dim, new_rows=x.rows), self.position)
         recorder.hold(q=q)
-        k = recorder.rope(recorder.linear("k_proj", x, kv_heads, dim), self.position)
-        k, v = recorder.cache("cache", "full_attention", k, recorder.linear("v_proj", x, kv_heads, dim))
+        k = recorder.rope(recorder.linear("k_proj", x, kv_heads, head_dim), self.position)
+        k, v = recorder.cache("cache", "full_attention", k, recorder.linear("v_proj", x, kv_heads, head_dim))
         recorder.hold(k=k, v=v)
         k = recorder.repeat(k, heads, tiled=True)
         recorder.hold(k=k)
@@ -110,11 +110,11 @@ class MixtureOfAttention(TokenMixer):
         attn_output = recorder.attention("core", q, k, v)
         recorder.hold(out=attn_output)
         routed_rows = recorder.dispatch(
-            attn_output.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
+            attn_output.view(kv_heads, head_dim, new_rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k
         )
         recorder.hold(rows=routed_rows)
         attn_output = recorder.combine(
-            recorder.experts("o_proj", routed_rows, experts, top_k, *x.axes), weights, experts, top_k
+            recorder.experts("o_proj", routed_rows, experts, top_k, *x.axes), expert_weights, experts, top_k
         )
         recorder.hold(out=attn_output)
         return recorder.add(attn_output, recorder.vector("o_bias", *x.axes))
@@ -141,18 +141,18 @@ def _reference_class() -> type[nn.Module]:
     class MixtureOfAttentionReference(nn.Module):
         """The mixture of attention heads. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: MixtureOfAttention, hidden: int) -> None:
+        def __init__(self, spec: MixtureOfAttention, hidden_size: int) -> None:
             super().__init__()
             self.spec, heads_width = spec, spec.num_key_value_heads * spec.head_dim
-            self.router = nn.Linear(hidden, spec.num_experts, bias=False)
-            self.q_proj = expert_map_class()(spec.num_experts, hidden, heads_width, False)
+            self.router = nn.Linear(hidden_size, spec.num_experts, bias=False)
+            self.q_proj = expert_map_class()(spec.num_experts, hidden_size, heads_width, False)
             self.k_proj, self.v_proj = (
-                nn.Linear(hidden, heads_width, bias=False),
-                nn.Linear(hidden, heads_width, bias=False),
+                nn.Linear(hidden_size, heads_width, bias=False),
+                nn.Linear(hidden_size, heads_width, bias=False),
             )
             self.core, self.cache = softmax_core_class()(), cache_class()()
-            self.o_proj = expert_map_class()(spec.num_experts, heads_width, hidden, False)
-            self.o_bias = vector(torch.zeros(hidden))
+            self.o_proj = expert_map_class()(spec.num_experts, heads_width, hidden_size, False)
+            self.o_bias = vector(torch.zeros(hidden_size))
 
         def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. [batch, tokens, n · d] → [batch, n, tokens, d]."""
@@ -163,7 +163,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
-            weights, top_experts = self._route_tokens(x)
+            expert_weights, top_experts = self._route_tokens(x)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
             routed_rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
@@ -180,7 +180,9 @@ def _reference_class() -> type[nn.Module]:
             mask = attention_mask(forward_pass, x, k, causal=True)
             attn_output = self.core(q, k, v, mask).transpose(1, 2)
             routed_rows = dispatch.sort_by_expert(attn_output.reshape(batch * tokens * top_k, -1))
-            attn_output = dispatch.combine_outputs(self.o_proj(routed_rows, dispatch.expert, group_ends), weights)
+            attn_output = dispatch.combine_outputs(
+                self.o_proj(routed_rows, dispatch.expert, group_ends), expert_weights
+            )
             return attn_output + self.o_bias.weight
 
         def _route_tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -107,11 +107,11 @@ class NgramAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, Multiple)
         tokens, streams = x.rows.of, Multiple(of=x.rows.of, by=self.ngram)
         q, k, v = (
-            recorder.linear(projection, x, heads, dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
         )
         buckets = recorder.linear(
             "relative_proj", x, JoinedShapes(((Axis("buckets", self.num_buckets), heads),)), bias=True
@@ -123,15 +123,15 @@ class NgramAttention(EqualHeadsMixer):
         )
         main_core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
         attn_output = recorder.core(
-            "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, dim), rows=tokens
+            "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, head_dim), rows=tokens
         )
         predict_core = ops.PredictCore(
             num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
         )
         prediction = recorder.core(
-            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, dim), rows=streams
+            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, head_dim), rows=streams
         )
-        joined_streams = recorder.cat(attn_output, prediction, axes=(heads, dim), rows=x.rows)
+        joined_streams = recorder.cat(attn_output, prediction, axes=(heads, head_dim), rows=x.rows)
         recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 
@@ -160,14 +160,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         After the layers: [batch, tokens, ngram, hidden], without the axis of a single stream.
         """
 
-        def __init__(self, spec: PredictStreams, hidden: int) -> None:
+        def __init__(self, spec: PredictStreams, hidden_size: int) -> None:
             super().__init__()
             self.ngram = spec.ngram
-            self.predict_streams = nn.Embedding(spec.ngram, hidden)
+            self.predict_streams = nn.Embedding(spec.ngram, hidden_size)
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            vectors = self.predict_streams(torch.arange(self.ngram, device=x.device))
-            streams = vectors[:, None].expand(-1, x.shape[1], -1).flatten(0, 1)
+            stream_vectors = self.predict_streams(torch.arange(self.ngram, device=x.device))
+            streams = stream_vectors[:, None].expand(-1, x.shape[1], -1).flatten(0, 1)
             return torch.cat([x, streams.expand(x.shape[0], -1, -1)], 1)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
@@ -177,22 +177,22 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class NgramReference(nn.Module):
         """Attention of all streams. x: [batch, (1 + ngram) · tokens, hidden] → same shape."""
 
-        def __init__(self, spec: NgramAttention, hidden: int) -> None:
+        def __init__(self, spec: NgramAttention, hidden_size: int) -> None:
             super().__init__()
             self.spec, self.heads = spec, spec.num_attention_heads
             for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection, nn.Linear(hidden, hidden))
-            self.relative_proj = nn.Linear(hidden, spec.num_buckets * self.heads)
+                self.add_module(projection, nn.Linear(hidden_size, hidden_size))
+            self.relative_proj = nn.Linear(hidden_size, spec.num_buckets * self.heads)
             self.cache = cache_class()()
             self.core, self.predict_core = softmax_core_class()(), softmax_core_class()()
 
         def _project_streams(self, projection: str, x: Tensor) -> tuple[Tensor, ...]:
             """Returns the projection of each stream as heads, [batch, heads, tokens, size]."""
-            projected = self.get_submodule(projection)(x).unflatten(
+            projected_x = self.get_submodule(projection)(x).unflatten(
                 -1, (-1, self.heads) if projection[0] == "r" else (self.heads, -1)
             )
-            projected = projected.transpose(-1, -2) if projection[0] == "r" else projected
-            return projected.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
+            projected_x = projected_x.transpose(-1, -2) if projection[0] == "r" else projected_x
+            return projected_x.transpose(1, 2).chunk(1 + self.spec.ngram, 2)
 
         def _distance_bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
@@ -215,9 +215,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             stream_outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, distance_index))]
             is_same_token = torch.eye(key_count, dtype=torch.bool, device=x.device)
             self_index = torch.zeros(*q.shape[:2], key_count, key_count, dtype=torch.long, device=x.device)
-            for i, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
+            for stream_index, stream in enumerate(zip(predict_q, predict_k, predict_v, predict_scores, strict=True)):
                 stream_q, stream_k, stream_v, stream_scores = stream
-                mask = torch.cat([(distance >= i) | (all_keys == 0), is_same_token], -1)
+                mask = torch.cat([(distance >= stream_index) | (all_keys == 0), is_same_token], -1)
                 bias = stream_scores.gather(-1, torch.cat([distance_index, self_index], -1))
                 joined_keys, joined_values = torch.cat([keys, stream_k], 2), torch.cat([values, stream_v], 2)
                 stream_outputs.append(self.predict_core(stream_q, joined_keys, joined_values, mask, bias))

@@ -69,8 +69,8 @@ def _biased_by_head() -> type[nn.Module]:
     class GateBiasedByHead(nn.Linear):
         """A projection with a single bias per head, which is added to all outputs of the head."""
 
-        def __init__(self, hidden: int, gate_width: int, heads: int) -> None:
-            super().__init__(hidden, gate_width, bias=False)
+        def __init__(self, hidden_size: int, gate_width: int, heads: int) -> None:
+            super().__init__(hidden_size, gate_width, bias=False)
             self.head_bias = vector(torch.zeros(heads))
 
         def forward(self, x: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class PooledIndexer(Part):
         return False
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns keyword arguments of the attention operation and of its rows: the number of attended tokens."""
+        """Returns the number of attended tokens, as keyword arguments for the attention operation and its rows."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
@@ -78,15 +78,15 @@ class PooledIndexer(Part):
         recorder.hold(small=query_latent, q=q)
         keys = recorder.norm("k_norm", recorder.linear("k_proj", x, index_dim), Norm(type="layernorm"))
         gate = recorder.linear("gate_proj", x, index_dim)
-        weights = recorder.linear("weights_proj", x, heads)
-        recorder.hold(k=keys, gate=gate, weights=weights)
+        head_weights = recorder.linear("weights_proj", x, heads)
+        recorder.hold(k=keys, gate=gate, weights=head_weights)
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
         pools, pool_gate = (recorder.windows(unpooled, pool, past=True) for unpooled in (keys, gate))
         pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, index_dim, count=pool.size))
         entries = recorder.weighted_mean(pools, pool_gate)
         recorder.hold(k=entries)
         scores = recorder.scores(
-            "core", q, entries, weights=weights, is_cross_attention=True, core=ops.EntryScores, rate=pool.size
+            "core", q, entries, weights=head_weights, is_cross_attention=True, core=ops.EntryScores, rate=pool.size
         )
         recorder.hold(scores=scores)
         recorder.select(scores, keys, self.index_topk, pool=pool.size)
@@ -108,15 +108,15 @@ def _reference_class() -> type[nn.Module]:
         A position may stand more than once for a token with fewer earlier tokens than others.
         """
 
-        def __init__(self, spec: PooledIndexer, hidden: int, query: int) -> None:
+        def __init__(self, spec: PooledIndexer, hidden_size: int, query: int) -> None:
             super().__init__()
             self.spec, head_dim = spec, spec.index_head_dim
             self.q_proj = nn.Linear(query, spec.index_n_heads * head_dim, bias=False)
-            self.k_proj = nn.Linear(hidden, head_dim, bias=False)
-            self.gate_proj = nn.Linear(hidden, head_dim, bias=False)
+            self.k_proj = nn.Linear(hidden_size, head_dim, bias=False)
+            self.gate_proj = nn.Linear(hidden_size, head_dim, bias=False)
             self.k_norm = norm_reference(Norm(type="layernorm", eps=1e-6), head_dim)
             self.position_bias = vector(torch.zeros(spec.index_kpool, head_dim))
-            self.weights_proj = nn.Linear(hidden, spec.index_n_heads, bias=False)
+            self.weights_proj = nn.Linear(hidden_size, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), indexer_core_class()()
 
         def _pooled_keys(self, keys: Tensor, gate: Tensor) -> Tensor:

@@ -75,16 +75,19 @@ class ProfileAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, window = Axis("head_dim", self.head_dim), self.sliding_window
-        q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, dim))
+        head_dim, window = Axis("head_dim", self.head_dim), self.sliding_window
+        q = self._normed(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim))
         keys, values = (
             add_convolution(
-                recorder, f"{letter}_conv", recorder.linear(f"{letter}_proj", x, kv_heads, dim), self.conv_kernel_size
+                recorder,
+                f"{projection_letter}_conv",
+                recorder.linear(f"{projection_letter}_proj", x, kv_heads, head_dim),
+                self.conv_kernel_size,
             )
-            for letter in ("k", "v")
+            for projection_letter in ("k", "v")
         )
         keys = self._normed(recorder, "k_norm", keys)
-        keys, values = recorder.cache("cache", self.cache_kind, keys, values, limit=window)
+        keys, values = recorder.cache("cache", self.cache_kind, keys, values, token_limit=window)
         recorder.mask(q, keys, causal=True, window=window)
         bias = self.bias_of(
             recorder, recorder.linear("r_proj", x, heads, Axis("profiles", self.relative_rank)), q, keys
@@ -152,26 +155,26 @@ def profile_attention_class() -> type[nn.Module]:
         """Attention with profile biases and normalized queries and keys. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ProfileAttention, model_properties: ModelProperties) -> None:
-            hidden, head_dim = model_properties.hidden_size, spec.head_dim
-            super().__init__(spec, hidden)
+            hidden_size, head_dim = model_properties.hidden_size, spec.head_dim
+            super().__init__(spec, hidden_size)
             kv_width = spec.num_key_value_heads * head_dim
             self.k_conv, self.v_conv = (residual_convolution_class()(kv_width, spec.conv_kernel_size) for _ in "kv")
             self.q_norm, self.k_norm = (
                 nn.Identity() if spec.norm is None else norm_reference(spec.norm, head_dim) for _ in "qk"
             )
-            self.r_proj = nn.Linear(hidden, spec.num_attention_heads * spec.relative_rank, bias=False)
+            self.r_proj = nn.Linear(hidden_size, spec.num_attention_heads * spec.relative_rank, bias=False)
             self.profiles, self.profile_core = Profiles(spec.relative_extent, spec.relative_rank), ProfileCore()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
-        def bias_of(self, profile_weights: Tensor, forward_pass: ForwardPass, end: int, keys: int) -> Tensor:
-            """Returns the score bias of the last `keys` tokens before `end`, [batch, heads, tokens, keys].
+        def bias_of(self, profile_weights: Tensor, forward_pass: ForwardPass, end_position: int, keys: int) -> Tensor:
+            """Returns the score bias of the last `keys` tokens before `end_position`, [batch, heads, tokens, keys].
 
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """
             spec, device = self.spec, profile_weights.device
             weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
-            queries = forward_pass.positions(forward_pass.past, end, device)
-            key_positions = forward_pass.positions(end - keys, end, device)
+            queries = forward_pass.positions(forward_pass.past, end_position, device)
+            key_positions = forward_pass.positions(end_position - keys, end_position, device)
             distance = queries[:, None] - key_positions
             distance_index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
             bias: Tensor = weights_by_distance.gather(-1, distance_index)

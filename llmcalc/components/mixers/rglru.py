@@ -57,7 +57,7 @@ class RGLRU(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        lru_axis, blocks, kernel = (
+        lru_axis, block_count, kernel = (
             Axis("lru", self.lru_width),
             Axis("blocks", self.num_attention_heads),
             self.conv1d_width,
@@ -67,16 +67,16 @@ class RGLRU(TokenMixer):
         inner_x = recorder.conv(
             "conv_1d", inner_x, lru_axis, kernel=kernel, groups=inner_x.width, bias=True, padding=kernel - 1
         )
-        recorder.state("conv_state", lru_axis, Axis("kept", kernel - 1), kind="conv_state")
+        recorder.state("conv_state", lru_axis, Axis("kept", kernel - 1), state_kind="conv_state")
         recurrence_gate = recorder.act(
-            recorder.blocks("recurrent_gate", inner_x, blocks, lru_axis, bias=True), "sigmoid"
+            recorder.blocks("recurrent_gate", inner_x, block_count, lru_axis, bias=True), "sigmoid"
         )
         log_decay = recorder.mul(
             recurrence_gate, recorder.act(recorder.vector("recurrent_param", lru_axis), "softplus")
         )
         input_scale = recorder.act(log_decay, "sqrt_one_minus_exp")  # √(1 − a²)
         gated_input = recorder.mul(
-            inner_x, recorder.act(recorder.blocks("input_gate", inner_x, blocks, lru_axis, bias=True), "sigmoid")
+            inner_x, recorder.act(recorder.blocks("input_gate", inner_x, block_count, lru_axis, bias=True), "sigmoid")
         )
         recurrent_states = recorder.scan(
             "rglru", recorder.act(log_decay, "exp"), recorder.mul(gated_input, input_scale), axes=(lru_axis,)
@@ -107,11 +107,11 @@ def _reference_class() -> type[nn.Module]:
     class BlockMap(nn.Module):
         """A block-diagonal linear layer. x: [batch, tokens, width] → same shape, with a separate matrix per block."""
 
-        def __init__(self, blocks: int, lru_width: int) -> None:
+        def __init__(self, block_count: int, lru_width: int) -> None:
             super().__init__()
-            block_width = lru_width // blocks
-            self.weight = nn.Parameter(torch.randn(blocks, block_width, block_width) * block_width**-0.5)
-            self.bias = nn.Parameter(torch.zeros(blocks, block_width))
+            block_width = lru_width // block_count
+            self.weight = nn.Parameter(torch.randn(block_count, block_width, block_width) * block_width**-0.5)
+            self.bias = nn.Parameter(torch.zeros(block_count, block_width))
 
         def forward(self, x: Tensor) -> Tensor:
             input_blocks = x.unflatten(-1, (len(self.weight), -1)).flatten(0, 1).transpose(0, 1)
@@ -134,16 +134,16 @@ def _reference_class() -> type[nn.Module]:
         conv_state: Any
         recurrent_state: Any
 
-        def __init__(self, spec: RGLRU, hidden: int) -> None:
+        def __init__(self, spec: RGLRU, hidden_size: int) -> None:
             super().__init__()
             lru_width, self.act = spec.lru_width, spec.hidden_act
-            self.linear_y, self.linear_x = nn.Linear(hidden, lru_width), nn.Linear(hidden, lru_width)
+            self.linear_y, self.linear_x = nn.Linear(hidden_size, lru_width), nn.Linear(hidden_size, lru_width)
             self.conv_1d = causal_conv_class()(lru_width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
             self.input_gate = BlockMap(spec.num_attention_heads, lru_width)
             self.recurrent_gate = BlockMap(spec.num_attention_heads, lru_width)
             self.recurrent_param = vector(torch.linspace(-4.0, 1.0, lru_width))
             self.conv_state, self.recurrent_state = state_class()(), state_class()()
-            self.linear_out = nn.Linear(lru_width, hidden)
+            self.linear_out = nn.Linear(lru_width, hidden_size)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             gate = activate(self.act, self.linear_y(x))

@@ -125,16 +125,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         shift_state: Any
         recurrent_state: Any
 
-        def __init__(self, spec: RwkvTimeMix, hidden: int) -> None:
+        def __init__(self, spec: RwkvTimeMix, hidden_size: int) -> None:
             super().__init__()
             heads_width = spec.attention_hidden_size
             self.time_decay = vector(torch.linspace(-5.0, 3.0, heads_width))
             self.time_first = vector(torch.linspace(-1.0, 0.5, heads_width))
             for projection in ("key", "value", "receptance"):
-                self.add_module(f"time_mix_{projection}", vector(torch.linspace(0.1, 0.9, hidden)))
-                self.add_module(projection, nn.Linear(hidden, heads_width, bias=False))
+                self.add_module(f"time_mix_{projection}", vector(torch.linspace(0.1, 0.9, hidden_size)))
+                self.add_module(projection, nn.Linear(hidden_size, heads_width, bias=False))
             self.shift_state, self.recurrent_state = state_class()(), state_class()()
-            self.output = nn.Linear(heads_width, hidden, bias=False)
+            self.output = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _weighted_average(self, k: Tensor, v: Tensor, forward_pass: ForwardPass) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k) with a decay per token and a subtracted maximum."""
@@ -176,14 +176,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class ChannelMixReference(nn.Module):
         """RWKV-4's channel mixing. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: RwkvChannelMix, hidden: int) -> None:
+        def __init__(self, spec: RwkvChannelMix, hidden_size: int) -> None:
             super().__init__()
-            self.time_mix_key = vector(torch.linspace(0.1, 0.9, hidden))
-            self.time_mix_receptance = vector(torch.linspace(0.2, 0.8, hidden))
+            self.time_mix_key = vector(torch.linspace(0.1, 0.9, hidden_size))
+            self.time_mix_receptance = vector(torch.linspace(0.2, 0.8, hidden_size))
             self.shift_state = state_class()()
-            self.key = nn.Linear(hidden, spec.intermediate_size, bias=False)
-            self.receptance = nn.Linear(hidden, hidden, bias=False)
-            self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
+            self.key = nn.Linear(hidden_size, spec.intermediate_size, bias=False)
+            self.receptance = nn.Linear(hidden_size, hidden_size, bias=False)
+            self.value = nn.Linear(spec.intermediate_size, hidden_size, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)

@@ -58,8 +58,8 @@ class Rwkv7TimeMix(TokenMixer):
     norm_eps: Real = Field(default=6.4e-4, ge=0)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        head_axes: Shape = (heads, dim)
+        heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        head_axes: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
         inputs = {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES}
         recorder.hold(previous=previous_token)
@@ -80,11 +80,11 @@ class Rwkv7TimeMix(TokenMixer):
         gate = self._low_rank(recorder, "g_lora", inputs["g"], self.gate_rank, head_axes, "sigmoid", bias=False)
         removed_key = recorder.mul(key, recorder.vector("k_k", *head_axes))
         key = recorder.mul(key, recorder.mul(learning_rate, recorder.vector("k_a", *head_axes)))
-        scan_op = TransitionScan(receptance.axes[0].size, dim.size, x.rows)
+        scan_op = TransitionScan(receptance.axes[0].size, head_dim.size, x.rows)
         wkv_output = recorder.core(
             "wkv", scan_op, receptance, decay, key, value, removed_key, learning_rate, axes=head_axes
         )
-        recorder.state("recurrent_state", heads, dim, dim, bits=32)
+        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         wkv_output = recorder.norm("g_norm", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         wkv_output = recorder.add(
             wkv_output, recorder.mul(value, recorder.mul(key, recorder.vector("r_k", *head_axes)))
@@ -95,8 +95,10 @@ class Rwkv7TimeMix(TokenMixer):
         self, recorder: Flow, module_name: str, x: Value, rank: Any, axes: Shape, act: str = "", bias: bool = True
     ) -> Value:
         """Returns two linear layers with an activation between them; only the second layer has a bias."""
-        low_rank = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
-        return recorder.linear(f"{module_name}_b", recorder.act(low_rank, act) if act else low_rank, *axes, bias=bias)
+        low_rank_x = recorder.linear(f"{module_name}_a", x, Axis(f"{module_name}_rank", rank))
+        return recorder.linear(
+            f"{module_name}_b", recorder.act(low_rank_x, act) if act else low_rank_x, *axes, bias=bias
+        )
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-7 {self.num_heads} × {self.head_dim}"
@@ -141,7 +143,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     inputs_of_projections = "rwkvag"
 
     class Recurrence(nn.Module):
-        """S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, the last state)."""
+        """RWKV-7: S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, last state)."""
 
         def forward(
             self,
@@ -156,19 +158,19 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             receptance, k, v, removal_key, learning_rate = (
                 tensor.float() for tensor in (receptance, k, v, removal_key, learning_rate)
             )
-            state = (
+            wkv_state = (
                 receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
                 if stored_state is None
                 else stored_state[0]
             )
             token_outputs = []
             for token in range(receptance.shape[1]):
-                removed_value = state @ -removal_key[:, token, :, :, None]
+                removed_value = wkv_state @ -removal_key[:, token, :, :, None]
                 correction = removed_value * (removal_key * learning_rate)[:, token, :, None, :]
                 state_update = v[:, token, :, :, None] * k[:, token, :, None, :]
-                state = state * decay[:, token, :, None, :] + state_update + correction
-                token_outputs.append((state @ receptance[:, token, :, :, None])[..., 0])
-            return torch.stack(token_outputs, 1), state
+                wkv_state = wkv_state * decay[:, token, :, None, :] + state_update + correction
+                token_outputs.append((wkv_state @ receptance[:, token, :, :, None])[..., 0])
+            return torch.stack(token_outputs, 1), wkv_state
 
     class TimeMixReference(nn.Module):
         """RWKV-7's time mixing. x: [batch, tokens, hidden] → same shape.
@@ -176,23 +178,25 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         A layer above the first mixes its values with themselves, in the place of the first layer's.
         """
 
-        def __init__(self, spec: Rwkv7TimeMix, hidden: int) -> None:
+        def __init__(self, spec: Rwkv7TimeMix, hidden_size: int) -> None:
             super().__init__()
             self.spec = spec
             heads_width = spec.num_heads * spec.head_dim
             for input_name in inputs_of_projections:
-                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden)))
+                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden_size)))
             for input_name in ("r", "k", "v"):
-                self.add_module(f"{input_name}_proj", nn.Linear(hidden, heads_width, bias=False))
+                self.add_module(f"{input_name}_proj", nn.Linear(hidden_size, heads_width, bias=False))
             for input_name, rank in self._projection_ranks().items():
-                self.add_module(f"{input_name}_lora_a", nn.Linear(hidden, rank, bias=False))
+                self.add_module(f"{input_name}_lora_a", nn.Linear(hidden_size, rank, bias=False))
                 self.add_module(f"{input_name}_lora_b", nn.Linear(rank, heads_width, bias=input_name != "g"))
             self.k_k, self.k_a, self.r_k = (vector(torch.full((heads_width,), 0.5)) for _ in range(3))
             self.wkv = Recurrence()
             self.shift_state: Any = state_class()()
             self.recurrent_state: Any = state_class()()
-            self.g_norm = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), heads_width, groups=spec.num_heads)
-            self.o_proj = nn.Linear(heads_width, hidden, bias=False)
+            self.g_norm = norm_reference(
+                Norm(type="layernorm", eps=spec.norm_eps), heads_width, group_count=spec.num_heads
+            )
+            self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _projection_ranks(self) -> dict[str, int]:
             """Returns the rank of each pair of low-rank projections."""
@@ -229,13 +233,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 v = torch.lerp(v, v, self._low_rank("v", inputs["v"]).sigmoid())
             removed_key = nn.functional.normalize(self._split_heads(k * self.k_k.weight), dim=-1)
             k = k * (1 + (learning_rate - 1) * self.k_a.weight)
-            wkv_output, state = self.wkv(
+            wkv_output, wkv_state = self.wkv(
                 *(self._split_heads(tensor) for tensor in (receptance, decay, k, v)),
                 removed_key,
                 self._split_heads(learning_rate),
                 self.recurrent_state.load(forward_pass),
             )
-            self.recurrent_state.keep(forward_pass, state)
+            self.recurrent_state.keep(forward_pass, wkv_state)
             bonus = (self._split_heads(receptance) * self._split_heads(k * self.r_k.weight)).sum(
                 -1, keepdim=True
             ) * self._split_heads(v)
@@ -249,12 +253,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class ChannelMixReference(nn.Module):
         """RWKV-7's channel mixing. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: Rwkv7ChannelMix, hidden: int) -> None:
+        def __init__(self, spec: Rwkv7ChannelMix, hidden_size: int) -> None:
             super().__init__()
-            self.time_mix_k = vector(torch.linspace(0.1, 0.9, hidden))
+            self.time_mix_k = vector(torch.linspace(0.1, 0.9, hidden_size))
             self.shift_state: Any = state_class()()
-            self.key = nn.Linear(hidden, spec.intermediate_size, bias=False)
-            self.value = nn.Linear(spec.intermediate_size, hidden, bias=False)
+            self.key = nn.Linear(hidden_size, spec.intermediate_size, bias=False)
+            self.value = nn.Linear(spec.intermediate_size, hidden_size, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)

@@ -56,8 +56,8 @@ class RwkvHeadMix(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
-        head_axes: Shape = (heads, dim)
+        heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
+        head_axes: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
         inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
@@ -70,11 +70,11 @@ class RwkvHeadMix(TokenMixer):
         decay = recorder.vector("time_decay", *head_axes)
         if self.decay_rank is not None:
             rank = Axis("decay_rank", self.decay_rank)
-            low_rank = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
-            decay = recorder.add(recorder.linear("decay_b", low_rank, *head_axes), decay)
-        scan_op = DecayScan(receptance.axes[0].size, dim.size, x.rows)
+            low_rank_x = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
+            decay = recorder.add(recorder.linear("decay_b", low_rank_x, *head_axes), decay)
+        scan_op = DecayScan(receptance.axes[0].size, head_dim.size, x.rows)
         wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=head_axes)
-        recorder.state("recurrent_state", heads, dim, dim, bits=32)
+        recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         wkv_output = recorder.norm("ln_x", wkv_output, Norm(type="layernorm", eps=self.norm_eps), groups=heads)
         return recorder.linear("output", recorder.mul(wkv_output, gate), *x.axes)
 
@@ -83,12 +83,12 @@ class RwkvHeadMix(TokenMixer):
         if self.shift_rank is None:
             return {input_name: token_shift(recorder, x, previous_token, input_name) for input_name in INPUT_NAMES[1:]}
         ranks: list[Shape] = [(Axis(f"rank_{input_name}", self.shift_rank),) for input_name in INPUT_NAMES]
-        low_rank = recorder.act(
+        low_rank_x = recorder.act(
             recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), JoinedShapes(tuple(ranks))),
             "tanh",
         )
         inputs = {}
-        for input_name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank, *ranks), strict=True):
+        for input_name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank_x, *ranks), strict=True):
             mix_weight = recorder.add(
                 recorder.linear(f"shift_b_{input_name}", low_rank_part, *x.axes),
                 recorder.vector(f"time_mix_{input_name}", *x.axes),
@@ -125,7 +125,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(
             self, receptance: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
-            state = (
+            wkv_state = (
                 receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
                 if stored_state is None
                 else stored_state[0]
@@ -133,29 +133,29 @@ def _reference_class() -> type[nn.Module]:
             token_outputs, bonus = [], bonus.float().unflatten(-1, (receptance.shape[2], -1))[..., None]
             for token in range(receptance.shape[1]):
                 state_update = k[:, token, :, :, None] @ v[:, token, :, None, :]
-                token_outputs.append((receptance[:, token, :, None, :] @ (state + bonus * state_update))[..., 0, :])
-                state = decay[:, token, :, :, None] * state + state_update
-            return torch.stack(token_outputs, 1), state
+                token_outputs.append((receptance[:, token, :, None, :] @ (wkv_state + bonus * state_update))[..., 0, :])
+                wkv_state = decay[:, token, :, :, None] * wkv_state + state_update
+            return torch.stack(token_outputs, 1), wkv_state
 
     class HeadMixReference(nn.Module):
         """Time mixing of RWKV-5 and RWKV-6. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: RwkvHeadMix, hidden: int) -> None:
+        def __init__(self, spec: RwkvHeadMix, hidden_size: int) -> None:
             super().__init__()
             self.spec = spec
             heads_width = spec.num_heads * spec.head_dim
             has_low_ranks = spec.shift_rank is not None and spec.decay_rank is not None
             for input_name in inputs_of_projections if has_low_ranks else inputs_of_projections[1:]:
-                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden)))
+                self.add_module(f"time_mix_{input_name}", vector(torch.linspace(0.1, 0.9, hidden_size)))
             if spec.shift_rank is not None and spec.decay_rank is not None:
-                self.time_mix_x = vector(torch.linspace(0.1, 0.9, hidden))
-                self.shift_a = nn.Linear(hidden, len(inputs_of_projections) * spec.shift_rank, bias=False)
+                self.time_mix_x = vector(torch.linspace(0.1, 0.9, hidden_size))
+                self.shift_a = nn.Linear(hidden_size, len(inputs_of_projections) * spec.shift_rank, bias=False)
                 for input_name in inputs_of_projections:
-                    self.add_module(f"shift_b_{input_name}", nn.Linear(spec.shift_rank, hidden, bias=False))
-                self.decay_a = nn.Linear(hidden, spec.decay_rank, bias=False)
+                    self.add_module(f"shift_b_{input_name}", nn.Linear(spec.shift_rank, hidden_size, bias=False))
+                self.decay_a = nn.Linear(hidden_size, spec.decay_rank, bias=False)
                 self.decay_b = nn.Linear(spec.decay_rank, heads_width, bias=False)
             for input_name in ("receptance", "key", "value", "gate"):
-                self.add_module(input_name, nn.Linear(hidden, heads_width, bias=False))
+                self.add_module(input_name, nn.Linear(hidden_size, heads_width, bias=False))
             self.time_decay, self.time_first = (
                 vector(torch.linspace(-5, 1, heads_width)),
                 vector(torch.zeros(heads_width)),
@@ -163,8 +163,10 @@ def _reference_class() -> type[nn.Module]:
             self.wkv = Recurrence()
             self.shift_state: Any = state_class()()
             self.recurrent_state: Any = state_class()()
-            self.ln_x = norm_reference(Norm(type="layernorm", eps=spec.norm_eps), heads_width, groups=spec.num_heads)
-            self.output = nn.Linear(heads_width, hidden, bias=False)
+            self.ln_x = norm_reference(
+                Norm(type="layernorm", eps=spec.norm_eps), heads_width, group_count=spec.num_heads
+            )
+            self.output = nn.Linear(heads_width, hidden_size, bias=False)
 
         def _mixed_inputs(self, x: Tensor, forward_pass: ForwardPass) -> dict[str, Tensor]:
             previous_token = shift_tokens(x, forward_pass, self.shift_state)
@@ -174,9 +176,9 @@ def _reference_class() -> type[nn.Module]:
                 if hasattr(self, f"time_mix_{input_name}")
             }
             if self.spec.shift_rank is not None:
-                low_rank = self.shift_a(mix_tokens(x, previous_token, self.time_mix_x.weight)).tanh()
+                low_rank_x = self.shift_a(mix_tokens(x, previous_token, self.time_mix_x.weight)).tanh()
                 for input_name, low_rank_part in zip(
-                    inputs_of_projections, low_rank.chunk(len(inputs_of_projections), -1), strict=True
+                    inputs_of_projections, low_rank_x.chunk(len(inputs_of_projections), -1), strict=True
                 ):
                     mix_weights[input_name] = (
                         self.get_submodule(f"shift_b_{input_name}")(low_rank_part) + mix_weights[input_name]
@@ -196,10 +198,10 @@ def _reference_class() -> type[nn.Module]:
             if spec.decay_rank is not None:
                 decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
-            wkv_output, state = self.wkv(
+            wkv_output, wkv_state = self.wkv(
                 receptance, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass)
             )
-            self.recurrent_state.keep(forward_pass, state)
+            self.recurrent_state.keep(forward_pass, wkv_state)
             wkv_output = self.ln_x(wkv_output.flatten(2).to(x.dtype))
             return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
 

@@ -47,9 +47,9 @@ class SampledBlockAttention(EqualHeadsMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         head_sizes = self.head_sizes(x.width)
-        heads, dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
+        heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         q, k, v = (
-            recorder.linear(projection, x, heads, dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
         )
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
@@ -101,20 +101,20 @@ def _reference_class() -> type[nn.Module]:
             selected_index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
             block_rows, columns = selected_index // block_count, selected_index % block_count
             sampled_queries, sampled_keys, sampled_values = (
-                self._select_blocks(x, block)
-                for x, block in ((queries, block_rows), (keys, columns), (values, columns))
+                self._select_blocks(x, block_indices)
+                for x, block_indices in ((queries, block_rows), (keys, columns), (values, columns))
             )
-            weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
+            pair_weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * scale)
             real_keys = self._select_blocks(self._split_into_blocks(torch.ones_like(k[..., :1])), columns).transpose(
                 -1, -2
             )
-            weights = weights * real_keys
+            pair_weights = pair_weights * real_keys
             weighted_sums = torch.zeros_like(queries).scatter_add(
-                2, self._expand_indices(block_rows, queries), weights @ sampled_values
+                2, self._expand_indices(block_rows, queries), pair_weights @ sampled_values
             )
             weight_sums = torch.zeros_like(queries[..., :1])
             weight_sums = weight_sums.scatter_add(
-                2, self._expand_indices(block_rows, weight_sums), weights.sum(-1, keepdim=True)
+                2, self._expand_indices(block_rows, weight_sums), pair_weights.sum(-1, keepdim=True)
             )
             if self.approximated:
                 other_blocks = (
@@ -128,22 +128,22 @@ def _reference_class() -> type[nn.Module]:
                 weight_sums = weight_sums + other_blocks.sum(-1)[..., None, None]
             return (weighted_sums / (weight_sums + 1e-6)).flatten(2, 3)[:, :, :tokens]
 
-        def _expand_indices(self, blocks: Tensor, x: Tensor) -> Tensor:
+        def _expand_indices(self, block_indices: Tensor, x: Tensor) -> Tensor:
             """Returns block indices, expanded to the shape that `gather` needs to select blocks of x."""
-            return blocks[..., None, None].expand(*blocks.shape, *x.shape[3:])
+            return block_indices[..., None, None].expand(*block_indices.shape, *x.shape[3:])
 
-        def _select_blocks(self, x: Tensor, blocks: Tensor) -> Tensor:
+        def _select_blocks(self, x: Tensor, block_indices: Tensor) -> Tensor:
             """Returns the blocks of x with these indices. x: [batch, heads, blocks, block, d]."""
-            return x.gather(2, self._expand_indices(blocks, x))
+            return x.gather(2, self._expand_indices(block_indices, x))
 
     class SampledBlockReference(nn.Module):
         """Attention within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SampledBlockAttention, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.heads, hidden = spec.num_attention_heads, model_properties.hidden_size
+            self.heads, hidden_size = spec.num_attention_heads, model_properties.hidden_size
             for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                self.add_module(projection, nn.Linear(hidden, hidden))
+                self.add_module(projection, nn.Linear(hidden_size, hidden_size))
             self.core = SoftmaxProducts(spec)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

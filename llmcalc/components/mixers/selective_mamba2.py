@@ -65,15 +65,15 @@ class SelectiveMamba2(TokenMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads = Axis("heads", self.num_heads)
-        dim = Axis("head_dim", self.head_dim)
+        head_dim = Axis("head_dim", self.head_dim)
         state_axis = Axis("state", self.state_size)
-        inner_axes: Shape = (heads, dim)
+        inner_axes: Shape = (heads, head_dim)
         gate, inner_x = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, inner_axes))), inner_axes, inner_axes
         )
         channels, kernel = JoinedShapes((inner_axes,)), self.conv_kernel
         inner_x = recorder.conv("conv1d", inner_x, channels, kernel=kernel, groups=inner_x.width, padding=kernel - 1)
-        recorder.state("conv_state", channels, Axis("kernel", kernel), kind="conv_state")
+        recorder.state("conv_state", channels, Axis("kernel", kernel), state_kind="conv_state")
         inner_x = recorder.act(inner_x, "silu").view(*inner_axes)
         split_shapes: tuple[Shape, ...] = ((state_axis,), (state_axis,), (Axis("time_step_rank", self.time_step_rank),))
         b, c, time_step = recorder.split(

@@ -40,7 +40,7 @@ SOURCE = "DeepSeek-V4.1 2026"
 
 
 class CandidateBlocks(Part):
-    """The key blocks that a lower layer's indexer selected, to which this indexer limits its scores.
+    """The blocks of keys that a lower layer's indexer selected; this layer's indexer scores only their keys.
 
     candidate_topk_blocks: the number of blocks.
     candidate_block_size: the number of keys in a block.
@@ -116,15 +116,15 @@ class SharedEntryAttention(EntryAttention):
         compress_rate, indexer = self.compress_rate, self.indexer
         if compress_rate is None:
             return {}
-        field = "entries_shared" if self.entries_shared else ""
+        field_name = "entries_shared" if self.entries_shared else ""
         field_by_result: dict[tuple[Any, ...], str] = {
-            ("entries", compress_rate, self.head_dim, self.qk_rope_head_dim): field
+            ("entries", compress_rate, self.head_dim, self.qk_rope_head_dim): field_name
         }
         field_by_result["selected entries", compress_rate, self.selected_entries] = (
             "" if indexer is not None else "indexer"
         )
         if indexer is not None:
-            field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field
+            field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field_name
             if indexer.finds is not None or indexer.candidates is not None:
                 blocks = indexer.finds or indexer.candidates
                 field_by_result["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
@@ -134,16 +134,16 @@ class SharedEntryAttention(EntryAttention):
         return next(filter(None, self.shared_results().values()), "")
 
     def _mask_and_entries(
-        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, dim: Axis, rope: Rope
+        self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         """Returns the mask of the entries that each token attends to, and the entries of this or a lower layer."""
         assert self.compress_rate is not None
         lower_entries: dict[str, Value] = recorder.memo.setdefault("entries", {})
         latent: Value | None = None
         if self.entries_shared:
-            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), dim)
+            entries = recorder.of_lower_layer("entries", x, lower_entries.get("entries"), head_dim)
         else:
-            latent, entries = self._latent_and_entries(recorder, x, dim, rope)
+            latent, entries = self._latent_and_entries(recorder, x, head_dim, rope)
             lower_entries["entries"] = entries
             recorder.hold(latent=latent)
             recorder.keep(entries=entries)
@@ -162,16 +162,16 @@ class SharedEntryAttention(EntryAttention):
         recorder.hold(chosen=selection)
         return recorder.among(visible_entries, selection, entries)
 
-    def _latent_and_entries(self, recorder: Flow, x: Value, dim: Axis, rope: Rope) -> tuple[Value, Value]:
+    def _latent_and_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries after RoPE."""
         assert self.compress_rate is not None
         compress_rate = Axis("rate", self.compress_rate)
         unpooled_rows: tuple[Value, ...] = ()
         with recorder.scope("compressor"):
-            kv = recorder.linear("kv_proj", x, dim)
+            kv = recorder.linear("kv_proj", x, head_dim)
             recorder.hold(kv=kv)
             if self.weighted_entries:
-                gate = recorder.linear("gate_proj", x, dim)
+                gate = recorder.linear("gate_proj", x, head_dim)
                 recorder.hold(gate=gate)
                 unpooled_rows = recorder.with_rest(kv, gate)
                 recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
@@ -181,7 +181,7 @@ class SharedEntryAttention(EntryAttention):
             entries = recorder.rope(latent, rope, row_stride=compress_rate.size)
             recorder.hold(new=entries)
             op = ops.EntryCache(
-                dim.size, compress_rate.size, sum(unpooled.width for unpooled in unpooled_rows), rows=x.rows
+                head_dim.size, compress_rate.size, sum(unpooled.width for unpooled in unpooled_rows), rows=x.rows
             )
             return latent, recorder.keep_entries(op, entries, *unpooled_rows)
 
@@ -218,12 +218,12 @@ class SharedEntryAttention(EntryAttention):
         recorder.hold(q=q)
         q = recorder.rope(q, rope)
         recorder.hold(q=q)
-        blocks = indexer.candidates
+        candidate_blocks = indexer.candidates
         score_options: dict[str, Any] = {"core": ops.EntryScores, "rate": self.compress_rate}
-        if blocks is not None:
-            score_options = {"core": ops.BlockCore, "block": blocks.candidate_block_size}
-            score_options["blocks"] = blocks.candidate_topk_blocks
-            keys, visible_entries = recorder.candidates(keys, visible_entries, blocks.candidate_block_size)
+        if candidate_blocks is not None:
+            score_options = {"core": ops.BlockCore, "block": candidate_blocks.candidate_block_size}
+            score_options["blocks"] = candidate_blocks.candidate_topk_blocks
+            keys, visible_entries = recorder.candidates(keys, visible_entries, candidate_blocks.candidate_block_size)
             recorder.hold(keys=keys, seen=visible_entries)
         scores = recorder.act(
             recorder.scale(
@@ -231,10 +231,10 @@ class SharedEntryAttention(EntryAttention):
             ),
             "relu",
         )
-        weights = recorder.linear("weights_proj", x, heads)
+        head_weights = recorder.linear("weights_proj", x, heads)
         finds = indexer.finds
         block_counts = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
-        return recorder.choose_entries(scores, weights, visible_entries, indexer.index_topk, finds=block_counts)
+        return recorder.choose_entries(scores, head_weights, visible_entries, indexer.index_topk, finds=block_counts)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)
@@ -258,14 +258,14 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
         sliding_window=5,
     )
     indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
-    blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
+    candidate_blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
     rate_two_fields = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
     shared_fields = {"compress_rate": 1, "entries_shared": True}
     changes_by_example: dict[str, dict[str, Any]] = {
         "local": {},
         "computing": rate_two_fields,
-        "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": blocks})},
-        "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": blocks})},
+        "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": candidate_blocks})},
+        "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": candidate_blocks})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
     return {example_name: local.model_copy(update=fields) for example_name, fields in changes_by_example.items()}
@@ -282,13 +282,13 @@ def _reference_class() -> type[nn.Module]:
         x: [batch, tokens, hidden] → the new entries without RoPE, and all entries with RoPE.
         """
 
-        def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
+        def __init__(self, spec: SharedEntryAttention, hidden_size: int) -> None:
             super().__init__()
             assert spec.compress_rate is not None
             self.rate, entry_width = spec.compress_rate, spec.head_dim
-            self.kv_proj = nn.Linear(hidden, entry_width, bias=False)
+            self.kv_proj = nn.Linear(hidden_size, entry_width, bias=False)
             if spec.weighted_entries:
-                self.gate_proj = nn.Linear(hidden, entry_width, bias=False)
+                self.gate_proj = nn.Linear(hidden_size, entry_width, bias=False)
             self.spec, self.norm = spec, norm_reference(spec.norm, entry_width)
             self.cache: Any = state_class()()
 
@@ -302,11 +302,13 @@ def _reference_class() -> type[nn.Module]:
             else:
                 if stored_rows is not None:
                     kv, gate = torch.cat([stored_rows[1], kv], 1), torch.cat([stored_rows[2], gate], 1)
-                windows = kv.shape[1] // self.rate
-                window_tokens = windows * self.rate
+                window_count = kv.shape[1] // self.rate
+                window_tokens = window_count * self.rate
                 pending_rows = kv[:, window_tokens:], gate[:, window_tokens:]
-                if windows:
-                    kv, gate = (tensor[:, :window_tokens].unflatten(1, (windows, self.rate)) for tensor in (kv, gate))
+                if window_count:
+                    kv, gate = (
+                        tensor[:, :window_tokens].unflatten(1, (window_count, self.rate)) for tensor in (kv, gate)
+                    )
                     latent = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
             if latent is not None:
                 first_entry = 0 if entries is None else entries.shape[1]
@@ -321,8 +323,8 @@ def _reference_class() -> type[nn.Module]:
     class Chooser(chooser_class()):  # type: ignore[misc]
         """Selects the entries that each token attends to, by scores against one key per entry."""
 
-        def __init__(self, spec: SharedEntryAttention, hidden: int) -> None:
-            super().__init__(spec, hidden)
+        def __init__(self, spec: SharedEntryAttention, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size)
             assert spec.indexer is not None
             index_head_dim = spec.indexer.index_head_dim
             if not spec.entries_shared:
@@ -337,11 +339,11 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor, Tensor | None]:
             """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
             assert self.spec.indexer is not None
-            blocks = self.spec.indexer.candidates
-            if blocks is None:
+            candidate_blocks = self.spec.indexer.candidates
+            if candidate_blocks is None:
                 return keys, visible_entries, None
             chosen_blocks: Tensor = forward_pass.memo["candidate blocks"]
-            block_size = blocks.candidate_block_size
+            block_size = candidate_blocks.candidate_block_size
             if forward_pass.past and visible_entries.shape[0] == 1:  # decoding one token scores only the candidates
                 offsets = torch.arange(block_size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * block_size + offsets).flatten(1)
@@ -363,10 +365,10 @@ def _reference_class() -> type[nn.Module]:
         def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
             """Selects the best blocks of each token; its own block is always first. scores: −inf for invisible keys."""
             assert self.spec.indexer is not None
-            blocks = self.spec.indexer.finds
-            if blocks is None:
+            candidate_blocks = self.spec.indexer.finds
+            if candidate_blocks is None:
                 return
-            block_size, tokens = blocks.candidate_block_size, scores.shape[1]
+            block_size, tokens = candidate_blocks.candidate_block_size, scores.shape[1]
             padding = -scores.shape[-1] % block_size
             block_scores = (
                 nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, block_size)).amax(-1)
@@ -378,7 +380,7 @@ def _reference_class() -> type[nn.Module]:
                 -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
             )
             ranked_indices = block_scores.sort(dim=-1, descending=True, stable=True).indices
-            forward_pass.memo["candidate blocks"] = ranked_indices[..., : blocks.candidate_topk_blocks]
+            forward_pass.memo["candidate blocks"] = ranked_indices[..., : candidate_blocks.candidate_topk_blocks]
 
         def _all_keys(self, latent: Tensor | None, forward_pass: ForwardPass, x: Tensor) -> Tensor:
             """Returns the keys of all entries up to now. latent: the new entries before RoPE; None without any."""

@@ -75,11 +75,11 @@ class ShortConv(TokenMixer):
         recorder.hold(b=b)
         inner_x = recorder.mul(b, inner_x)
         if self.grid:
-            convolved = recorder.conv(
+            conv_output = recorder.conv(
                 "conv", inner_x, *channels, kernel=kernel * kernel, groups=inner_x.width, bias=has_bias
             )
         else:
-            convolved = recorder.conv(
+            conv_output = recorder.conv(
                 "conv",
                 inner_x,
                 *channels,
@@ -87,11 +87,11 @@ class ShortConv(TokenMixer):
                 groups=inner_x.width,
                 bias=has_bias,
                 padding=kernel - 1,
-                state="conv_state",
+                state_name="conv_state",
             )
-            recorder.state("conv_state", *channels, Axis("kernel", kernel), kind="conv_state")
-        recorder.hold(mixed=convolved)
-        return recorder.linear("out_proj", recorder.mul(c, convolved), *x.axes, bias=has_bias)
+            recorder.state("conv_state", *channels, Axis("kernel", kernel), state_kind="conv_state")
+        recorder.hold(mixed=conv_output)
+        return recorder.linear("out_proj", recorder.mul(c, conv_output), *x.axes, bias=has_bias)
 
     def describe(self, hidden_size: int) -> str:
         return f"gated convolution over {self.conv_L_cache}" + (f" × {self.conv_L_cache}" if self.grid else "")
@@ -111,18 +111,18 @@ def _reference_class() -> type[nn.Module]:
     class ShortConvReference(nn.Module):
         """The gated short convolution. x: [batch, tokens, hidden] → same shape."""
 
-        def __init__(self, spec: ShortConv, hidden: int) -> None:
+        def __init__(self, spec: ShortConv, hidden_size: int) -> None:
             super().__init__()
-            self.in_proj = nn.Linear(hidden, 3 * hidden, bias=spec.conv_bias)
+            self.in_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=spec.conv_bias)
             self.grid, kernel = spec.grid, spec.conv_L_cache
             if spec.grid:
                 self.conv: Any = nn.Conv2d(
-                    hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=spec.conv_bias
+                    hidden_size, hidden_size, kernel, padding=kernel // 2, groups=hidden_size, bias=spec.conv_bias
                 )
             else:
-                self.conv = causal_conv_class()(hidden, kernel, spec.conv_bias)
+                self.conv = causal_conv_class()(hidden_size, kernel, spec.conv_bias)
                 self.conv_state = state_class()()
-            self.out_proj = nn.Linear(hidden, hidden, bias=spec.conv_bias)
+            self.out_proj = nn.Linear(hidden_size, hidden_size, bias=spec.conv_bias)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             b, c, inner_x = self.in_proj(x).transpose(1, 2).chunk(3, 1)

@@ -70,13 +70,13 @@ class SpanConvolution(TokenMixer):
         conv_values = recorder.linear("conv_v_proj", x, heads, dim, bias=True)
         recorder.hold(filters=filters, values=conv_values)
         convolution = ops.DynamicConvolution(head_sizes.heads, head_sizes.head_dim, kernel, x.rows)
-        convolved = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
-        recorder.hold(convolved=convolved)
+        conv_output = recorder.core("convolution", convolution, conv_values, filters, axes=(heads, dim))
+        recorder.hold(convolved=conv_output)
         recorder.mask(q, k, causal=False)
         attn_output = recorder.attention("core", q, k, v, causal=False)
         recorder.hold(out=attn_output)
         joined_heads = recorder.cat(
-            recorder.flat(attn_output), recorder.flat(convolved), axes=(JoinedShapes(((heads, dim), (heads, dim))),)
+            recorder.flat(attn_output), recorder.flat(conv_output), axes=(JoinedShapes(((heads, dim), (heads, dim))),)
         )
         return recorder.linear("o_proj", joined_heads, *x.axes, bias=True)
 
@@ -113,7 +113,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SpanConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
-            hidden, kernel, self.heads = model_properties.hidden_size, spec.conv_kernel_size, spec.num_attention_heads
+            hidden, kernel, self.heads = (model_properties.hidden_size, spec.conv_kernel_size, spec.num_attention_heads)
             half_width = hidden // 2
             self.q_proj, self.k_proj = nn.Linear(hidden, half_width), nn.Linear(hidden, half_width)
             self.v_proj, self.conv_v_proj = nn.Linear(hidden, half_width), nn.Linear(hidden, half_width)
@@ -127,12 +127,12 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_proj(x)
             span_features = self.span_proj(self.span_conv(x.transpose(1, 2))).transpose(1, 2)
             filters = torch.softmax(self.filter_proj(span_features * q).unflatten(-1, (self.heads, -1)), -1)
-            convolved = self.convolution(self.conv_v_proj(x).unflatten(-1, (self.heads, -1)), filters)
+            conv_output = self.convolution(self.conv_v_proj(x).unflatten(-1, (self.heads, -1)), filters)
             heads = (
-                projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projected in (q, self.k_proj(x), self.v_proj(x))
+                projected_x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projected_x in (q, self.k_proj(x), self.v_proj(x))
             )
             attn_output = self.core(*heads).transpose(1, 2)
-            return self.o_proj(torch.cat([attn_output.flatten(2), convolved.flatten(2)], -1))
+            return self.o_proj(torch.cat([attn_output.flatten(2), conv_output.flatten(2)], -1))
 
     return SpanConvolutionReference

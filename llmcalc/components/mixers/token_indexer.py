@@ -72,11 +72,11 @@ class TokenIndexer(Part):
         return keys, values, {"selected": self.index_topk, "selection": mask}
 
     def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:
-        hidden, rotary_dim = model_properties.hidden_size, self.rotary_dim or self.index_head_dim
+        hidden_size, rotary_dim = model_properties.hidden_size, self.rotary_dim or self.index_head_dim
         indexer = Indexer(
             index_n_heads=self.index_n_heads, index_head_dim=self.index_head_dim, index_topk=self.index_topk
         )
-        return _reference_class()(indexer, hidden, hidden, rotary_dim, theta)
+        return _reference_class()(indexer, hidden_size, hidden_size, rotary_dim, theta)
 
 
 @cache

@@ -38,14 +38,14 @@ class TwoSetsMixer(WindowedMixer):
         self.position.check(self.head_dim)
         return self
 
-    def _normalize(self, recorder: Flow, norm_name: str, x: Value, dim: Axis) -> Value:
-        return x if self.norm is None else recorder.norm(norm_name, x, self.norm, (dim,))
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value, head_dim: Axis) -> Value:
+        return x if self.norm is None else recorder.norm(norm_name, x, self.norm, (head_dim,))
 
-    def _heading_with_keys(self, keys: str) -> str:
-        """Describes the heads and the window. keys: the attended tokens, in words."""
+    def _heading_with_keys(self, key_text: str) -> str:
+        """Describes the heads and the window. key_text: the attended tokens, in words."""
         a, k = self.num_attention_heads, self.num_key_value_heads
         window_text = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {keys}{window_text}"
+        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {key_text}{window_text}"
 
 
 @cache
@@ -53,8 +53,8 @@ def two_sets_reference() -> Any:
     """Returns the base class of the references, with projections, norms and the cache of the layer's tokens."""
 
     class TwoSetsReference(grouped_reference_class()):  # type: ignore[misc]
-        def __init__(self, spec: TwoSetsMixer, hidden: int) -> None:
-            super().__init__(spec, hidden, spec.attention_bias)
+        def __init__(self, spec: TwoSetsMixer, hidden_size: int) -> None:
+            super().__init__(spec, hidden_size, spec.attention_bias)
             if spec.norm is not None:
                 self.q_norm, self.k_norm = (norm_reference(spec.norm, spec.head_dim) for _ in "qk")
             self.core, self.cache = product_class()(), cache_class()(spec.sliding_window)
@@ -62,7 +62,7 @@ def two_sets_reference() -> Any:
         def _split_heads(self, projection: str, x: Tensor) -> Tensor:
             """Splits queries, keys and values into heads; queries and keys are normalized."""
             heads = super()._split_heads(projection, x)
-            normed = projection != "v" and self.spec.norm is not None
-            return self.get_submodule(f"{projection}_norm")(heads) if normed else heads
+            is_normed = projection != "v" and self.spec.norm is not None
+            return self.get_submodule(f"{projection}_norm")(heads) if is_normed else heads
 
     return TwoSetsReference

@@ -30,9 +30,9 @@ class ValueConvolution(Part):
 
     def flow(self, recorder: Flow, values: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the convolution of the values of all heads."""
-        groups = recorder.element_count((heads, head_axis))
+        conv_groups = recorder.element_count((heads, head_axis))
         return recorder.conv(
-            "conv", values, heads, head_axis, kernel=self.conv_kernel_size, groups=groups, shared=head_axis.size
+            "conv", values, heads, head_axis, kernel=self.conv_kernel_size, groups=conv_groups, shared=head_axis.size
         )
 
     def reference(self, model_properties: ModelProperties, heads: int) -> nn.Module:

@@ -53,15 +53,15 @@ class ValueExperts(Part):
     def flow(self, recorder: Flow, x: Value, heads: Axis, head_axis: Axis) -> Value:
         """Records the values of all heads. x: the input of the values."""
         experts, top_k = Axis("value_experts", self.num_experts), self.num_experts_per_tok
-        weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
-        recorder.hold(weights=weights, chosen=top_experts)
+        expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
+        recorder.hold(weights=expert_weights, chosen=top_experts)
         routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         recorder.hold(rows=routed_rows)
         expert_values = recorder.act(
             recorder.experts("v_experts", routed_rows, experts, top_k, heads, head_axis), self.hidden_act
         )
         recorder.hold(y=expert_values)
-        return recorder.combine(expert_values, weights, experts, top_k, float32=self.router.float32_weights)
+        return recorder.combine(expert_values, expert_weights, experts, top_k, float32=self.router.float32_weights)
 
     def reference(self, model_properties: ModelProperties, width: int) -> nn.Module:
         """Builds the value projections, from the hidden size to all value heads, and the router."""
@@ -85,12 +85,12 @@ def _reference_class() -> type[nn.Module]:
             self.v_experts = expert_map_class()(experts, model_properties.hidden_size, values_width, False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            weights, top_experts = self.routing(x, forward_pass)
+            expert_weights, top_experts = self.routing(x, forward_pass)
             dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts, self.routing.float32_weights)
             routed_rows = dispatch.copy_rows(x)
             group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
             expert_values = activate(self.spec.hidden_act, self.v_experts(routed_rows, dispatch.expert, group_ends))
             del routed_rows
-            return dispatch.combine_outputs(expert_values, weights)
+            return dispatch.combine_outputs(expert_values, expert_weights)
 
     return ValueExpertsReference

@@ -85,7 +85,7 @@ def capacity_dispatch_class() -> type[Any]:
 
 
 def ends_of_groups(expert: Tensor, experts: int) -> Tensor:
-    """Counts the sorted rows up to each expert's last row, as int32. expert: the expert of each row, ascending."""
+    """Returns the end of each expert's rows in the sorted rows, as int32. expert: the expert of each row, ascending."""
     import torch
 
     return expert.float().histc(experts, 0, experts - 1).cumsum(0, dtype=torch.int32)
@@ -120,10 +120,10 @@ def expert_map_class() -> type[nn.Module]:
                 expert_outputs = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
                 return expert_outputs if self.bias is None else expert_outputs + self.bias[expert]
             expert_outputs = x.new_zeros(x.shape[0], self.weight.shape[1])
-            for i in expert.unique().tolist():
-                row_indices = (expert == i).nonzero()[:, 0]
+            for expert_index in expert.unique().tolist():
+                row_indices = (expert == expert_index).nonzero()[:, 0]
                 expert_output = nn.functional.linear(
-                    x[row_indices], self.weight[i], None if self.bias is None else self.bias[i]
+                    x[row_indices], self.weight[expert_index], None if self.bias is None else self.bias[expert_index]
                 )
                 expert_outputs = expert_outputs.index_copy(0, row_indices, expert_output)
             return expert_outputs

@@ -82,26 +82,26 @@ class GroveMoE(Network):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
-        groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
-        weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
+        expert_groups = Axis("experts", self.num_experts // self.experts_per_group)  # divided as experts are
+        expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, self.num_experts)
         group_outputs = []
         for network_name, network, axis in (
             ("experts", self.expert, experts),
-            ("chunk_experts", self.adjugate_expert, groups),
+            ("chunk_experts", self.adjugate_expert, expert_groups),
         ):
             routed_rows = recorder.dispatch(x, top_experts, axis, top_k, self.router.groups)
             with recorder.scope(network_name, kind="experts", source=self.formula_source):
                 expert_outputs = expert_networks(recorder, network, routed_rows, axis, top_k, x.axes)
             group_outputs.append(
-                recorder.combine(expert_outputs, weights, axis, top_k, float32=self.router.float32_weights)
+                recorder.combine(expert_outputs, expert_weights, axis, top_k, float32=self.router.float32_weights)
             )
         return recorder.add(*group_outputs)
 
     def describe(self, hidden_size: int) -> str:
-        groups = self.num_experts // self.experts_per_group
+        expert_groups = self.num_experts // self.experts_per_group
         return (
             f"MoE {self.num_experts_per_tok} of {self.num_experts} × {self.expert.describe(hidden_size)} + adjugate "
-            f"{groups} × {self.adjugate_expert.intermediate_size}"
+            f"{expert_groups} × {self.adjugate_expert.intermediate_size}"
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -128,14 +128,14 @@ def _reference_class() -> type[nn.Module]:
         """Routed experts and the adjugate experts of the groups. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroveMoE, model_properties: ModelProperties) -> None:
-            hidden, expert_count, self.group = model_properties.hidden_size, spec.num_experts, spec.experts_per_group
+            hidden, expert_count, self.group = (model_properties.hidden_size, spec.num_experts, spec.experts_per_group)
             routing = spec.router.reference(model_properties, expert_count, spec.num_experts_per_tok, expert_count)
             super().__init__(routing, spec.expert, expert_count, hidden)
             adjugate_experts = Routed(routing, spec.adjugate_expert, expert_count // self.group, hidden)
             self.chunk_experts: Any = adjugate_experts.experts
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
-            weights, top_experts = self.routing(x, forward_pass)
+            expert_weights, top_experts = self.routing(x, forward_pass)
             is_grouped = forward_pass is not None and forward_pass.grouped_experts
             expert_sums = []
             for networks, expert_indices in (
@@ -144,7 +144,7 @@ def _reference_class() -> type[nn.Module]:
             ):
                 dispatch = dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
                 routed_rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
-                expert_sums.append(dispatch.combine_outputs(routed_rows, weights))
+                expert_sums.append(dispatch.combine_outputs(routed_rows, expert_weights))
             return expert_sums[0] + 0.05 * expert_sums[1]
 
     return GroveMoEReference

@@ -103,7 +103,7 @@ class Latent(Part):
         )
 
     def project_back(self, recorder: Flow, latent_output: Value, output_axes: Shape) -> Value:
-        """Records the optional norm of the experts' sum, and the projection from the latent width."""
+        """Records the norm of the summed expert outputs, if any, and the projection from the latent width."""
         latent_output = (
             latent_output
             if self.output_norm is None
@@ -116,15 +116,15 @@ class Latent(Part):
         """Builds the projections to and from the latent width, with the optional norms, as named modules."""
         from torch import nn
 
-        hidden, latent = model_properties.hidden_size, self.moe_latent_size
+        hidden_size, latent = model_properties.hidden_size, self.moe_latent_size
         norms = {
             "latent_norm": self.norm,
             "expert_norm": self.expert_norm,
             "latent_output_norm": self.output_norm,
         }
         return {
-            "latent_in": nn.Linear(hidden, latent, bias=self.bias),
-            "latent_out": nn.Linear(latent, hidden, bias=self.bias),
+            "latent_in": nn.Linear(hidden_size, latent, bias=self.bias),
+            "latent_out": nn.Linear(latent, hidden_size, bias=self.bias),
             **{
                 norm_name: norm.reference(ModelProperties(latent))
                 for norm_name, norm in norms.items()
@@ -153,11 +153,11 @@ class VisionExperts(Part):
         return self
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
-        weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
+        expert_weights, top_experts = self.router.flow(recorder, x, experts, top_k, experts.size)
         routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             expert_outputs = expert_networks(recorder, self.expert, routed_rows, experts, top_k, x.axes)
-        return recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
+        return recorder.combine(expert_outputs, expert_weights, experts, top_k, float32=self.router.float32_weights)
 
     def widened(self, scale_width: Callable[[int], Number]) -> Self:
         return self.model_copy(update={"expert": self.expert.widened(scale_width)})
@@ -287,14 +287,14 @@ class MoE(Network):
         """Records the mixture of experts. router_input: the router's input, if different from the experts'."""
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identity_count = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
-        classes = add(self.num_experts, identity_count)
-        weights, top_experts = self.router.flow(
-            recorder, x if router_input is None else router_input, experts, top_k, classes
+        class_count = add(self.num_experts, identity_count)
+        expert_weights, top_experts = self.router.flow(
+            recorder, x if router_input is None else router_input, experts, top_k, class_count
         )
         if self.vision_experts is not None:
             recorder.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
         expert_input = x if self.latent is None else self.latent.flow(recorder, x)
-        recorder.hold(weights=weights, chosen=top_experts, y=expert_input)
+        recorder.hold(weights=expert_weights, chosen=top_experts, y=expert_input)
         routed_rows = recorder.dispatch(expert_input, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             recorder.hold(x=routed_rows)
@@ -316,7 +316,9 @@ class MoE(Network):
             )
         if self.latent is not None:
             expert_outputs = self.latent.normed_output(recorder, expert_outputs)
-        expert_outputs = recorder.combine(expert_outputs, weights, experts, top_k, float32=self.router.float32_weights)
+        expert_outputs = recorder.combine(
+            expert_outputs, expert_weights, experts, top_k, float32=self.router.float32_weights
+        )
         recorder.hold(y=expert_outputs)
         if self.latent is not None:
             expert_outputs = self.latent.project_back(recorder, expert_outputs, x.axes)
@@ -374,8 +376,8 @@ class MoE(Network):
         vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
         four_experts = {"num_experts": 4, "num_experts_per_tok": 2}
 
-        def small_mixture(**fields: Any) -> Any:
-            return cls(**{**four_experts, "expert": swiglu, **fields})
+        def small_mixture(**moe_fields: Any) -> Any:
+            return cls(**{**four_experts, "expert": swiglu, **moe_fields})
 
         return [
             small_mixture(num_experts=6),
@@ -548,10 +550,10 @@ def _vision_class() -> type[nn.Module]:
             )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
-            weights, top_experts = self.routing(x, forward_pass)
-            dispatch = self.dispatch(weights, top_experts, forward_pass)
+            expert_weights, top_experts = self.routing(x, forward_pass)
+            dispatch = self.dispatch(expert_weights, top_experts, forward_pass)
             return dispatch.combine_outputs(
-                self.experts(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped), weights
+                self.experts(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped), expert_weights
             )
 
     return VisionReference
@@ -566,12 +568,12 @@ def _reference_class() -> type[nn.Module]:
         """The mixture of experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:
-            hidden, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
+            hidden_size, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
             identity_experts = spec.identity_experts
-            classes = expert_count if identity_experts is None else expert_count + identity_experts.zero_expert_num
-            expert_width = hidden if spec.latent is None else spec.latent.moe_latent_size
+            class_count = expert_count if identity_experts is None else expert_count + identity_experts.zero_expert_num
+            expert_width = hidden_size if spec.latent is None else spec.latent.moe_latent_size
             super().__init__(
-                spec.router.reference(model_properties, expert_count, top_k, classes),
+                spec.router.reference(model_properties, expert_count, top_k, class_count),
                 spec.expert,
                 expert_count,
                 expert_width,
@@ -588,11 +590,11 @@ def _reference_class() -> type[nn.Module]:
             if spec.shared_expert is not None:
                 self.shared_expert = spec.shared_expert.reference(model_properties)
             if spec.shared_expert_gate:
-                self.shared_expert_gate = nn.Linear(hidden, 1, bias=False)
+                self.shared_expert_gate = nn.Linear(hidden_size, 1, bias=False)
             if spec.shared_expert_mix:
-                self.shared_expert_mix = nn.Linear(hidden, 2)
+                self.shared_expert_mix = nn.Linear(hidden_size, 2)
             if spec.output_bias:
-                self.output_bias = vector(torch.zeros(hidden))
+                self.output_bias = vector(torch.zeros(hidden_size))
 
         def forward(
             self, x: Tensor, forward_pass: ForwardPass | None = None, router_input: Tensor | None = None

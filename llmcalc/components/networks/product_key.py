@@ -76,17 +76,17 @@ class ProductKeyMoE(Network):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         keys, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
-        weights, top_units = recorder.product_keys(
+        expert_weights, top_units = recorder.product_keys(
             recorder.linear("router", x, JoinedShapes(((keys,), (keys,))), kind="router"), keys, top_k
         )
         expert_rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
-        recorder.hold(weights=weights, chosen=top_units)
+        recorder.hold(weights=expert_weights, chosen=top_units)
         with recorder.scope("experts", kind="experts", source="He 2024, §2"):
             units = recorder.act(
-                recorder.core("down_embed", expert_rows, x, top_units, axes=weights.axes), self.hidden_act
+                recorder.core("down_embed", expert_rows, x, top_units, axes=expert_weights.axes), self.hidden_act
             )
             expert_outputs = recorder.core(
-                "up_embed", expert_rows, recorder.mul(units, weights), top_units, axes=x.axes
+                "up_embed", expert_rows, recorder.mul(units, expert_weights), top_units, axes=x.axes
             )
         recorder.hold(y=expert_outputs)
         return recorder.add(expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
@@ -116,9 +116,9 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Rows(nn.Module):
-        def __init__(self, experts: int, hidden: int) -> None:
+        def __init__(self, experts: int, hidden_size: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(experts, hidden) * hidden**-0.5)
+            self.weight = nn.Parameter(torch.randn(experts, hidden_size) * hidden_size**-0.5)
 
     class InputProducts(Rows):
         """Multiplies tokens by the input vectors of their experts. x: [batch, tokens, hidden] → [batch, tokens, k]."""
@@ -133,11 +133,11 @@ def _reference_class() -> type[nn.Module]:
             return (units[..., None, :] @ nn.functional.embedding(top_units, self.weight))[..., 0, :]
 
     class ExpertsReference(nn.Module):
-        def __init__(self, spec: ProductKeyMoE, hidden: int) -> None:
+        def __init__(self, spec: ProductKeyMoE, hidden_size: int) -> None:
             super().__init__()
             self.act = spec.hidden_act
-            self.down_embed = InputProducts(spec.num_experts, hidden)
-            self.up_embed = OutputSums(spec.num_experts, hidden)
+            self.down_embed = InputProducts(spec.num_experts, hidden_size)
+            self.up_embed = OutputSums(spec.num_experts, hidden_size)
 
         def forward(self, x: Tensor, top_units: Tensor, weights: Tensor) -> Tensor:
             return self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)
@@ -153,14 +153,14 @@ def _reference_class() -> type[nn.Module]:
             self.shared_expert = spec.shared_expert.reference(model_properties)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
-            weights, top_units = self.routing(x)
-            expert_sum = self.experts(x, top_units, weights)
+            expert_weights, top_units = self.routing(x)
+            expert_sum = self.experts(x, top_units, expert_weights)
             return expert_sum + self.shared_expert(x)
 
         def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
-            row_scores, columns = self.router(x).float().chunk(2, -1)
-            scores, top_units = (row_scores[..., None] + columns[..., None, :]).flatten(2).topk(self.top_k, -1)
+            row_scores, column_scores = self.router(x).float().chunk(2, -1)
+            scores, top_units = (row_scores[..., None] + column_scores[..., None, :]).flatten(2).topk(self.top_k, -1)
             return scores.softmax(-1).to(x.dtype), top_units
 
     return ProductKeyReference

@@ -81,7 +81,7 @@ class Router(Part):
 
 
 def _record_correction(recorder: Flow, storage: Correction | None, classes: Axis) -> Value | None:
-    """Records the score correction and returns it; None without a correction."""
+    """Records the correction of the expert scores and returns it; None without a correction."""
     if storage is None:
         return None
     if storage == "buffer":
@@ -129,17 +129,17 @@ class LinearRouter(Router):
         if (self.n_group is None) != (self.topk_group is None):
             field_name = "n_group" if self.n_group is None else "topk_group"
             raise ValueError(f"router.{field_name}: missing; expected both n_group and topk_group, or neither")
-        groups, group_count = self.groups
-        if num_experts % groups:
+        all_groups, top_groups = self.groups
+        if num_experts % all_groups:
             raise ValueError(
-                f"router.n_group: {groups} does not divide num_experts {num_experts}; expected a divisor of "
+                f"router.n_group: {all_groups} does not divide num_experts {num_experts}; expected a divisor of "
                 f"{num_experts}"
             )
-        if not groups >= group_count >= num_experts_per_tok * groups / num_experts:
-            fewest_groups = -(-num_experts_per_tok * groups // num_experts)
+        if not all_groups >= top_groups >= num_experts_per_tok * all_groups / num_experts:
+            fewest_groups = -(-num_experts_per_tok * all_groups // num_experts)
             raise ValueError(
-                f"router.topk_group: {group_count}; expected {fewest_groups} to {groups}, because a token selects "
-                f"{num_experts_per_tok} experts from {groups} groups of {num_experts // groups}"
+                f"router.topk_group: {top_groups}; expected {fewest_groups} to {all_groups}, because a token selects "
+                f"{num_experts_per_tok} experts from {all_groups} groups of {num_experts // all_groups}"
             )
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
@@ -252,10 +252,10 @@ def _reference_classes() -> dict[str, type[Any]]:
     class MLP(nn.Module):
         """The router's MLP. x: [batch, tokens, hidden] → logits, [batch, tokens, classes]."""
 
-        def __init__(self, spec: RouterMLP, hidden: int, classes: int) -> None:
+        def __init__(self, spec: RouterMLP, hidden_size: int, classes: int) -> None:
             super().__init__()
             router_width, self.act = spec.router_hidden_size, spec.hidden_act
-            self.down_proj = nn.Linear(hidden, router_width)
+            self.down_proj = nn.Linear(hidden_size, router_width)
             if spec.adds_below:
                 self.below_scale = vector(torch.ones(router_width))
             self.norm = norm_reference(spec.norm, router_width)
@@ -267,8 +267,8 @@ def _reference_classes() -> dict[str, type[Any]]:
             if hasattr(self, "below_scale") and forward_pass.routed is not None:
                 features = features + forward_pass.routed * self.below_scale.weight
             forward_pass.routed = features
-            hidden = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
-            return self.out_proj(hidden)
+            hidden_states = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
+            return self.out_proj(hidden_states)
 
     class Routing:
         """Selects experts. x: [batch, tokens, hidden] → their weights and indices, each [batch, tokens, top_k].
@@ -322,9 +322,9 @@ def _reference_classes() -> dict[str, type[Any]]:
             x = self.modules["router_norm"](x) if "router_norm" in self.modules else x
             scores = self.score_logits(self.modules["router"](x))
             top_experts = self.top_experts(scores)
-            weights = self.weights(scores, top_experts)
+            expert_weights = self.weights(scores, top_experts)
             scale: Any = self.modules.get("expert_scale")
-            return (weights if scale is None else weights * scale.weight[top_experts]), top_experts
+            return (expert_weights if scale is None else expert_weights * scale.weight[top_experts]), top_experts
 
     class MLPRouting(Routing):
         def __init__(
@@ -340,11 +340,14 @@ def _reference_classes() -> dict[str, type[Any]]:
         def __call__(self, x: Tensor, forward_pass: ForwardPass | None) -> tuple[Tensor, Tensor]:
             scores = self.score_logits(self.modules["router"](x, forward_pass))
             top_experts = self.top_experts(scores)
-            weights = self.weights(scores, top_experts)
+            expert_weights = self.weights(scores, top_experts)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
                 skips_expert = top_experts == self.none_of_them
-                weights, top_experts = weights.masked_fill(skips_expert, 0.0), top_experts.masked_fill(skips_expert, 0)
-            return weights, top_experts
+                expert_weights, top_experts = (
+                    expert_weights.masked_fill(skips_expert, 0.0),
+                    top_experts.masked_fill(skips_expert, 0),
+                )
+            return expert_weights, top_experts
 
     class TableRouting(Routing):
         def __init__(

@@ -41,9 +41,9 @@ class SharedScores(Part):
         )
         recorder.hold(shares=expert_weights)
         with recorder.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
-            gated = recorder.act(recorder.linear("gate_proj", x, experts, ffn), expert.hidden_act)
-            gated = recorder.mul(gated, recorder.linear("up_proj", x, experts, ffn))
-            return recorder.linear("down_proj", recorder.mul(gated, expert_weights), *x.axes)
+            gate_units = recorder.act(recorder.linear("gate_proj", x, experts, ffn), expert.hidden_act)
+            gate_units = recorder.mul(gate_units, recorder.linear("up_proj", x, experts, ffn))
+            return recorder.linear("down_proj", recorder.mul(gate_units, expert_weights), *x.axes)
 
     def reference(self, model_properties: ModelProperties) -> Mapping[str, nn.Module]:
         """Builds the linear layer of the scores and the scaling factor, as named modules."""

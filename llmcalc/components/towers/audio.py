@@ -88,11 +88,11 @@ class AudioTower(TowerPart):
             final_norm=layernorm,
         )
         windows = block.model_copy(update={"attention": mixer.model_copy(update={"grid_window": 3})})
-        fields: dict[str, Any] = {"num_hidden_layers": 2, "position": Sinusoidal(), "final_norm": layernorm}
-        chunks = Stack(block=windows, stem=ConvStem(num_mel_bins=5, max_source_positions=9, chunk=4), **fields)
+        tower_fields: dict[str, Any] = {"num_hidden_layers": 2, "position": Sinusoidal(), "final_norm": layernorm}
+        chunks = Stack(block=windows, stem=ConvStem(num_mel_bins=5, max_source_positions=9, chunk=4), **tower_fields)
         convolution = SpectrumConv(channels=4, bias=True)
         subsampling = Subsampling(num_mel_bins=9, convolutions=(convolution,) * 2, hidden_act="gelu", chunk=6)
-        spectrum = Stack(block=windows, stem=SpectrumStem(subsampling=subsampling), **fields)
+        spectrum = Stack(block=windows, stem=SpectrumStem(subsampling=subsampling), **tower_fields)
         whole_stem = SpectrumStem(subsampling=subsampling.model_copy(update={"chunk": None}))
         conformer = Stack(num_hidden_layers=2, block=ConformerLayer.examples()[0], stem=whole_stem)
         return [cls(hidden_size=12, stack=tower_stack) for tower_stack in (stack, chunks, spectrum, conformer)]
@@ -111,8 +111,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: AudioTower) -> None:
             super().__init__()
             stack = spec.stack.reference(ModelProperties(spec.hidden_size, causal=False))
-            for child_name, child in stack.named_children():
-                self.add_module(child_name, child)
+            for child_name, child_module in stack.named_children():
+                self.add_module(child_name, child_module)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, frames: Tensor) -> Tensor:

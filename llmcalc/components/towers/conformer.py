@@ -69,15 +69,15 @@ class ConformerAttention(Part):
 
         bias: a value per head and distance that is added to the scores. segment: the positions that are read at once.
         """
-        dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
-        head_axes = (Axis("heads", self.num_attention_heads), dim)
+        head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
+        head_axes = (Axis("heads", self.num_attention_heads), head_dim)
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
         chunks: dict[str, Any] = {} if segment is None else {"core": ops.ChunkedCore, "chunk": segment}
         if self.context_left is not None:
             context = self.context_left - 1 + self.context_right
             chunks = {"core": ops.ChunkedCore, "chunk": self.chunk_size, "context": context}
         if self.relative_keys:
-            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", dim), "softplus"))
+            q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
             distances = Value(Table(name="distances", length=context + 1), x.axes, fixed=True)
             bias, chunks["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **chunks)
@@ -154,14 +154,14 @@ class Conformer(TowerPart):
             x.rows,
         )
         if self.segment is not None:
-            x = x.view(*x.axes, rows=PaddedBeyond(of=frames, block=self.segment, least=self.segment))
+            x = x.view(*x.axes, new_rows=PaddedBeyond(of=frames, block=self.segment, least=self.segment))
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
         layer_indices = range(layer_kind) if isinstance(layer_kind, int) else None
         x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_kind, layer_indices, kind="layer")
         if self.segment is not None:
-            x = x.view(*x.axes, rows=frames)
-        x = x.view(*x.axes, rows=Strided(of=frames, stride=self.reduction))
+            x = x.view(*x.axes, new_rows=frames)
+        x = x.view(*x.axes, new_rows=Strided(of=frames, stride=self.reduction))
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", layer_kind), Axis("bounds", self.clamps))
         if self.output_size is not None:
@@ -266,15 +266,15 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            attention, hidden = spec.attention, spec.hidden_size
+            attention, hidden_size = spec.attention, spec.hidden_size
             self.heads = attention.num_attention_heads
             self.chunk_size = attention.chunk_size or 0
             self.left, self.right = attention.context_left or 0, attention.context_right
-            for letter in "qkvo":
-                self.add_module(f"{letter}_proj", nn.Linear(hidden, hidden, bias=attention.bias))
+            for projection_letter in "qkvo":
+                self.add_module(f"{projection_letter}_proj", nn.Linear(hidden_size, hidden_size, bias=attention.bias))
             if attention.relative_keys:
-                self.r_proj = nn.Linear(hidden, hidden, bias=False)
-                self.q_scale = vector(torch.zeros(hidden // attention.num_attention_heads))
+                self.r_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+                self.q_scale = vector(torch.zeros(hidden_size // attention.num_attention_heads))
 
         def _distance_keys(self, x: Tensor) -> Tensor:
             """Projects the sinusoids of the distances in a window, the largest first: [heads, head_dim, distances]."""
@@ -289,14 +289,17 @@ def _reference_class() -> type[nn.Module]:
 
         def _attention_in_chunks(self, q: Tensor, k: Tensor, v: Tensor, distance_keys: Tensor | None) -> Tensor:
             """Computes chunks of queries with the keys of their windows. q, k, v: [clips, heads, frames, head_dim]."""
-            frames, chunk = q.shape[2], self.chunk_size
-            keys = chunk + self.left - 1 + self.right
-            padded_queries = nn.functional.pad(q, (0, 0, 0, -frames % chunk))
+            frame_count, chunk = q.shape[2], self.chunk_size
+            key_count = chunk + self.left - 1 + self.right
+            padded_queries = nn.functional.pad(q, (0, 0, 0, -frame_count % chunk))
             q = padded_queries.unflatten(2, (-1, chunk))
             padding = (0, 0, self.left - 1, self.right + chunk - 1)
-            k, v = (nn.functional.pad(x, padding).unfold(2, keys, chunk) for x in (k, v))
+            k, v = (nn.functional.pad(x, padding).unfold(2, key_count, chunk) for x in (k, v))
             scores = q @ k
-            query_indices, key_indices = torch.arange(chunk, device=q.device), torch.arange(keys, device=q.device)
+            query_indices, key_indices = (
+                torch.arange(chunk, device=q.device),
+                torch.arange(key_count, device=q.device),
+            )
             offsets = key_indices - query_indices[:, None]
             if distance_keys is not None:
                 by_distance = (padded_queries @ distance_keys).unflatten(2, (-1, chunk))
@@ -305,15 +308,15 @@ def _reference_class() -> type[nn.Module]:
             scores = scores * q.shape[-1] ** -0.5
             key_positions = torch.arange(q.shape[2], device=q.device)[:, None] * chunk + key_indices - self.left + 1
             is_outside = (offsets < 0) | (offsets >= self.left + self.right)
-            is_padding = (key_positions < 0) | (key_positions >= frames)
+            is_padding = (key_positions < 0) | (key_positions >= frame_count)
             scores = scores.masked_fill(is_outside | is_padding[:, None], torch.finfo(scores.dtype).min)
             chunk_outputs = torch.softmax(scores.float(), -1).to(v.dtype) @ v.transpose(-1, -2)
-            return chunk_outputs.flatten(2, 3)[:, :, :frames]
+            return chunk_outputs.flatten(2, 3)[:, :, :frame_count]
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for letter in "qkv"
+                self.get_submodule(f"{projection_letter}_proj")(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection_letter in "qkv"
             )
             distance_keys = None
             if hasattr(self, "r_proj"):
@@ -330,14 +333,17 @@ def _reference_class() -> type[nn.Module]:
     class Layer(nn.Module):
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
-            context = ModelProperties(spec.hidden_size, causal=False)
-            self.mlp_1, self.mlp_2 = spec.feed_forward.reference(context), spec.feed_forward.reference(context)
-            self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(context)
+            model_properties = ModelProperties(spec.hidden_size, causal=False)
+            self.mlp_1, self.mlp_2 = (
+                spec.feed_forward.reference(model_properties),
+                spec.feed_forward.reference(model_properties),
+            )
+            self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(model_properties)
             for sublayer in ("mlp_1", "self_attn", "convolution", "mlp_2"):
-                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(context))
+                self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
                 if spec.norm_placement == "sandwich" and sublayer != "convolution":
-                    self.add_module(f"{sublayer}_post_norm", spec.norm.reference(context))
-            self.norm = spec.norm.reference(context)
+                    self.add_module(f"{sublayer}_post_norm", spec.norm.reference(model_properties))
+            self.norm = spec.norm.reference(model_properties)
 
         def _normalize_output(self, sublayer: str, sublayer_output: Tensor) -> Tensor:
             return (
@@ -393,15 +399,15 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, frames: Tensor) -> Tensor:
             x: Tensor = self.subsampling(frames)
-            clips, length = x.shape[:2]
-            has_segments = self.segment is not None and length > self.segment
+            clips, frame_count = x.shape[:2]
+            has_segments = self.segment is not None and frame_count > self.segment
             if self.segment is not None and has_segments:
-                x = nn.functional.pad(x, (0, 0, 0, -length % self.segment)).unflatten(1, (-1, self.segment))
+                x = nn.functional.pad(x, (0, 0, 0, -frame_count % self.segment)).unflatten(1, (-1, self.segment))
                 x = x.flatten(0, 1)
             bias = self._distance_bias(x.shape[1], x)
             for layer in self.layers:
                 x = layer(x, bias)
-            x = x.unflatten(0, (clips, -1)).flatten(1, 2)[:, :length] if has_segments else x
+            x = x.unflatten(0, (clips, -1)).flatten(1, 2)[:, :frame_count] if has_segments else x
             x = x[:, :: self.reduction]
             return self.output_proj(x) if hasattr(self, "output_proj") else x
 

@@ -114,26 +114,26 @@ class ConvNextEncoder(TowerPart):
 
     def _decode(self, recorder: Flow, x: Value) -> None:
         """Records the decoder. x: the encoder's output."""
-        for i, stage_index in enumerate(reversed(range(len(self.depths)))):
-            stride = self.downsampling_ratios[stage_index] if i else 1
-            kernel_size = 2 * stride if i else self.kernel_size
+        for stage_number, stage_index in enumerate(reversed(range(len(self.depths)))):
+            stride = self.downsampling_ratios[stage_index] if stage_number else 1
+            kernel_size = 2 * stride if stage_number else self.kernel_size
             channels = Axis("channels", self.channels_of(stage_index))
-            with recorder.scope(f"stage_{i}"):
-                position_rows = Multiple("positions", of=x.rows, by=stride) if i else x.rows
+            with recorder.scope(f"stage_{stage_number}"):
+                position_rows = Multiple("positions", of=x.rows, by=stride) if stage_number else x.rows
                 x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=position_rows)
                 x = self._record_blocks(recorder, x, stage_index)
         recorder.conv("conv_out", x, Axis("samples", self.channels), kernel=self.kernel_size, bias=True)
 
     def _record_blocks(self, recorder: Flow, x: Value, stage_index: int) -> Value:
         """Records the blocks of a stage."""
-        depth = self.depths[stage_index]
-        if not depth:
+        block_count = self.depths[stage_index]
+        if not block_count:
             return x
         return recorder.layers(
             x,
             lambda block_input: self._record_block(recorder, block_input, stage_index),
-            depth,
-            range(depth),
+            block_count,
+            range(block_count),
             kind="layer",
         )
 
@@ -225,8 +225,8 @@ def _reference_class() -> type[nn.Module]:
             self.conv_out_scale, self.mlp_out_scale = (vector(torch.ones(channels)) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
-            convolved = self.conv(self.conv_pre_norm(x.transpose(1, 2)).transpose(1, 2))
-            x = (x + convolved * self.conv_out_scale.weight[:, None]).transpose(1, 2)
+            conv_output = self.conv(self.conv_pre_norm(x.transpose(1, 2)).transpose(1, 2))
+            x = (x + conv_output * self.conv_out_scale.weight[:, None]).transpose(1, 2)
             return (x + self.mlp(self.mlp_pre_norm(x)) * self.mlp_out_scale.weight).transpose(1, 2)
 
     class TransposedConvolution(nn.ConvTranspose1d):
@@ -237,18 +237,18 @@ def _reference_class() -> type[nn.Module]:
             return upsampled[..., : input.shape[2] * self.stride[0]]
 
     def add_stage(
-        parent_module: nn.Module, i: int, convolution: nn.Module, spec: ConvNextEncoder, stage_index: int
+        parent_module: nn.Module, stage_number: int, convolution: nn.Module, spec: ConvNextEncoder, stage_index: int
     ) -> None:
         stage_module = nn.Module()
         stage_module.add_module("conv", convolution)
         stage_module.add_module(
             "layers", nn.ModuleList(Block(spec, stage_index) for _ in range(spec.depths[stage_index]))
         )
-        parent_module.add_module(f"stage_{i}", stage_module)
+        parent_module.add_module(f"stage_{stage_number}", stage_module)
 
     def run_stages(parent_module: nn.Module, x: Tensor, stage_count: int) -> Tensor:
-        for i in range(stage_count):
-            stage = parent_module.get_submodule(f"stage_{i}")
+        for stage_number in range(stage_count):
+            stage = parent_module.get_submodule(f"stage_{stage_number}")
             for stage_module in (stage.get_submodule("conv"), *stage.get_submodule("layers").children()):
                 x = stage_module(x)
         return x
@@ -259,15 +259,15 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ConvNextEncoder) -> None:
             super().__init__()
             self.stage_count, width = len(spec.depths), spec.output_size
-            for i, stage_index in enumerate(reversed(range(self.stage_count))):
+            for stage_number, stage_index in enumerate(reversed(range(self.stage_count))):
                 channels = spec.num_filters * 2**stage_index
                 convolution: nn.Module
-                if i:
+                if stage_number:
                     stride = spec.downsampling_ratios[stage_index]
                     convolution = TransposedConvolution(width, channels, 2 * stride, stride)
                 else:
                     convolution = CausalConvolution(width, channels, spec.kernel_size)
-                add_stage(self, i, convolution, spec, stage_index)
+                add_stage(self, stage_number, convolution, spec, stage_index)
                 width = channels
             self.conv_out = CausalConvolution(width, spec.channels, spec.kernel_size)
 
@@ -282,7 +282,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.stage_count, width = len(spec.depths), spec.channels
             for i in range(self.stage_count):
-                stride, channels = spec.downsampling_ratios[i - 1] if i else 1, spec.num_filters * 2**i
+                stride, channels = (spec.downsampling_ratios[i - 1] if i else 1, spec.num_filters * 2**i)
                 kernel_size = 2 * stride if i else spec.kernel_size
                 add_stage(self, i, CausalConvolution(width, channels, kernel_size, stride), spec, i)
                 width = channels

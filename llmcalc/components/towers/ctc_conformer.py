@@ -130,17 +130,17 @@ class CtcConformer(TowerPart):
         return recorder.add(x, recorder.scale(network_output, 0.5))
 
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
-        frames, dim = x.rows, Axis("head_dim", self.head_dim)
-        head_axes = Axis("heads", self.num_attention_heads), dim
-        x = x.view(*x.axes, rows=Padded(of=frames, block=self.block))
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes) for letter in "qkv")
+        frames, head_dim = x.rows, Axis("head_dim", self.head_dim)
+        head_axes = Axis("heads", self.num_attention_heads), head_dim
+        x = x.view(*x.axes, new_rows=Padded(of=frames, block=self.block))
+        q, k, v = (recorder.linear(f"{projection_letter}_proj", x, *head_axes) for projection_letter in "qkv")
         distance_rows = Table(name="distances", length=self.block * self.block)
         recorder.table(
-            "distance_keys", Axis("distances", 2 * self.max_distance + 1), dim, of=distance_rows, by="positions"
+            "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
         )
-        limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
-        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", attn_output.view(*attn_output.axes, rows=frames), *x.axes, bias=True)
+        key_limits: dict[str, Any] = {"core": ops.ChunkedCore, "chunk": self.block, "distances": self.block}
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
+        return recorder.linear("o_proj", attn_output.view(*attn_output.axes, new_rows=frames), *x.axes, bias=True)
 
     def _record_convolution(self, recorder: Flow, x: Value) -> Value:
         """Records a gated linear unit, a depthwise convolution with a batch norm, and a projection."""
@@ -193,31 +193,31 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.heads, self.block, self.furthest = spec.num_attention_heads, spec.block, spec.max_distance
             heads_width = spec.num_attention_heads * spec.head_dim
-            for letter in "qkv":
-                self.add_module(f"{letter}_proj", nn.Linear(spec.hidden_size, heads_width, bias=False))
+            for projection_letter in "qkv":
+                self.add_module(f"{projection_letter}_proj", nn.Linear(spec.hidden_size, heads_width, bias=False))
             self.distance_keys = nn.Embedding(2 * spec.max_distance + 1, spec.head_dim)
             self.o_proj = nn.Linear(heads_width, spec.hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
-            clips, frames = x.shape[:2]
-            x = functional.pad(x, (0, 0, 0, -frames % self.block))
+            clips, frame_count = x.shape[:2]
+            x = functional.pad(x, (0, 0, 0, -frame_count % self.block))
             q, k, v = (
-                self.get_submodule(f"{letter}_proj")(x)
+                self.get_submodule(f"{projection_letter}_proj")(x)
                 .unflatten(-1, (self.heads, -1))
                 .unflatten(1, (-1, self.block))
                 .flatten(0, 1)
                 .transpose(1, 2)
-                for letter in "qkv"
+                for projection_letter in "qkv"
             )
             positions = torch.arange(self.block, device=x.device)
             keys = self.distance_keys(positions[:, None] - positions + self.furthest)
             bias = torch.einsum("bhcd,crd->bhcr", q, keys) * q.shape[-1] ** -0.5
-            is_padding = (torch.arange(x.shape[1], device=x.device) >= frames).unflatten(0, (-1, self.block))
+            is_padding = (torch.arange(x.shape[1], device=x.device) >= frame_count).unflatten(0, (-1, self.block))
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
             mask = is_padding.repeat(clips, 1)[:, None, None]
             heads = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
             attn_output: Tensor = self.o_proj(
-                heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frames]
+                heads.transpose(1, 2).flatten(2).unflatten(0, (clips, -1)).flatten(1, 2)[:, :frame_count]
             )
             return attn_output
 
@@ -226,18 +226,18 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
-            hidden, channels = spec.hidden_size, spec.expansion * spec.hidden_size
-            self.in_proj, self.out_proj = nn.Conv1d(hidden, 2 * channels, 1), nn.Conv1d(channels, hidden, 1)
+            hidden_size, channels = spec.hidden_size, spec.expansion * spec.hidden_size
+            self.in_proj, self.out_proj = nn.Conv1d(hidden_size, 2 * channels, 1), nn.Conv1d(channels, hidden_size, 1)
             self.conv = nn.Conv1d(channels, channels, spec.kernel_size, groups=channels, bias=False)
             earlier_frames = spec.kernel_size // 2
             self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)
             self.norm = BatchNorm(channels)
 
         def forward(self, x: Tensor) -> Tensor:
-            gated = functional.glu(self.in_proj(x.transpose(1, 2)), dim=1)
-            gated = functional.silu(self.norm(self.conv(functional.pad(gated, self.padding))))
-            convolved: Tensor = self.out_proj(gated).transpose(1, 2)
-            return convolved
+            gated_x = functional.glu(self.in_proj(x.transpose(1, 2)), dim=1)
+            gated_x = functional.silu(self.norm(self.conv(functional.pad(gated_x, self.padding))))
+            conv_output: Tensor = self.out_proj(gated_x).transpose(1, 2)
+            return conv_output
 
     class Layer(nn.Module):
         """A layer. x: [clips, frames, hidden] → same shape."""
@@ -274,9 +274,9 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, frames: Tensor) -> Tensor:
             x = self.input_proj(frames)
-            for i, layer in enumerate(self.layers, 1):
+            for layer_index, layer in enumerate(self.layers, 1):
                 x = layer(x)
-                if i == len(self.layers) // 2:
+                if layer_index == len(self.layers) // 2:
                     x = x + self.label_proj(self.label_head(x).softmax(-1))
             return x
 

@@ -53,12 +53,14 @@ class SpeakerEncoder(Part):
         """Records the encoder and returns the mean activity of each speaker. frame_count: the frames per position."""
         x = _record_stack(recorder, self.stack, frames, self.hidden_size)
         recorder.vector("silence", Axis("hidden", self.hidden_size), role="idle")
-        head, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
-        speaker_features = recorder.linear("proj", x, head, bias=True)
-        speaker_features = recorder.conv("upsampler", speaker_features, frame_axis, head, kernel=KERNEL_SIZE, bias=True)
-        speaker_features = speaker_features.view(head, rows=Multiple("frames", of=x.rows, by=frame_count))
+        head_axis, frame_axis = Axis("head", self.head_size), Axis("frames", frame_count)
+        speaker_features = recorder.linear("proj", x, head_axis, bias=True)
+        speaker_features = recorder.conv(
+            "upsampler", speaker_features, frame_axis, head_axis, kernel=KERNEL_SIZE, bias=True
+        )
+        speaker_features = speaker_features.view(head_axis, new_rows=Multiple("frames", of=x.rows, by=frame_count))
         speaker_features = recorder.act(
-            recorder.linear("dense", recorder.act(speaker_features, "relu"), head, bias=True), "relu"
+            recorder.linear("dense", recorder.act(speaker_features, "relu"), head_axis, bias=True), "relu"
         )
         speakers = Axis("speakers", self.num_speakers)
         probabilities = recorder.act(recorder.linear("classifier", speaker_features, speakers, bias=True), "sigmoid")
@@ -142,7 +144,7 @@ class DiarizedEncoder(TowerPart):
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records both encoders and returns their sum for the projector."""
+        """Records both encoders and returns the sum of their outputs for the projector."""
         frames = recorder.merge(x, Merged(of=x.rows, frames=self.frames), Axis("frames", self.frames))
         frames.fixed = True
         stack_output = _record_stack(recorder, self.stack, frames, self.hidden_size)
@@ -152,10 +154,10 @@ class DiarizedEncoder(TowerPart):
         with recorder.scope("speakers"):
             activity = self.speakers.flow(recorder, frames, self.frames)
         activity = recorder.part("speaker_norm", self.norm, activity)
-        hidden = Axis("hidden", self.hidden_size)
-        sinusoids = Value(stack_output.rows, (*activity.axes, hidden), fixed=True)
+        hidden_axis = Axis("hidden", self.hidden_size)
+        sinusoids = Value(stack_output.rows, (*activity.axes, hidden_axis), fixed=True)
         product = ops.Product(1, self.speakers.num_speakers, self.hidden_size, stack_output.rows)
-        speaker_states = recorder.core("speaker_embedding", product, activity, sinusoids, axes=(hidden,))
+        speaker_states = recorder.core("speaker_embedding", product, activity, sinusoids, axes=(hidden_axis,))
         return recorder.add(recorder.part("out_norm", self.norm, stack_output), speaker_states)
 
     def describe(self, hidden_size: int) -> str:
@@ -174,16 +176,16 @@ class DiarizedEncoder(TowerPart):
         stack = Stack(num_hidden_layers=2, block=block, embedding_norm=layernorm, final_norm=layernorm)
         speakers = SpeakerEncoder(hidden_size=8, stack=stack, head_size=6, num_speakers=3)
         timestamps = WordTimestamps(stack=stack, upsampling_factor=2, classes=11)
-        fields: dict[str, Any] = {"num_mel_bins": 5, "hidden_size": 12, "stack": stack, "norm": layernorm}
+        tower_fields: dict[str, Any] = {"num_mel_bins": 5, "hidden_size": 12, "stack": stack, "norm": layernorm}
         return [
-            cls(frames=4, speakers=speakers, timestamps=timestamps, **fields),
-            cls(frames=2, speakers=speakers.model_copy(update={"num_speakers": 1}), **fields),
+            cls(frames=4, speakers=speakers, timestamps=timestamps, **tower_fields),
+            cls(frames=2, speakers=speakers.model_copy(update={"num_speakers": 1}), **tower_fields),
         ]
 
 
-def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden: int) -> Value:
-    """Records the linear layer of a position's frames and the layers after it."""
-    x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden), kind="embedding")
+def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden_size: int) -> Value:
+    """Records a linear layer on each position's frames, and the layers of the stack."""
+    x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden_size), kind="embedding")
     with recorder.apart(causal=False):
         return stack.flow(recorder, x)
 
@@ -199,11 +201,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class Layers(nn.Module):
         """The layers of a stack, as direct submodules. x: [clips, positions, width] → same shape."""
 
-        def __init__(self, stack: Stack, hidden: int) -> None:
+        def __init__(self, stack: Stack, hidden_size: int) -> None:
             super().__init__()
-            layers = stack.reference(ModelProperties(hidden, causal=False))
-            for child_name, child in layers.named_children():
-                self.add_module(child_name, child)
+            layers = stack.reference(ModelProperties(hidden_size, causal=False))
+            for child_name, child_module in layers.named_children():
+                self.add_module(child_name, child_module)
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
 
         def through_layers(self, x: Tensor) -> Tensor:
@@ -249,9 +251,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class SpeakerSinusoids(nn.Module):
         """The sum of the active speakers' sinusoids. activity: [clips, positions, speakers] → [..., width]."""
 
-        def __init__(self, speakers: int, hidden: int) -> None:
+        def __init__(self, speakers: int, hidden_size: int) -> None:
             super().__init__()
-            self.register_buffer("table", torch.zeros(speakers, hidden), persistent=False)
+            self.register_buffer("table", torch.zeros(speakers, hidden_size), persistent=False)
 
         def forward(self, activity: Tensor) -> Tensor:
             return activity @ self.get_buffer("table")

@@ -49,15 +49,15 @@ class DiffusionHead(Part):
         return self.norm.model_copy(update={"weight": False})
 
     def flow(self, recorder: Flow, latents: Value) -> None:
-        """Records the head. latents: the vectors that the head predicts."""
-        hidden = Axis("hidden", self.hidden_size)
-        text_output = Value(latents.rows, (hidden,), fixed=True)
+        """Records the diffusion head. latents: the vectors that the head predicts."""
+        hidden_axis = Axis("hidden", self.hidden_size)
+        text_output = Value(latents.rows, (hidden_axis,), fixed=True)
         sinusoids = Value(latents.rows, (Axis("frequencies", self.frequency_size),), fixed=True)
-        x = recorder.linear("latent_proj", latents, hidden)
-        step_embedding = recorder.act(recorder.linear("step_proj_1", sinusoids, hidden), self.hidden_act)
+        x = recorder.linear("latent_proj", latents, hidden_axis)
+        step_embedding = recorder.act(recorder.linear("step_proj_1", sinusoids, hidden_axis), self.hidden_act)
         condition = recorder.add(
-            recorder.linear("condition_proj", text_output, hidden),
-            recorder.linear("step_proj_2", step_embedding, hidden),
+            recorder.linear("condition_proj", text_output, hidden_axis),
+            recorder.linear("step_proj_2", step_embedding, hidden_axis),
         )
         record_layer = partial(self._record_layer, recorder, condition=condition)
         x = recorder.layers(x, record_layer, self.num_hidden_layers, range(self.num_hidden_layers), kind="layer")
@@ -86,7 +86,7 @@ class DiffusionHead(Part):
 
 
 def _modulate(recorder: Flow, x: Value, scale: Value, shift: Value) -> Value:
-    """Records the product with one plus a scale, and the sum with a shift."""
+    """Records x · (1 + scale) + shift."""
     return recorder.add(recorder.mul(x, recorder.plus(scale, 1)), shift)
 
 
@@ -99,10 +99,10 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: DiffusionHead) -> None:
             super().__init__()
-            self.spec, hidden = spec, spec.hidden_size
-            self.modulation = nn.Linear(hidden, 3 * hidden, bias=False)
+            self.spec, hidden_size = spec, spec.hidden_size
+            self.modulation = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
             self.norm, self.mlp = (
-                component.reference(ModelProperties(hidden)) for component in (spec.norm, spec.feed_forward)
+                component.reference(ModelProperties(hidden_size)) for component in (spec.norm, spec.feed_forward)
             )
 
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
@@ -115,25 +115,25 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
             super().__init__()
-            self.spec, hidden = spec, spec.hidden_size
-            self.modulation = nn.Linear(hidden, 2 * hidden, bias=False)
-            self.norm = spec.norm.model_copy(update={"weight": False}).reference(ModelProperties(hidden))
-            self.proj = nn.Linear(hidden, latent_size, bias=False)
+            self.spec, hidden_size = spec, spec.hidden_size
+            self.modulation = nn.Linear(hidden_size, 2 * hidden_size, bias=False)
+            self.norm = spec.norm.model_copy(update={"weight": False}).reference(ModelProperties(hidden_size))
+            self.proj = nn.Linear(hidden_size, latent_size, bias=False)
 
         def forward(self, x: Tensor, condition: Tensor) -> Tensor:
             shift, scale = self.modulation(activate(self.spec.hidden_act, condition)).chunk(2, -1)
-            projected: Tensor = self.proj(self.norm(x) * (1 + scale) + shift)
-            return projected
+            projected_x: Tensor = self.proj(self.norm(x) * (1 + scale) + shift)
+            return projected_x
 
     class DiffusionHeadReference(nn.Module):
         """The head. latents: [rows, latent_size], sinusoids: [rows, frequency_size] → [rows, latent_size]."""
 
         def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
             super().__init__()
-            self.spec, hidden = spec, spec.hidden_size
-            self.latent_proj = nn.Linear(latent_size, hidden, bias=False)
-            self.step_proj_1 = nn.Linear(spec.frequency_size, hidden, bias=False)
-            self.condition_proj, self.step_proj_2 = (nn.Linear(hidden, hidden, bias=False) for _ in range(2))
+            self.spec, hidden_size = spec, spec.hidden_size
+            self.latent_proj = nn.Linear(latent_size, hidden_size, bias=False)
+            self.step_proj_1 = nn.Linear(spec.frequency_size, hidden_size, bias=False)
+            self.condition_proj, self.step_proj_2 = (nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(2))
             self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_hidden_layers))
             self.output = Output(spec, latent_size)
 

@@ -48,10 +48,10 @@ class ImageGeneration(Part):
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
         """Records the embeddings, the projection and the head. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
-        hidden = Value(codes.rows, (Axis("hidden", self.head_input_size),), fixed=True)
-        for projection, projector, x in (("map", self.maps, embeddings), ("head", self.head, hidden)):
-            for i, linear in enumerate(projector, 1):
-                x = linear.flow(recorder, x, f"{projection}_{i}")
+        hidden_states = Value(codes.rows, (Axis("hidden", self.head_input_size),), fixed=True)
+        for projection, projector, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
+            for layer_index, linear_map in enumerate(projector, 1):
+                x = linear_map.flow(recorder, x, f"{projection}_{layer_index}")
 
 
 class ImageTokenizer(TowerPart):
@@ -159,7 +159,7 @@ class ImageTokenizer(TowerPart):
     def _encode(self, recorder: Flow, pixels: Value) -> Value:
         """Records the encoder."""
         positions, levels = pixels.rows, len(self.channel_multiplier)
-        x = pixels.view(Axis("channels", self.in_channels), rows=_positions(positions, levels - 1))
+        x = pixels.view(Axis("channels", self.in_channels), new_rows=_positions(positions, levels - 1))
         x = self._convolve(recorder, "conv_in", x, self.base_channels)
         for i, multiplier in enumerate(self.channel_multiplier):
             with recorder.scope(f"level_{i}"):
@@ -209,8 +209,8 @@ class ImageTokenizer(TowerPart):
         return self._record_block(recorder, "middle_2", x, x.width, codes)
 
     def _attend(self, recorder: Flow, attention_name: str, x: Value, codes: Value | None) -> Value:
-        normed = self._normalize(recorder, f"{attention_name}_norm", x, codes)
-        return recorder.add(x, recorder.part(attention_name, self.attention, normed))
+        normed_x = self._normalize(recorder, f"{attention_name}_norm", x, codes)
+        return recorder.add(x, recorder.part(attention_name, self.attention, normed_x))
 
     def _record_block(
         self, recorder: Flow, block_name: str, x: Value, channels: Number, codes: Value | None = None
@@ -242,11 +242,12 @@ class ImageTokenizer(TowerPart):
         if codes is None:
             return recorder.part(norm_name, self.norm, x)
         with recorder.scope(norm_name):
-            normed, resized = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
+            normed_x, resized_codes = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
             scale, shift = (
-                recorder.conv(projection, resized, *x.axes, kernel=1, bias=True) for projection in ("scale", "shift")
+                recorder.conv(projection, resized_codes, *x.axes, kernel=1, bias=True)
+                for projection in ("scale", "shift")
             )
-            return recorder.add(recorder.mul(normed, scale), shift)
+            return recorder.add(recorder.mul(normed_x, scale), shift)
 
     def _convolve(
         self, recorder: Flow, conv_name: str, x: Value, channels: Number, kernel: Number = 9, rows: Rows | None = None
@@ -309,9 +310,9 @@ class ImageTokenizer(TowerPart):
         ]
 
 
-def _positions(of: Rows, doublings: int) -> Rows:
-    """Returns the positions of a grid whose sides are doubled `doublings` times."""
-    return Multiple("positions", of=of, by=4**doublings)
+def _positions(grid_rows: Rows, doublings: int) -> Rows:
+    """Returns the positions of a grid after its sides were doubled `doublings` times."""
+    return Multiple("positions", of=grid_rows, by=4**doublings)
 
 
 @cache
@@ -331,8 +332,8 @@ def _reference_class() -> type[nn.Module]:
             self.scale, self.shift = (nn.Conv2d(spec.embed_dim, channels, 1) for _ in range(2))
 
         def forward(self, x: Tensor, codes: Tensor) -> Tensor:
-            resized = functional.interpolate(codes, size=x.shape[2:])
-            return self.norm(x) * self.scale(resized) + self.shift(resized)
+            resized_codes = functional.interpolate(codes, size=x.shape[2:])
+            return self.norm(x) * self.scale(resized_codes) + self.shift(resized_codes)
 
     class ResidualBlock(nn.Module):
         """A residual block of two convolutions. x: [images, channels, rows, columns]."""
@@ -347,9 +348,9 @@ def _reference_class() -> type[nn.Module]:
             self.shortcut = nn.Conv2d(in_channels, channels, 1) if in_channels != channels else None
 
         def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
-            convolved = self.conv_1(functional.silu(self.norm_1(x, *codes)))
-            convolved = self.conv_2(functional.silu(self.norm_2(convolved, *codes)))
-            return convolved + (x if self.shortcut is None else self.shortcut(x))
+            conv_output = self.conv_1(functional.silu(self.norm_1(x, *codes)))
+            conv_output = self.conv_2(functional.silu(self.norm_2(conv_output, *codes)))
+            return conv_output + (x if self.shortcut is None else self.shortcut(x))
 
     def norm_of(spec: ImageTokenizer, channels: int, reads_codes: bool) -> nn.Module:
         return CodeNorm(spec, channels) if reads_codes else nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
@@ -375,11 +376,11 @@ def _reference_class() -> type[nn.Module]:
             self.conv_1, self.conv_2 = (FrameConv(channels, channels, (3, 3, 3)) for _ in range(2))
 
         def forward(self, x: Tensor) -> Tensor:
-            convolved = self.conv_1(functional.silu(self.norm_1(x)))
-            return x + self.conv_2(functional.silu(self.norm_2(convolved)))
+            conv_output = self.conv_1(functional.silu(self.norm_1(x)))
+            return x + self.conv_2(functional.silu(self.norm_2(conv_output)))
 
     class TokenizerHalf(nn.Module):
-        """The base of the encoder and the decoder."""
+        """The base class of the tokenizer's encoder and decoder."""
 
         def __init__(self, spec: ImageTokenizer, reads_codes: bool) -> None:
             super().__init__()
@@ -412,12 +413,12 @@ def _reference_class() -> type[nn.Module]:
             return self.spec.num_res_blocks if self.spec.over_frames else 0
 
         def add_frame_blocks(self) -> None:
-            for i in range(1, self.frame_block_count + 1):
-                self.add_module(f"frame_block_{i}", FrameBlock(self.spec.latent_channels))
+            for block_index in range(1, self.frame_block_count + 1):
+                self.add_module(f"frame_block_{block_index}", FrameBlock(self.spec.latent_channels))
 
         def attend(self, module: nn.Module, attention_name: str, x: Tensor, *codes: Tensor) -> Tensor:
-            normed = module.get_submodule(f"{attention_name}_norm")(x, *codes).flatten(2).transpose(1, 2)
-            attn_output: Tensor = module.get_submodule(attention_name)(normed, ForwardPass())
+            normed_x = module.get_submodule(f"{attention_name}_norm")(x, *codes).flatten(2).transpose(1, 2)
+            attn_output: Tensor = module.get_submodule(attention_name)(normed_x, ForwardPass())
             return x + attn_output.transpose(1, 2).unflatten(2, x.shape[2:])
 
         def run_level(self, level_index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:
@@ -436,8 +437,8 @@ def _reference_class() -> type[nn.Module]:
             return self.get_submodule("middle_2")(self.attend(self, "middle_attn", x, *codes), *codes)
 
         def run_frame_blocks(self, x: Tensor) -> Tensor:
-            for i in range(1, self.frame_block_count + 1):
-                x = self.get_submodule(f"frame_block_{i}")(x)
+            for block_index in range(1, self.frame_block_count + 1):
+                x = self.get_submodule(f"frame_block_{block_index}")(x)
             return x
 
     class Encoder(TokenizerHalf):
@@ -492,19 +493,19 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, codes: Tensor) -> Tensor:
             x = self.post_quant_conv(codes)
             x = self.run_frame_blocks(torch.cat([x, codes]) if self.spec.over_frames else x)
-            for i in range(1, self.spec.temporal_levels + 1):
-                x = functional.silu(self.get_submodule(f"time_conv_{i}")(x.repeat_interleave(2, 2)))
-            frames = x.shape[2]
+            for level_index in range(1, self.spec.temporal_levels + 1):
+                x = functional.silu(self.get_submodule(f"time_conv_{level_index}")(x.repeat_interleave(2, 2)))
+            frame_count = x.shape[2]
             x, *codes_of_frames = x.transpose(1, 2).flatten(0, 1).chunk(2 if self.spec.over_frames else 1)
             x = self.run_middle(self.conv_in(x), *codes_of_frames)
-            for i in reversed(range(len(self.spec.channel_multiplier))):
-                x = self.run_level(i, x, self.spec.num_res_blocks + 1, *codes_of_frames)
-                if i:
-                    x = self.get_submodule(f"level_{i}").get_submodule("upsample")(
+            for level_index in reversed(range(len(self.spec.channel_multiplier))):
+                x = self.run_level(level_index, x, self.spec.num_res_blocks + 1, *codes_of_frames)
+                if level_index:
+                    x = self.get_submodule(f"level_{level_index}").get_submodule("upsample")(
                         functional.interpolate(x, scale_factor=2.0)
                     )
             x = self.conv_out(functional.silu(self.norm_out(x, *codes_of_frames)))
-            return x.unflatten(0, (-1, frames)).transpose(1, 2)
+            return x.unflatten(0, (-1, frame_count)).transpose(1, 2)
 
     class GenerationModules(nn.Module):
         """The modules that generate image tokens, which the encoding of an image does not run."""
@@ -516,9 +517,9 @@ def _reference_class() -> type[nn.Module]:
                 ("map", spec.maps, embed_dim),
                 ("head", spec.head, spec.head_input_size),
             ):
-                for i, linear in enumerate(projector, 1):
-                    self.add_module(f"{projection}_{i}", nn.Linear(input_width, linear.size, bias=linear.bias))
-                    input_width = linear.size
+                for i, linear_map in enumerate(projector, 1):
+                    self.add_module(f"{projection}_{i}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias))
+                    input_width = linear_map.size
 
     class ImageTokenizerReference(nn.Module):
         """The tokenizer. pixels: [images, channels, frames, height, width] → [images, positions, embed_dim]."""

@@ -172,21 +172,21 @@ class MobileNet(TowerPart):
             )
         channels = self.stem_channels
         for stage in self.stages:
-            for group in stage.groups:
+            for block_group in stage.groups:
                 in_channels = channels
-                for block in group.blocks:
+                for block in block_group.blocks:
                     channels = channels if block.type == "attention" else block.channels
-                if group.repeat > 1 and (channels != in_channels or _stride_of(group.blocks) > 1):
+                if block_group.repeat > 1 and (channels != in_channels or _stride_of(block_group.blocks) > 1):
                     raise ValueError(
-                        f"repeat: {group.repeat} groups read {in_channels} channels and give {channels}; expected "
-                        "blocks without a stride that give as many channels as they read"
+                        f"repeat: {block_group.repeat} groups read {in_channels} channels and give {channels}; "
+                        "expected blocks without a stride that give as many channels as they read"
                     )
         return self
 
     @property
     def patches(self) -> Patches:
         """The squares of pixels that correspond to the positions of the last stage."""
-        patch_side = 2 * prod(_stride_of(group.blocks) for stage in self.stages for group in stage.groups)
+        patch_side = 2 * prod(_stride_of(block_group.blocks) for stage in self.stages for block_group in stage.groups)
         return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
     @property
@@ -199,31 +199,31 @@ class MobileNet(TowerPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns output_side × output_side positions of an image."""
         pixels = Multiple("positions", of=x.rows, by=self.patches.patch_size**2)
-        x = x.view(Axis("channels", self.num_channels), rows=pixels)
+        x = x.view(Axis("channels", self.num_channels), new_rows=pixels)
         x = self._record_conv(recorder, "stem", x, self.stem_channels, kernel=3, stride=2, bias=True, is_activated=True)
         stage_outputs: list[Value] = []
-        for i, stage in enumerate(self.stages, 1):
-            with recorder.scope(f"stage_{i}"):
-                for group_index, group in enumerate(stage.groups, 1):
-                    x = self._record_group(recorder, f"group_{group_index}", x, group)
+        for stage_index, stage in enumerate(self.stages, 1):
+            with recorder.scope(f"stage_{stage_index}"):
+                for group_index, block_group in enumerate(stage.groups, 1):
+                    x = self._record_group(recorder, f"group_{group_index}", x, block_group)
             stage_outputs.append(x)
         with recorder.scope("fusion"):
             return self._fuse_stages(recorder, stage_outputs[-self.fused_stages :])
 
-    def _record_group(self, recorder: Flow, group_name: str, x: Value, group: BlockGroup) -> Value:
+    def _record_group(self, recorder: Flow, group_name: str, x: Value, block_group: BlockGroup) -> Value:
         """Records the blocks of a group."""
 
         def record_blocks(block_input: Value) -> Value:
-            for k, block in enumerate(group.blocks, 1):
+            for k, block in enumerate(block_group.blocks, 1):
                 with recorder.scope(f"block_{k}", kind="attention" if block.type == "attention" else "convolution"):
                     block_input = self._record_block(recorder, block_input, block)
             return block_input
 
-        if same(group.repeat, 1):
+        if same(block_group.repeat, 1):
             with recorder.scope(group_name, kind="layer"):
                 return record_blocks(x)
-        repeat_indices = range(group.repeat) if isinstance(group.repeat, int) else None
-        return recorder.layers(x, record_blocks, group.repeat, repeat_indices, group_name, kind="layer")
+        repeat_indices = range(block_group.repeat) if isinstance(block_group.repeat, int) else None
+        return recorder.layers(x, record_blocks, block_group.repeat, repeat_indices, group_name, kind="layer")
 
     def _record_block(self, recorder: Flow, x: Value, block: Any) -> Value:
         """Records a block and, if the input and the output have the same shape, their sum."""
@@ -269,13 +269,15 @@ class MobileNet(TowerPart):
     def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
         """Records the fusion of the outputs of the last stages."""
         largest = stage_outputs[0].rows
-        resized = [
+        resized_outputs = [
             stage_output if stage_output.rows == largest else recorder.resampled(stage_output, largest)
             for stage_output in stage_outputs
         ]
-        joined = resized[0]
-        if len(resized) > 1:
-            joined = recorder.cat(*resized, axes=(JoinedShapes(tuple(stage_output.axes for stage_output in resized)),))
+        joined = resized_outputs[0]
+        if len(resized_outputs) > 1:
+            joined = recorder.cat(
+                *resized_outputs, axes=(JoinedShapes(tuple(stage_output.axes for stage_output in resized_outputs)),)
+            )
         x = self._record_conv(recorder, "pw_exp", joined, self.intermediate_size, is_activated=True)
         x = self._record_conv(recorder, "pw_proj", x, self.hidden_size)
         x = recorder.resampled(x, Fixed("positions", length=self.output_side**2))
@@ -305,8 +307,8 @@ class MobileNet(TowerPart):
         return recorder.act(x, self.hidden_act) if is_activated else x
 
     def describe(self, hidden_size: int) -> str:
-        blocks = sum(group.repeat * len(group.blocks) for stage in self.stages for group in stage.groups)
-        return f"MobileNet of {blocks} blocks → {self.hidden_size}"
+        block_count = sum(group.repeat * len(group.blocks) for stage in self.stages for group in stage.groups)
+        return f"MobileNet of {block_count} blocks → {self.hidden_size}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -358,18 +360,18 @@ class MobileNet(TowerPart):
         ]
 
 
-def _stride_of(blocks: tuple[Any, ...]) -> int:
-    """Returns the product of the strides of blocks."""
-    return prod(block.stride for block in blocks if block.type != "attention")
+def _stride_of(conv_blocks: tuple[Any, ...]) -> int:
+    """Returns the total stride of a sequence of blocks."""
+    return prod(block.stride for block in conv_blocks if block.type != "attention")
 
 
-def _strided_rows(rows: Rows, stride: Stride) -> Rows:
-    """Returns the positions of a grid after a convolution with a stride."""
+def _strided_rows(input_rows: Rows, stride: Stride) -> Rows:
+    """Returns the axis of grid positions after a convolution with a stride."""
     if stride == 1:
-        return rows
-    if isinstance(rows, Multiple) and isinstance(rows.by, int) and rows.by % 4 == 0:
-        return Multiple(rows.name, of=rows.of, by=rows.by // 4)
-    return Merged(of=rows, side=2)
+        return input_rows
+    if isinstance(input_rows, Multiple) and isinstance(input_rows.by, int) and input_rows.by % 4 == 0:
+        return Multiple(input_rows.name, of=input_rows.of, by=input_rows.by // 4)
+    return Merged(of=input_rows, side=2)
 
 
 @cache
@@ -410,8 +412,8 @@ def _reference_class() -> type[nn.Module]:
             return channels
 
         def normalize(self, norm_name: str, x: Tensor) -> Tensor:
-            normed: Tensor = self.get_submodule(norm_name)(x.permute(0, 2, 3, 1))
-            return normed.permute(0, 3, 1, 2)
+            normed_x: Tensor = self.get_submodule(norm_name)(x.permute(0, 2, 3, 1))
+            return normed_x.permute(0, 3, 1, 2)
 
         def convolve(self, conv_name: str, x: Tensor, is_activated: bool = False) -> Tensor:
             x = self.normalize(f"{conv_name}_norm", self.get_submodule(conv_name)(x))
@@ -427,8 +429,8 @@ def _reference_class() -> type[nn.Module]:
             self.width = self.add_conv("conv_proj", spec.intermediate_size, spec.channels)
 
         def forward(self, x: Tensor) -> Tensor:
-            convolved = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
-            return x + convolved if self.has_skip else convolved
+            conv_output = self.convolve("conv_proj", self.convolve("conv_exp", x, is_activated=True))
+            return x + conv_output if self.has_skip else conv_output
 
     class InvertedReference(GridModule):
         """A universal inverted residual block."""
@@ -475,16 +477,16 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"{letter}_proj", SamePaddingConv(in_channels, spec.head_dim, 1, bias=False))
             self.core, self.layer_scale = softmax_core_class()(), vector(torch.ones(in_channels))
 
-        def _project(self, letter: str, x: Tensor) -> Tensor:
+        def _project(self, projection_letter: str, x: Tensor) -> Tensor:
             """Computes the keys or the values: [images, 1, positions, head_dim]."""
-            x = self.convolve(f"{letter}_down", x) if hasattr(self, f"{letter}_down") else x
-            projected: Tensor = self.get_submodule(f"{letter}_proj")(x)
-            return projected.flatten(2).transpose(1, 2)[:, None]
+            x = self.convolve(f"{projection_letter}_down", x) if hasattr(self, f"{projection_letter}_down") else x
+            projected_x: Tensor = self.get_submodule(f"{projection_letter}_proj")(x)
+            return projected_x.flatten(2).transpose(1, 2)[:, None]
 
         def forward(self, x: Tensor) -> Tensor:
-            normed = self.normalize("norm", x)
-            query = self.q_proj(normed).flatten(2).unflatten(1, (self.heads, -1)).transpose(2, 3)
-            heads = self.core(query, self._project("k", normed), self._project("v", normed))
+            normed_x = self.normalize("norm", x)
+            query = self.q_proj(normed_x).flatten(2).unflatten(1, (self.heads, -1)).transpose(2, 3)
+            heads = self.core(query, self._project("k", normed_x), self._project("v", normed_x))
             joined_heads = heads.transpose(2, 3).flatten(1, 2).unflatten(2, x.shape[2:])
             return x + self.o_proj(joined_heads) * self.layer_scale.weight[:, None, None]
 
@@ -493,18 +495,18 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: MobileNet, in_channels: int) -> None:
             super().__init__(spec.norm, spec.hidden_act)
-            self.side, inner_width, hidden = spec.output_side, spec.intermediate_size, spec.hidden_size
+            self.side, inner_width, hidden_size = spec.output_side, spec.intermediate_size, spec.hidden_size
             self.add_conv("pw_exp", in_channels, inner_width)
-            self.add_conv("pw_proj", inner_width, hidden)
-            self.add_norm("norm", hidden)
+            self.add_conv("pw_proj", inner_width, hidden_size)
+            self.add_norm("norm", hidden_size)
 
         def forward(self, stage_outputs: list[Tensor]) -> Tensor:
             grid = stage_outputs[0].shape[2:]
-            resized = [
+            resized_outputs = [
                 stage_output if stage_output.shape[2:] == grid else nn.functional.interpolate(stage_output, size=grid)
                 for stage_output in stage_outputs
             ]
-            x = self.convolve("pw_proj", self.convolve("pw_exp", torch.cat(resized, 1), is_activated=True))
+            x = self.convolve("pw_proj", self.convolve("pw_exp", torch.cat(resized_outputs, 1), is_activated=True))
             if grid[0] % self.side or grid[1] % self.side:
                 x = nn.functional.interpolate(x, size=(self.side, self.side), mode="bilinear")
             else:
@@ -521,29 +523,29 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec.norm, spec.hidden_act)
             in_channels = self.add_conv("stem", spec.num_channels, spec.stem_channels, 3, 2, bias=True)
             self.fused_stages, self.stage_count, widths = spec.fused_stages, len(spec.stages), list[int]()
-            for i, stage in enumerate(spec.stages, 1):
-                groups = nn.Module()
-                for group_index, group in enumerate(stage.groups, 1):
+            for stage_index, stage in enumerate(spec.stages, 1):
+                group_modules = nn.Module()
+                for group_index, block_group in enumerate(stage.groups, 1):
                     repeats = list[nn.Module]()
-                    for _ in range(group.repeat):
-                        blocks = nn.Sequential()
-                        for k, block in enumerate(group.blocks, 1):
+                    for _ in range(block_group.repeat):
+                        block_modules = nn.Sequential()
+                        for k, block in enumerate(block_group.blocks, 1):
                             block_module = BLOCKS[block.type](block, in_channels, spec.norm, spec.hidden_act)
-                            blocks.add_module(f"block_{k}", block_module)
+                            block_modules.add_module(f"block_{k}", block_module)
                             in_channels = block_module.width
-                        repeats.append(blocks)
-                    groups.add_module(
-                        f"group_{group_index}", repeats[0] if group.repeat == 1 else nn.Sequential(*repeats)
+                        repeats.append(block_modules)
+                    group_modules.add_module(
+                        f"group_{group_index}", repeats[0] if block_group.repeat == 1 else nn.Sequential(*repeats)
                     )
-                self.add_module(f"stage_{i}", groups)
+                self.add_module(f"stage_{stage_index}", group_modules)
                 widths.append(in_channels)
             self.fusion = FusionReference(spec, sum(widths[-spec.fused_stages :]))
 
         def forward(self, pixels: Tensor) -> Tensor:
             x, stage_outputs = self.convolve("stem", pixels[:, :, 0], is_activated=True), list[torch.Tensor]()
-            for i in range(1, self.stage_count + 1):
-                for group in self.get_submodule(f"stage_{i}").children():
-                    x = group(x)
+            for stage_index in range(1, self.stage_count + 1):
+                for block_group in self.get_submodule(f"stage_{stage_index}").children():
+                    x = block_group(x)
                 stage_outputs.append(x)
             return self.fusion(stage_outputs[-self.fused_stages :])
 

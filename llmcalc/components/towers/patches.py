@@ -46,10 +46,10 @@ class PatchEmbedder(TowerPart):
         return self.patches.pixel_values()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        hidden = Axis("hidden", self.hidden_size)
+        hidden_axis = Axis("hidden", self.hidden_size)
         x = recorder.part("pixel_norm", self.norm, x)
         x = recorder.part(
-            "patch_norm", self.norm, recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
+            "patch_norm", self.norm, recorder.linear("patch_embedding", x, hidden_axis, bias=self.patches.bias)
         )
         for position in self.positions.flow(recorder, x):
             x = recorder.add(x, position)
@@ -90,31 +90,33 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: PatchEmbedder) -> None:
             super().__init__()
-            self.spec, hidden, patches = spec, spec.hidden_size, spec.patches
+            self.spec, hidden_size, patches = spec, spec.hidden_size, spec.patches
             patch_values = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
             self.pixel_norm = spec.norm.reference(ModelProperties(patch_values))
-            self.patch_embedding = nn.Linear(patch_values, hidden, bias=patches.bias)
-            self.patch_norm = spec.norm.reference(ModelProperties(hidden))
-            self.norm = spec.norm.reference(ModelProperties(hidden))
-            self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
+            self.patch_embedding = nn.Linear(patch_values, hidden_size, bias=patches.bias)
+            self.patch_norm = spec.norm.reference(ModelProperties(hidden_size))
+            self.norm = spec.norm.reference(ModelProperties(hidden_size))
+            self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
 
         def forward(self, pixels: Tensor) -> Tensor:
             patch_size, temporal_size = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
-            rows, columns = pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size
+            patch_rows, patch_columns = pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size
             patches = (
-                pixels[:, :, :temporal_size].unflatten(-1, (columns, patch_size)).unflatten(-3, (rows, patch_size))
+                pixels[:, :, :temporal_size]
+                .unflatten(-1, (patch_columns, patch_size))
+                .unflatten(-3, (patch_rows, patch_size))
             )
             x = self.patch_norm(
                 self.patch_embedding(self.pixel_norm(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2)))
             )
-            positions = torch.arange(rows * columns, device=x.device)
+            positions = torch.arange(patch_rows * patch_columns, device=x.device)
             if self.spec.positions.axes == 1:
                 x = x + self.position_embedding(positions)
             else:
                 x = (
                     x
-                    + self.position_embedding(positions % columns)
-                    + self.position_embedding(self.spec.positions.rows + positions // columns)
+                    + self.position_embedding(positions % patch_columns)
+                    + self.position_embedding(self.spec.positions.rows + positions // patch_columns)
                 )
             return self.norm(x)
 

@@ -48,9 +48,9 @@ class Perceiver(LearnedQueries):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its latents for each image. x: the patches."""
-        hidden = Axis("hidden", self.hidden_size)
-        latents = recorder.vector("query", Axis("queries", self.queries), hidden, count=self.queries)
-        latents = latents.view(hidden, rows=Multiple(name="queries", of=IMAGES, by=self.queries))
+        hidden_axis = Axis("hidden", self.hidden_size)
+        latents = recorder.vector("query", Axis("queries", self.queries), hidden_axis, count=self.queries)
+        latents = latents.view(hidden_axis, new_rows=Multiple(name="queries", of=IMAGES, by=self.queries))
         depth = self.num_hidden_layers
         layer_indices = range(depth) if isinstance(depth, int) else None
         latents = recorder.layers(
@@ -78,8 +78,8 @@ class Perceiver(LearnedQueries):
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6)
-        fields: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm")}
-        return [cls(queries=3, hidden_size=12, num_hidden_layers=2, **fields)]
+        tower_fields: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": Norm(type="rmsnorm")}
+        return [cls(queries=3, hidden_size=12, num_hidden_layers=2, **tower_fields)]
 
 
 @cache
@@ -88,20 +88,20 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Latents(nn.Module):
-        def __init__(self, latent_count: int, hidden: int) -> None:
+        def __init__(self, latent_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(latent_count, hidden) * 0.02)
+            self.weight = nn.Parameter(torch.randn(latent_count, hidden_size) * 0.02)
 
     class Layer(nn.Module):
         """A layer. latents: [images, latents, hidden], patches: [images, patches, hidden] → latents."""
 
         def __init__(self, spec: Perceiver) -> None:
             super().__init__()
-            hidden = spec.hidden_size
+            hidden_size = spec.hidden_size
             for norm_name in ("latents_norm", "patches_norm", "mlp_pre_norm"):
-                self.add_module(norm_name, spec.norm.reference(ModelProperties(hidden)))
-            self.self_attn = spec.attention.reference(ModelProperties(hidden, causal=False, cross=True))
-            self.mlp = spec.feed_forward.reference(ModelProperties(hidden))
+                self.add_module(norm_name, spec.norm.reference(ModelProperties(hidden_size)))
+            self.self_attn = spec.attention.reference(ModelProperties(hidden_size, causal=False, cross=True))
+            self.mlp = spec.feed_forward.reference(ModelProperties(hidden_size))
 
         def forward(self, latents: Tensor, patches: Tensor) -> Tensor:
             queries = self.get_submodule("latents_norm")(latents)

@@ -101,12 +101,12 @@ class Resampler(LearnedQueries):
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
         query_rows = Multiple(name="queries", of=IMAGES, by=self.queries)
-        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, rows=query_rows)
+        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, new_rows=query_rows)
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
                 query,
-                recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, rows=query_rows),
+                recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, new_rows=query_rows),
             )
         value_input: Value | None = None
         if self.double_projections:
@@ -193,10 +193,10 @@ class Projector(TowerPart):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        for linear in self.maps:
-            if linear.gated and linear.size % 2:
+        for linear_map in self.maps:
+            if linear_map.gated and linear_map.size % 2:
                 raise ValueError(
-                    f"maps.size: {linear.size} has no two halves; expected an even number where a map is gated"
+                    f"maps.size: {linear_map.size} has no two halves; expected an even number where a map is gated"
                 )
         if self.merged == "mean" and self.norm_of == "merged":
             raise ValueError('merged: "mean" is always normalized after merging; expected no norm_of = "merged"')
@@ -243,8 +243,8 @@ class Projector(TowerPart):
         x = recorder.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
             x = self._append_marks(recorder, "input_marks", x, self.input_marks, *x.axes)
-        for i, linear in enumerate(self.maps, 1):
-            x = linear.flow(recorder, x, f"map_{i}")
+        for map_index, linear_map in enumerate(self.maps, 1):
+            x = linear_map.flow(recorder, x, f"map_{map_index}")
         if self.output_marks:
             x = self._append_marks(recorder, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else recorder.part("out_norm", self.out_norm, x)
@@ -266,11 +266,13 @@ class Projector(TowerPart):
         self, recorder: Flow, marks_name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes
     ) -> Value:
         """Appends learned marker vectors to x."""
-        vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, count=mark_count)
-        return recorder.cat(x, vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
+        mark_vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, count=mark_count)
+        return recorder.cat(x, mark_vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:
-        return " → ".join(str(map_width) for map_width in (self.input_size, *(linear.size for linear in self.maps)))
+        return " → ".join(
+            str(map_width) for map_width in (self.input_size, *(linear_map.size for linear_map in self.maps))
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["projector"](self)
@@ -346,9 +348,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class MarkerVectors(nn.Module):
-        def __init__(self, query_count: int, hidden: int) -> None:
+        def __init__(self, query_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(query_count, hidden) * 0.02)
+            self.weight = nn.Parameter(torch.randn(query_count, hidden_size) * 0.02)
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
@@ -358,17 +360,20 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: Resampler, input_width: int) -> None:
             super().__init__()
-            hidden = spec.hidden_size
+            hidden_size = spec.hidden_size
             if spec.projected:
-                self.kv_proj = nn.Linear(input_width, hidden, bias=False)
-            self.query, self.kv_norm = MarkerVectors(spec.queries, hidden), spec.norm.reference(ModelProperties(hidden))
-            self.query_norm = spec.norm.reference(ModelProperties(hidden))
+                self.kv_proj = nn.Linear(input_width, hidden_size, bias=False)
+            self.query, self.kv_norm = (
+                MarkerVectors(spec.queries, hidden_size),
+                spec.norm.reference(ModelProperties(hidden_size)),
+            )
+            self.query_norm = spec.norm.reference(ModelProperties(hidden_size))
             if spec.positions:
-                self.positions = MarkerVectors(spec.queries, hidden)
-            self.attention = spec.attention.reference(ModelProperties(hidden, causal=False, cross=True))
+                self.positions = MarkerVectors(spec.queries, hidden_size)
+            self.attention = spec.attention.reference(ModelProperties(hidden_size, causal=False, cross=True))
             if spec.double_projections:
-                self.q_in, self.k_in, self.v_in = (nn.Linear(hidden, hidden, bias=False) for _ in range(3))
-                self.attention_out = nn.Linear(hidden, hidden)
+                self.q_in, self.k_in, self.v_in = (nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(3))
+                self.attention_out = nn.Linear(hidden_size, hidden_size)
 
         def forward(self, x: Tensor) -> Tensor:
             keys = self.kv_norm(self.kv_proj(x) if hasattr(self, "kv_proj") else x)
@@ -403,9 +408,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             if spec.norm is not None:
                 normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else input_width
                 self.norm = spec.norm.reference(ModelProperties(normed_width))
-            for i, linear in enumerate(spec.maps, 1):
-                self.add_module(f"map_{i}", nn.Linear(input_width, linear.size, bias=linear.bias))
-                input_width = linear.size // 2 if linear.gated else linear.size
+            for map_index, linear_map in enumerate(spec.maps, 1):
+                self.add_module(f"map_{map_index}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias))
+                input_width = linear_map.size // 2 if linear_map.gated else linear_map.size
             if spec.output_marks:
                 self.output_marks = MarkerVectors(spec.output_marks, input_width)
             if spec.out_norm is not None:
@@ -413,37 +418,39 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self._stack: tuple[nn.Module, ...] = ()
             if spec.stack is not None:
                 stack = spec.stack.reference(ModelProperties(input_width, causal=False))
-                for child_name, child in stack.named_children():
-                    self.add_module(child_name, child)
+                for child_name, child_module in stack.named_children():
+                    self.add_module(child_name, child_module)
                 self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
-        def tokens(self, ids: Tensor) -> Tensor:
-            """Returns the projector's output for non-text tokens."""
-            return self._apply_maps(self.token_norm(self.token_embedding(ids)))
+        def tokens(self, token_ids: Tensor) -> Tensor:
+            """Returns the projected vectors of special tokens that are not text."""
+            return self._apply_maps(self.token_norm(self.token_embedding(token_ids)))
 
         def _apply_maps(self, x: Tensor) -> Tensor:
-            for i, linear in enumerate(self.spec.maps, 1):
-                projected = self.get_submodule(f"map_{i}")(x)
-                if linear.gated:
-                    gated_half, gate = projected.chunk(2, -1)
-                    x = gated_half * activate(linear.hidden_act, gate)
+            for map_index, linear_map in enumerate(self.spec.maps, 1):
+                projected_x = self.get_submodule(f"map_{map_index}")(x)
+                if linear_map.gated:
+                    gated_half, gate = projected_x.chunk(2, -1)
+                    x = gated_half * activate(linear_map.hidden_act, gate)
                 else:
-                    x = activate(linear.hidden_act, projected)
+                    x = activate(linear_map.hidden_act, projected_x)
             x = self.output_marks(x) if hasattr(self, "output_marks") else x
             x = activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
             for stack in self._stack:
                 x = stack.forward(x, ForwardPass(columns=1))
             return x
 
-        def forward(self, x: Tensor, columns: int) -> Tensor:
+        def forward(self, x: Tensor, patch_columns: int) -> Tensor:
             merge, is_mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
             if hasattr(self, "resampler"):
                 x = self.resampler(x)
                 return self._apply_maps(self.norm(x) if hasattr(self, "norm") else x)
             norm_after_merge = is_mean or self.spec.norm_of == "merged"
             x = self.norm(x) if hasattr(self, "norm") and not norm_after_merge else x
-            squares = x.unflatten(1, (-1, merge, columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-            x = squares.mean(2) if is_mean else squares.flatten(2)
+            patch_squares = (
+                x.unflatten(1, (-1, merge, patch_columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+            )
+            x = patch_squares.mean(2) if is_mean else patch_squares.flatten(2)
             if frames > 1:
                 frames_of_images = x.unflatten(0, (-1, frames)).transpose(1, 2)
                 x = frames_of_images.mean(2) if is_mean else frames_of_images.flatten(2)

@@ -72,31 +72,31 @@ class QFormer(LearnedQueries):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the layers and returns the queries for each image or window. x: the patches."""
-        hidden, window = Axis("hidden", self.hidden_size), self.window
+        hidden_axis, window = Axis("hidden", self.hidden_size), self.window
         window_axis = IMAGES if window is None else Windows(of=x.rows, window=window)
-        patches = x if window is None else x.view(*x.axes, rows=Padded(of=x.rows, block=window))
-        queries = recorder.vector("query", Axis("queries", self.queries), hidden, count=self.queries)
+        patches = x if window is None else x.view(*x.axes, new_rows=Padded(of=x.rows, block=window))
+        queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, count=self.queries)
         query_rows = Multiple(name="queries", of=window_axis, by=self.queries)
         single_rows = query_rows if window is None else Table(name="queries", length=self.queries)
-        queries = recorder.part("query_norm", self.norm, queries.view(hidden, rows=single_rows))
+        queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
-        for label, reads_patches, layer_indices in self._kinds_of_later_layers():
+        for layer_label, reads_patches, layer_indices in self._kinds_of_later_layers():
             record_layer = partial(
                 self._record_layer, recorder, patches=patches if reads_patches else None, rows=query_rows
             )
             queries = recorder.layers(
-                queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=label
+                queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label
             )
         return queries
 
     def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
         """Yields each kind of layer above the first: its label, whether it attends to the patches, and its indices."""
         layers = range(1, self.num_hidden_layers)
-        for label, reads_patches in (("reading", True), ("", False)):
+        for layer_label, reads_patches in (("reading", True), ("", False)):
             layer_indices = [i for i in layers if (i in self.reading_layers) == reads_patches]
             if layer_indices:
-                yield label, reads_patches, layer_indices
+                yield layer_label, reads_patches, layer_indices
 
     def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, rows: Rows) -> Value:
         """Records a layer. patches: the input of cross-attention, if any. rows: the queries of all windows."""
@@ -104,30 +104,30 @@ class QFormer(LearnedQueries):
             if memory is not None:
                 with recorder.scope(attention_name, kind="attention"):
                     sublayer_output = self._record_attention(recorder, x, memory, query_rows)
-                x = x.view(*x.axes, rows=query_rows)
+                x = x.view(*x.axes, new_rows=query_rows)
                 x = recorder.part(f"{attention_name}_post_norm", self.norm, recorder.add(x, sublayer_output))
         sublayer_output = recorder.part("mlp", self.feed_forward, x)
         return recorder.part("mlp_post_norm", self.norm, recorder.add(x, sublayer_output))
 
-    def _record_attention(self, recorder: Flow, x: Value, memory: Value, rows: Rows) -> Value:
-        """Records the attention of queries. rows: the queries of all windows, to which the queries are copied."""
-        dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
-        head_axes = Axis("heads", self.num_attention_heads), dim
+    def _record_attention(self, recorder: Flow, x: Value, memory: Value, query_rows: Rows) -> Value:
+        """Records the attention of queries. query_rows: the queries of all windows, to which the queries are copied."""
+        head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
+        head_axes = Axis("heads", self.num_attention_heads), head_dim
         inputs = {"q": x, "k": memory, "v": memory}
         q, k, v = (
-            recorder.linear(f"{letter}_proj", projection_input, *head_axes, bias=True)
-            for letter, projection_input in inputs.items()
+            recorder.linear(f"{projection_letter}_proj", projection_input, *head_axes, bias=True)
+            for projection_letter, projection_input in inputs.items()
         )
-        if isinstance(rows, Table):
-            single_set = ops.DistanceScores(q.axes[0].size, 2 * dim.size, rows, rows)
+        if isinstance(query_rows, Table):
+            single_set = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)
             attn_output = recorder.core("", single_set, q, k, v, axes=v.axes)
             return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
-        q = q.view(*q.axes, rows=rows)
-        limits: dict[str, Any] = {}
+        q = q.view(*q.axes, new_rows=query_rows)
+        key_limits: dict[str, Any] = {}
         if self.window is not None:
             context = 0 if memory is x else self.window - self.queries
-            limits = {"core": ops.ChunkedCore, "chunk": self.queries, "context": context}
-        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
+            key_limits = {"core": ops.ChunkedCore, "chunk": self.queries, "context": context}
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -136,15 +136,15 @@ class QFormer(LearnedQueries):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
-        fields: dict[str, Any] = {
+        tower_fields: dict[str, Any] = {
             "hidden_size": 12,
             "num_attention_heads": 3,
             "feed_forward": network,
             "norm": Norm(type="layernorm"),
         }
         return [
-            cls(queries=3, num_hidden_layers=3, input_size=10, reading_layers=(0, 2), **fields),
-            cls(queries=2, num_hidden_layers=2, input_size=10, reading_layers=(0, 1), window=5, **fields),
+            cls(queries=3, num_hidden_layers=3, input_size=10, reading_layers=(0, 2), **tower_fields),
+            cls(queries=2, num_hidden_layers=2, input_size=10, reading_layers=(0, 1), window=5, **tower_fields),
         ]
 
 
@@ -154,18 +154,18 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LearnedQueryTable(nn.Module):
-        def __init__(self, query_count: int, hidden: int) -> None:
+        def __init__(self, query_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(query_count, hidden) * 0.02)
+            self.weight = nn.Parameter(torch.randn(query_count, hidden_size) * 0.02)
 
     class Attention(nn.Module):
         """Attention of queries. x: [windows, queries, hidden], memory: [windows, positions, width] → x's shape."""
 
         def __init__(self, spec: QFormer, memory_width: int) -> None:
             super().__init__()
-            self.heads, hidden = spec.num_attention_heads, spec.hidden_size
-            self.q_proj, self.o_proj = (nn.Linear(hidden, hidden) for _ in range(2))
-            self.k_proj, self.v_proj = (nn.Linear(memory_width, hidden) for _ in range(2))
+            self.heads, hidden_size = spec.num_attention_heads, spec.hidden_size
+            self.q_proj, self.o_proj = (nn.Linear(hidden_size, hidden_size) for _ in range(2))
+            self.k_proj, self.v_proj = (nn.Linear(memory_width, hidden_size) for _ in range(2))
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             q, k, v = (

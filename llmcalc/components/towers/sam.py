@@ -106,18 +106,18 @@ class SamEncoder(TowerPart):
             for position in self.positions.flow(recorder, x):
                 x = recorder.add(x, position)
         patches = x.rows
-        for label, window, repeat, layer_indices in self._kinds_of_layers():
+        for layer_label, window, repeat, layer_indices in self._kinds_of_layers():
             record_layer = partial(self._record_layer, recorder, window=window)
-            x = recorder.layers(x, record_layer, repeat, layer_indices, kind="layer", label=label)
+            x = recorder.layers(x, record_layer, repeat, layer_indices, kind="layer", label=layer_label)
         if self.second_neck:
             with recorder.scope("second_neck", role="idle"):
                 self._record_neck(recorder, x)
                 recorder.vector("factor", Axis("factor", 1))
         with recorder.scope("neck"):
             x = self._record_neck(recorder, x)
-        for i, channels in enumerate(self.halvings, 1):
-            merged_rows = Merged(of=patches, side=2**i)
-            x = recorder.conv(f"halving_{i}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
+        for halving_index, channels in enumerate(self.halvings, 1):
+            merged_rows = Merged(of=patches, side=2**halving_index)
+            x = recorder.conv(f"halving_{halving_index}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
         return x
 
     def _kinds_of_layers(self) -> Iterator[tuple[str, int | None, Number, list[int] | None]]:
@@ -144,7 +144,7 @@ class SamEncoder(TowerPart):
         window_side, patches = self.grid if window is None else window, x.rows
         dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), dim
-        x = x if window is None else x.view(*x.axes, rows=PaddedSquares(side=window))
+        x = x if window is None else x.view(*x.axes, new_rows=PaddedSquares(side=window))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.qkv_bias) for letter in "qkv")
         scored_distances = 0
         if self.relative_positions:
@@ -152,13 +152,13 @@ class SamEncoder(TowerPart):
             distances = Table(name="distances", length=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
                 recorder.table(table_name, Axis("distances", 2 * window_side - 1), dim, of=distances, by="positions")
-        limits: dict[str, Any] = {
+        key_limits: dict[str, Any] = {
             "core": ops.ChunkedCore,
             "chunk": window_side * window_side,
             "distances": scored_distances,
         }
-        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **limits)
-        return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, rows=patches)
+        attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
+        return recorder.linear("o_proj", attn_output, *x.axes, bias=True).view(*x.axes, new_rows=patches)
 
     def _record_neck(self, recorder: Flow, x: Value) -> Value:
         """Records two convolutions with norms."""
@@ -175,7 +175,7 @@ class SamEncoder(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="gelu", up_bias=True, down_bias=True)
-        fields: dict[str, Any] = {
+        tower_fields: dict[str, Any] = {
             "num_attention_heads": 3,
             "window_size": 3,
             "feed_forward": network,
@@ -192,7 +192,7 @@ class SamEncoder(TowerPart):
                 positions=PatchPositions(rows=64),
                 output_channels=6,
                 halvings=(8, 10),
-                **fields,
+                **tower_fields,
             ),
             cls(
                 hidden_size=12,
@@ -203,7 +203,7 @@ class SamEncoder(TowerPart):
                 relative_positions=False,
                 output_channels=6,
                 second_neck=True,
-                **fields,
+                **tower_fields,
             ),
         ]
 
@@ -219,27 +219,27 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SamEncoder, window: int | None) -> None:
             super().__init__()
-            self.heads, self.window, hidden = spec.num_attention_heads, window, spec.hidden_size
-            for letter in "qkv":
-                self.add_module(f"{letter}_proj", nn.Linear(hidden, hidden, bias=spec.qkv_bias))
-            self.o_proj = nn.Linear(hidden, hidden)
+            self.heads, self.window, hidden_size = spec.num_attention_heads, window, spec.hidden_size
+            for projection_letter in "qkv":
+                self.add_module(f"{projection_letter}_proj", nn.Linear(hidden_size, hidden_size, bias=spec.qkv_bias))
+            self.o_proj = nn.Linear(hidden_size, hidden_size)
             if spec.relative_positions:
                 distance_count = 2 * (spec.grid if window is None else window) - 1
                 self.row_distances, self.column_distances = (
-                    nn.Embedding(distance_count, hidden // spec.num_attention_heads) for _ in range(2)
+                    nn.Embedding(distance_count, hidden_size // spec.num_attention_heads) for _ in range(2)
                 )
 
         def forward(self, x: Tensor) -> Tensor:
-            rows, columns, window_side = x.shape[1], x.shape[2], self.window
+            patch_rows, patch_columns, window_side = x.shape[1], x.shape[2], self.window
             if window_side is not None:
-                x = functional.pad(x, (0, 0, 0, -columns % window_side, 0, -rows % window_side))
+                x = functional.pad(x, (0, 0, 0, -patch_columns % window_side, 0, -patch_rows % window_side))
                 padded_rows, padded_columns = x.shape[1:3]
                 x = x.unflatten(2, (-1, window_side)).unflatten(1, (-1, window_side)).transpose(2, 3).flatten(0, 2)
             x = self._attend(x)
             if window_side is not None:
                 x = x.unflatten(0, (-1, padded_rows // window_side, padded_columns // window_side)).transpose(2, 3)
                 x = x.flatten(3, 4).flatten(1, 2)
-            return x[:, :rows, :columns]
+            return x[:, :patch_rows, :patch_columns]
 
         def _attend(self, x: Tensor) -> Tensor:
             """Computes attention to a whole square. x: [squares, rows, columns, hidden] → same shape."""
@@ -300,13 +300,15 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__()
-            self.spec, hidden, patches = spec, spec.hidden_size, spec.patches
+            self.spec, hidden_size, patches = spec, spec.hidden_size, spec.patches
             patch_values = patches.num_channels * patches.temporal_patch_size * patches.patch_size**2
-            self.patch_embedding = nn.Linear(patch_values, hidden, bias=patches.bias)
+            self.patch_embedding = nn.Linear(patch_values, hidden_size, bias=patches.bias)
             if spec.positions is not None:
-                self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
-            windows = (None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers))
-            self.layers = nn.ModuleList(Layer(spec, window) for window in windows)
+                self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden_size)
+            window_sizes = (
+                None if i in spec.global_layers else spec.window_size for i in range(spec.num_hidden_layers)
+            )
+            self.layers = nn.ModuleList(Layer(spec, window) for window in window_sizes)
             self.neck = Neck(spec)
             if spec.second_neck:
                 self.second_neck = SecondNeck(spec)
@@ -330,8 +332,8 @@ def _reference_class() -> type[nn.Module]:
             for layer in self.layers:
                 x = layer(x)
             x = self.neck(x.permute(0, 3, 1, 2))
-            for i in range(1, len(self.spec.halvings) + 1):
-                x = self.get_submodule(f"halving_{i}")(x)
+            for halving_index in range(1, len(self.spec.halvings) + 1):
+                x = self.get_submodule(f"halving_{halving_index}")(x)
             return x.flatten(2).transpose(1, 2)
 
     return SamReference

@@ -77,18 +77,18 @@ class SanMEncoder(TowerPart):
         x = recorder.add(x, Value(x.rows, x.axes, fixed=True))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             x = self._record_layer(recorder, x, 0 in self.normed_layers)
-        for label, has_norm, layer_indices in self._kinds_of_later_layers():
+        for layer_label, has_norm, layer_indices in self._kinds_of_later_layers():
             record_layer = partial(self._record_layer, recorder, has_norm=has_norm)
-            x = recorder.layers(x, record_layer, len(layer_indices), layer_indices, kind="layer", label=label)
+            x = recorder.layers(x, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label)
         return x
 
     def _kinds_of_later_layers(self) -> Iterator[tuple[str, bool, list[int]]]:
         """Yields each kind of layer above the first: its label, whether it ends in a norm, and its indices."""
         layers = range(1, self.num_hidden_layers)
-        for label, has_norm in (("", False), ("normed", True)):
-            layer_indices = [i for i in layers if (i in self.normed_layers) == has_norm]
+        for layer_label, has_norm in (("", False), ("normed", True)):
+            layer_indices = [layer_index for layer_index in layers if (layer_index in self.normed_layers) == has_norm]
             if layer_indices:
-                yield label, has_norm, layer_indices
+                yield layer_label, has_norm, layer_indices
 
     def _record_layer(self, recorder: Flow, x: Value, has_norm: bool) -> Value:
         """Records a layer, with a residual connection around attention unless the widths differ."""
@@ -104,12 +104,12 @@ class SanMEncoder(TowerPart):
         heads = self.num_attention_heads
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=True) for letter in "qkv")
-        hidden = Axis("hidden", self.hidden_size)
+        hidden_axis = Axis("hidden", self.hidden_size)
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False)
-        attn_output = recorder.linear("o_proj", attn_output, hidden, bias=True)
-        values = v.view(hidden)
-        memory = recorder.conv("memory", values, hidden, kernel=self.kernel_size, groups=values.width)
-        return recorder.add(attn_output, recorder.add(memory, values))
+        attn_output = recorder.linear("o_proj", attn_output, hidden_axis, bias=True)
+        values = v.view(hidden_axis)
+        memory_output = recorder.conv("memory", values, hidden_axis, kernel=self.kernel_size, groups=values.width)
+        return recorder.add(attn_output, recorder.add(memory_output, values))
 
     def describe(self, hidden_size: int) -> str:
         return f"SAN-M {self.num_hidden_layers} × {self.hidden_size}"
@@ -136,35 +136,35 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: SanMEncoder, input_width: int) -> None:
             super().__init__()
-            self.heads, hidden = spec.num_attention_heads, spec.hidden_size
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(input_width, hidden) for _ in range(3))
-            self.o_proj = nn.Linear(hidden, hidden)
-            self.memory = nn.Conv1d(hidden, hidden, spec.kernel_size, groups=hidden, bias=False)
+            self.heads, hidden_size = spec.num_attention_heads, spec.hidden_size
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(input_width, hidden_size) for _ in range(3))
+            self.o_proj = nn.Linear(hidden_size, hidden_size)
+            self.memory = nn.Conv1d(hidden_size, hidden_size, spec.kernel_size, groups=hidden_size, bias=False)
             earlier_frames = (spec.kernel_size - 1) // 2
             self.padding = (earlier_frames, spec.kernel_size - 1 - earlier_frames)
 
         def forward(self, x: Tensor) -> Tensor:
             values = self.v_proj(x)
             q, k, v = (
-                projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                for projected in (self.q_proj(x), self.k_proj(x), values)
+                head_vectors.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for head_vectors in (self.q_proj(x), self.k_proj(x), values)
             )
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             attn_output: Tensor = self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-            memory = self.memory(functional.pad(values.transpose(1, 2), self.padding)).transpose(1, 2)
-            return attn_output + memory + values
+            memory_output = self.memory(functional.pad(values.transpose(1, 2), self.padding)).transpose(1, 2)
+            return attn_output + memory_output + values
 
     class Layer(nn.Module):
         """A layer. x: [clips, frames, width] → [clips, frames, hidden]."""
 
         def __init__(self, spec: SanMEncoder, input_width: int, has_norm: bool) -> None:
             super().__init__()
-            hidden = ModelProperties(spec.hidden_size)
+            model_properties = ModelProperties(spec.hidden_size)
             self.self_attn_pre_norm = spec.norm.reference(ModelProperties(input_width))
-            self.self_attn, self.mlp = Attention(spec, input_width), spec.feed_forward.reference(hidden)
-            self.mlp_pre_norm = spec.norm.reference(hidden)
+            self.self_attn, self.mlp = Attention(spec, input_width), spec.feed_forward.reference(model_properties)
+            self.mlp_pre_norm = spec.norm.reference(model_properties)
             if has_norm:
-                self.norm = spec.norm.reference(hidden)
+                self.norm = spec.norm.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
             attn_output = self.self_attn(self.self_attn_pre_norm(x))

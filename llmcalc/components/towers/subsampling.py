@@ -112,31 +112,36 @@ class Subsampling(Component):
             )
             x = recorder.mul(recorder.add(x, channel_mean), scale)
         output_axes, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
-        convolved = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
-        for i, conv in enumerate(self.convolutions, 1):
+        conv_output = x.view(Axis("channels", 1), new_rows=Multiple("spectrum", of=frames, by=pitches))
+        for conv_index, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
-            frames = self._rows(frames, i)
+            frames = self._rows(frames, conv_index)
             pitches = floor_div(pitches + 2 - pitch, conv.stride[1]) + 1
             spectrum_rows = Multiple("spectrum", of=frames, by=pitches)
             if conv.separable:
-                convolved = recorder.conv(
-                    f"depthwise_{i}",
-                    convolved,
-                    *convolved.axes,
+                conv_output = recorder.conv(
+                    f"depthwise_{conv_index}",
+                    conv_output,
+                    *conv_output.axes,
                     kernel=time * pitch,
-                    groups=convolved.width,
+                    groups=conv_output.width,
                     bias=conv.bias,
                     rows=spectrum_rows,
                 )
-                convolved = recorder.conv(f"pointwise_{i}", convolved, channels, kernel=1, bias=conv.bias)
+                conv_output = recorder.conv(f"pointwise_{conv_index}", conv_output, channels, kernel=1, bias=conv.bias)
             else:
-                convolved = recorder.conv(
-                    f"conv_{i}", convolved, channels, kernel=time * pitch, bias=conv.bias, rows=spectrum_rows
+                conv_output = recorder.conv(
+                    f"conv_{conv_index}", conv_output, channels, kernel=time * pitch, bias=conv.bias, rows=spectrum_rows
                 )
-            convolved = convolved if self.norm is None else recorder.part(f"norm_{i}", self.norm, convolved)
-            convolved = recorder.act(convolved, self.hidden_act)
+            conv_output = (
+                conv_output if self.norm is None else recorder.part(f"norm_{conv_index}", self.norm, conv_output)
+            )
+            conv_output = recorder.act(conv_output, self.hidden_act)
         return recorder.linear(
-            "proj", convolved.view(*convolved.axes, Axis("pitches", pitches), rows=frames), *output_axes, bias=self.bias
+            "proj",
+            conv_output.view(*conv_output.axes, Axis("pitches", pitches), new_rows=frames),
+            *output_axes,
+            bias=self.bias,
         )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -168,37 +173,37 @@ def _reference_class() -> type[nn.Module]:
             self.spec, channels, mel_bins = spec, 1, spec.num_mel_bins
             if spec.standardize:
                 self.standardize = Standardize(spec.num_mel_bins)
-            for i, conv in enumerate(spec.convolutions, 1):
+            for conv_index, conv in enumerate(spec.convolutions, 1):
                 padding = (conv.kernel[0] // 2, 1)
                 if conv.separable:
                     self.add_module(
-                        f"depthwise_{i}",
+                        f"depthwise_{conv_index}",
                         nn.Conv2d(
                             channels, channels, conv.kernel, conv.stride, padding, groups=channels, bias=conv.bias
                         ),
                     )
-                    self.add_module(f"pointwise_{i}", nn.Linear(channels, conv.channels, bias=conv.bias))
+                    self.add_module(f"pointwise_{conv_index}", nn.Linear(channels, conv.channels, bias=conv.bias))
                 else:
                     self.add_module(
-                        f"conv_{i}",
+                        f"conv_{conv_index}",
                         nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias),
                     )
                 if spec.norm is not None:
-                    self.add_module(f"norm_{i}", spec.norm.reference(ModelProperties(conv.channels)))
+                    self.add_module(f"norm_{conv_index}", spec.norm.reference(ModelProperties(conv.channels)))
                 channels, mel_bins = conv.channels, (mel_bins + 2 - conv.kernel[1]) // conv.stride[1] + 1
             self.proj = nn.Linear(channels * mel_bins, hidden_size, bias=spec.bias)
 
         def forward(self, frames: Tensor) -> Tensor:
-            chunk, (clips, length) = self.spec.chunk, frames.shape[:2]
-            if chunk is None or (length < chunk and not self.spec.whole_chunks):
+            chunk, (clips, frame_count) = self.spec.chunk, frames.shape[:2]
+            if chunk is None or (frame_count < chunk and not self.spec.whole_chunks):
                 return self._convolve(frames)
-            chunks = nn.functional.pad(frames, (0, 0, 0, -length % chunk)).unflatten(1, (-1, chunk)).flatten(0, 1)
+            chunks = nn.functional.pad(frames, (0, 0, 0, -frame_count % chunk)).unflatten(1, (-1, chunk)).flatten(0, 1)
             x = self._convolve(chunks)
-            last_frames = length % chunk
+            last_frames = frame_count % chunk
             for conv in self.spec.convolutions:
                 last_frames = -(-last_frames // conv.stride[0])
             positions = x.unflatten(0, (clips, -1)).flatten(1, 2)
-            return positions[:, : length // chunk * x.shape[1] + last_frames]
+            return positions[:, : frame_count // chunk * x.shape[1] + last_frames]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):

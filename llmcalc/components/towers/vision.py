@@ -86,7 +86,7 @@ class AttentionPooling(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the pooling head and returns one vector per image. x: the patches."""
-        probe = recorder.vector("probe", *x.axes).view(*x.axes, rows=IMAGES)
+        probe = recorder.vector("probe", *x.axes).view(*x.axes, new_rows=IMAGES)
         pooled_vector = recorder.part("attention", self.attention, probe, memory=x)
         return recorder.add(
             pooled_vector, recorder.part("mlp", self.feed_forward, recorder.part("norm", self.norm, pooled_vector))
@@ -194,7 +194,7 @@ class VisionTower(TowerPart):
                 x = self.merger.flow(recorder, x)
             with recorder.scope("upper"), recorder.apart(causal=False):
                 return self.upper_stack.flow(recorder, x)
-        x = x.view(hidden, rows=patches)
+        x = x.view(hidden, new_rows=patches)
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
         if self.standardize:
@@ -309,12 +309,12 @@ def _reference_class() -> type[nn.Module]:
     class Pooling(nn.Module):
         """The pooling head. x: [images, patches, hidden] → [images, 1, hidden]."""
 
-        def __init__(self, spec: AttentionPooling, hidden: int) -> None:
+        def __init__(self, spec: AttentionPooling, hidden_size: int) -> None:
             super().__init__()
-            context = ModelProperties(hidden, causal=False, cross=True)
-            self.probe = vector(torch.randn(hidden) * 0.02)
-            self.attention = spec.attention.reference(context)
-            self.norm, self.mlp = spec.norm.reference(context), spec.feed_forward.reference(context)
+            model_properties = ModelProperties(hidden_size, causal=False, cross=True)
+            self.probe = vector(torch.randn(hidden_size) * 0.02)
+            self.attention = spec.attention.reference(model_properties)
+            self.norm, self.mlp = spec.norm.reference(model_properties), spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
             pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), ForwardPass(memory=x))
@@ -348,8 +348,8 @@ def _reference_class() -> type[nn.Module]:
             if spec.positions is not None:
                 self.position_embedding = nn.Embedding(spec.positions.axes * spec.positions.rows, hidden)
             stack = spec.stack.reference(ModelProperties(hidden, causal=False))
-            for child_name, child in stack.named_children():
-                self.add_module(child_name, child)
+            for child_name, child_module in stack.named_children():
+                self.add_module(child_name, child_module)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
             if spec.merger is not None and spec.upper_stack is not None:
                 self.merger = spec.merger.reference(ModelProperties(hidden))
@@ -362,14 +362,14 @@ def _reference_class() -> type[nn.Module]:
             if spec.pooling is not None:
                 self.pooling = Pooling(spec.pooling, hidden)
 
-        def _add_position_embeddings(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        def _add_position_embeddings(self, x: Tensor, patch_rows: int, patch_columns: int) -> Tensor:
             """Returns the patches plus position embeddings."""
             assert self.spec.positions is not None
             if self.spec.positions.axes == 1:
                 positions: Tensor = self.position_embedding(torch.arange(x.shape[1], device=x.device))
                 return x + positions
-            columns_of_patches = torch.arange(columns, device=x.device).repeat(rows)
-            rows_of_patches = torch.arange(rows, device=x.device).repeat_interleave(columns)
+            columns_of_patches = torch.arange(patch_columns, device=x.device).repeat(patch_rows)
+            rows_of_patches = torch.arange(patch_rows, device=x.device).repeat_interleave(patch_columns)
             position_sum: Tensor = self.position_embedding(columns_of_patches) + self.position_embedding(
                 self.spec.positions.rows + rows_of_patches
             )
@@ -377,23 +377,25 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, pixels: Tensor) -> Tensor:
             patch_size, temporal_size = self.spec.patches.patch_size, self.spec.patches.temporal_patch_size
-            rows, columns = pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size
+            patch_rows, patch_columns = pixels.shape[-2] // patch_size, pixels.shape[-1] // patch_size
             patches = (
-                pixels[:, :, :temporal_size].unflatten(-1, (columns, patch_size)).unflatten(-3, (rows, patch_size))
+                pixels[:, :, :temporal_size]
+                .unflatten(-1, (patch_columns, patch_size))
+                .unflatten(-3, (patch_rows, patch_size))
             )
             x = self.patch_embedding(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))
             is_positioned_first = hasattr(self, "position_embedding") and self.spec.registers > 0
-            x = self._add_position_embeddings(x, rows, columns) if is_positioned_first else x
+            x = self._add_position_embeddings(x, patch_rows, patch_columns) if is_positioned_first else x
             if hasattr(self, "class_embedding"):
                 x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)
             if hasattr(self, "registers"):
                 x = torch.cat([x, self.registers.weight.expand(len(x), -1, -1)], 1)
             elif hasattr(self, "position_embedding"):
-                x = self._add_position_embeddings(x, rows, columns)
-            x = self._stack[0].forward(x, ForwardPass(columns=columns))
+                x = self._add_position_embeddings(x, patch_rows, patch_columns)
+            x = self._stack[0].forward(x, ForwardPass(columns=patch_columns))
             if self.spec.merger is not None:
                 merged: Tensor = self.upper(
-                    self.merger(x, columns), ForwardPass(columns=columns // self.spec.merger.side)
+                    self.merger(x, patch_columns), ForwardPass(columns=patch_columns // self.spec.merger.side)
                 )
                 return merged
             vector_count = int(self.spec.class_embedding) + self.spec.registers

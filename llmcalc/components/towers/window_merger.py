@@ -47,7 +47,7 @@ class WindowMerger(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the merger and returns one patch of each square."""
-        hidden, merged_rows = x.axes, Merged(of=x.rows, side=self.side)
+        hidden_axes, merged_rows = x.axes, Merged(of=x.rows, side=self.side)
         with recorder.apart(causal=False):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
         x = recorder.add(x, attn_output)
@@ -57,7 +57,7 @@ class WindowMerger(Part):
         merged = recorder.act(
             recorder.linear("up_proj", merged, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh"
         )
-        return recorder.add(square_mean, recorder.linear("down_proj", merged, *hidden, bias=True))
+        return recorder.add(square_mean, recorder.linear("down_proj", merged, *hidden_axes, bias=True))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -80,17 +80,17 @@ def _reference_class() -> type[nn.Module]:
             self.up_proj = nn.Linear(merged_width, spec.intermediate_size)
             self.down_proj = nn.Linear(spec.intermediate_size, hidden_size)
 
-        def forward(self, x: Tensor, columns: int) -> Tensor:
+        def forward(self, x: Tensor, patch_columns: int) -> Tensor:
             square_side = self.side
-            x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardPass(columns=columns))
-            squares = (
-                x.unflatten(1, (-1, square_side, columns // square_side, square_side))
+            x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardPass(columns=patch_columns))
+            patch_squares = (
+                x.unflatten(1, (-1, square_side, patch_columns // square_side, square_side))
                 .transpose(2, 3)
                 .flatten(3, 4)
                 .flatten(1, 2)
             )
-            activated = functional.gelu(self.up_proj(self.merged_norm(squares.flatten(2))), approximate="tanh")
-            merged: Tensor = squares.mean(2) + self.down_proj(activated)
+            activated = functional.gelu(self.up_proj(self.merged_norm(patch_squares.flatten(2))), approximate="tanh")
+            merged: Tensor = patch_squares.mean(2) + self.down_proj(activated)
             return merged
 
     return WindowMergerReference

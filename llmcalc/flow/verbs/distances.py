@@ -19,8 +19,8 @@ class DistanceVerbs(Recorder):
 
     def distance_bias(self, table: Value, q: Value) -> Value:
         """Records T5's relative bias: a table row for the distance bucket of each query and key."""
-        output = value_of_pairs(q.rows, *table.axes)
-        return self.step("distance_bias", "", (table, q), output, causal=self.causal)
+        output_value = value_of_pairs(q.rows, *table.axes)
+        return self.step("distance_bias", "", (table, q), output_value, causal=self.causal)
 
     def sinusoids(self, x: Value, distances: Rows, *axes: Axis | JoinedShapes, once: bool = False) -> Value:
         """Records the sines and cosines of distances, in x's precision.
@@ -29,9 +29,9 @@ class DistanceVerbs(Recorder):
         """
         return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
 
-    def rows_of_distances(self, table: Value, rows: Rows) -> Value:
-        """Records the table rows of the distances in a sequence."""
-        return self.step("rows_of_distances", "", (table,), Value(rows, table.axes))
+    def rows_of_distances(self, table: Value, position_rows: Rows) -> Value:
+        """Records the read of the table rows for all distances in a sequence."""
+        return self.step("rows_of_distances", "", (table,), Value(position_rows, table.axes))
 
     def distances(
         self, q: Value, k: Value, *, clamped: bool, shifted: bool, stored: bool = False, binned: bool = False
@@ -41,36 +41,36 @@ class DistanceVerbs(Recorder):
         clamped: whether larger distances share an index. shifted: whether distances may be negative, so that indices
         begin at the lowest. stored: whether a pass stores the distances. binned: whether far distances share bins.
         """
-        options = {"clamped": clamped, "shifted": shifted, "stored": stored, "binned": binned}
-        return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **options)
+        step_options = {"clamped": clamped, "shifted": shifted, "stored": stored, "binned": binned}
+        return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **step_options)
 
     def at_distance(self, scores: Value, distances: Value, *, by_key: bool = False) -> Value:
-        """Records for each query and key the selection of the score at their distance.
+        """Records, for each query and key, the choice of the score that belongs to their distance.
 
         by_key: whether they are scores of every key by every distance; false by default.
         """
-        output = value_of_pairs(scores.rows, *scores.axes, batched=True)
-        return self.step("at_distance", "", (scores, distances), output, by_key=by_key)
+        output_value = value_of_pairs(scores.rows, *scores.axes, batched=True)
+        return self.step("at_distance", "", (scores, distances), output_value, by_key=by_key)
 
-    def relative_shift(self, scores: Value, keys: Rows) -> Value:
-        """Records the relative shift, which selects for each query and key the score at their distance.
+    def relative_shift(self, scores: Value, key_rows: Rows) -> Value:
+        """Records Transformer-XL's relative shift, which moves the score of each distance to its query and key.
 
-        scores: the scores of each query at every distance. keys: the rows of the keys, which may differ from the
+        scores: the scores of each query at every distance. key_rows: the rows of the keys, which may differ from the
         queries'.
         """
-        output = value_of_pairs(scores.rows, *scores.axes, batched=True)
-        return self.step("relative_shift", "", (scores,), output, keys=keys)
+        output_value = value_of_pairs(scores.rows, *scores.axes, batched=True)
+        return self.step("relative_shift", "", (scores,), output_value, keys=key_rows)
 
-    def in_blocks(self, x: Value, block: Number, of: Rows, *, around: bool = False) -> Value:
+    def in_blocks(self, x: Value, block_size: Number, of: Rows, *, around: bool = False) -> Value:
         """Records a split of rows (queries, keys or values) into blocks; padding completes the last block.
 
         of: the rows that are put in blocks; further rows of x are seen by every block.
         around: whether each block has its two neighbours beside it; false by default.
         """
-        return self.step("in_blocks", "", (x,), Value(of, x.axes), block=block, around=around)
+        return self.step("in_blocks", "", (x,), Value(of, x.axes), block=block_size, around=around)
 
     def local_mask(self, of: Rows, radius: Number, block_sums: Number, *tables: Value) -> None:
-        """Records the mask of a block's queries: keys of three neighbouring blocks, and sums of `block_sums` rows each.
+        """Records the mask of local attention: keys of three neighbouring blocks, and sums of `block_sums` rows each.
 
         Equal layers share it. tables: those of T5's bias by distance, and by distance to the sums; none for no bias.
         """

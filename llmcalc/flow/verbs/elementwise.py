@@ -27,8 +27,8 @@ class ElementwiseVerbs(Recorder):
 
         float32: whether b is in float32 and the product is converted to the number format of a, false by default.
         """
-        output = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
-        return self.step("mul", "", (a, b), output, float32=float32)
+        output_value = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
+        return self.step("mul", "", (a, b), output_value, float32=float32)
 
     def add(self, a: Value, b: Value) -> Value:
         """Records a + b."""
@@ -67,16 +67,16 @@ class ElementwiseVerbs(Recorder):
         """
         return self.step("sinkhorn", "", (matrix,), Value(matrix.rows, matrix.axes), steps=steps, eps=eps)
 
-    def shift(self, x: Value, state: str) -> Value:
-        """Records a shift by one row; the first row becomes the state of an earlier pass, or zeros.
+    def shift(self, x: Value, state_name: str) -> Value:
+        """Records a shift by one row. The first row is the last row of an earlier pass, or zeros.
 
-        state: the name of the state that keeps the last row.
+        state_name: the name of the state that keeps the last row.
         """
-        return self.step("shift", "", (x,), Value(x.rows, x.axes), state=state)
+        return self.step("shift", "", (x,), Value(x.rows, x.axes), state=state_name)
 
-    def scan(self, kind: str, *ins: Value, axes: Shape) -> Value:
-        """Records an elementwise recurrence along the rows. kind: the name of the recurrence."""
-        return self.step("scan", "", ins, Value(ins[0].rows, axes), kind=kind)
+    def scan(self, scan_kind: str, *inputs: Value, axes: Shape) -> Value:
+        """Records an elementwise recurrence along the rows. scan_kind: the name of the recurrence."""
+        return self.step("scan", "", inputs, Value(inputs[0].rows, axes), kind=scan_kind)
 
     def complement(self, x: Value) -> Value:
         """Records 1 − x, elementwise."""
@@ -87,7 +87,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("delayed", "", (x, first_row), Value(x.rows, x.axes))
 
     def dropout(self, x: Value, dropout_place: str, *, ends_sublayer: bool = False) -> Value:
-        """Records training dropout at a point of `components/dropout.py`; nothing if the model has none there.
+        """Records training dropout at a point of `components/dropout.py`; records nothing without dropout there.
 
         ends_sublayer: whether it is recorded anyway, because a framework may fuse it with the residual sum that
             follows; false by default.
@@ -113,19 +113,19 @@ class ElementwiseVerbs(Recorder):
         return views
 
     def take(self, x: Value, *axes: Axis | JoinedShapes) -> Value:
-        """Records a slice of x's first axis: an index if the axes omit that axis, else a range."""
+        """Records a slice of x along its first axis: one index if `axes` omit that axis, else a range."""
         return self.step("take", "", (x,), x.view(*axes))
 
     def flat(self, x: Value) -> Value:
         """Records x with all axes flattened into one axis; makes a copy if the storage order of the axes differs."""
         return self.step("flat", "", (x,), Value(x.rows, (JoinedShapes((x.axes,)),), fixed=x.fixed))
 
-    def delayed_weights(self, name: str, x: Value, streams: Axis | JoinedShapes, *, keeps: bool = False) -> Value:
-        """Records the read of the stream weights that the previous sublayer has stored under a name.
+    def delayed_weights(self, node_name: str, x: Value, streams: Axis | JoinedShapes, *, keeps: bool = False) -> Value:
+        """Records the read of stream weights that the previous sublayer stored under a name.
 
         keeps: whether x takes their place, false by default.
         """
-        return self.step("delayed_weights", "", (x,), Value(x.rows, (streams,)), slot=name, keeps=keeps)
+        return self.step("delayed_weights", "", (x,), Value(x.rows, (streams,)), slot=node_name, keeps=keeps)
 
     def copies(self, x: Value, over: Axis) -> Value:
         """Records an expansion of x along a new first axis, as a view."""
@@ -136,26 +136,26 @@ class ElementwiseVerbs(Recorder):
         cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
         return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
 
-    def resized(self, x: Value, rows: Rows) -> Value:
+    def resized(self, x: Value, output_rows: Rows) -> Value:
         """Records padding of x with zero rows, or the removal of rows at the ends."""
-        return self.step("resized", "", (x,), Value(rows, x.axes))
+        return self.step("resized", "", (x,), Value(output_rows, x.axes))
 
-    def resampled(self, x: Value, rows: Rows) -> Value:
-        """Records averages of neighbouring rows, or repeated rows. rows: the rows of the result."""
-        return self.step("resampled", "", (x,), Value(rows, x.axes))
+    def resampled(self, x: Value, output_rows: Rows) -> Value:
+        """Records averages of neighbouring rows, or repeated rows. output_rows: the rows of the result."""
+        return self.step("resampled", "", (x,), Value(output_rows, x.axes))
 
-    def prefixed(self, x: Value, table: Weight, rows: Rows) -> Value:
-        """Records the concatenation of table rows and x. rows: the rows of the result."""
-        return self.step("prefixed", "", (x,), Value(rows, x.axes), weight=table)
+    def prefixed(self, x: Value, table: Weight, output_rows: Rows) -> Value:
+        """Records the concatenation of a table's rows and x. output_rows: the rows of the result."""
+        return self.step("prefixed", "", (x,), Value(output_rows, x.axes), weight=table)
 
-    def absent(self, name: str, *axes: Axis | JoinedShapes) -> Value:
-        """Records a value with zero rows, such as the features of a missing image. name: the meaning of a row."""
-        return self.step("absent", "", (), Value(Fixed(name, length=0), axes))
+    def absent(self, node_name: str, *axes: Axis | JoinedShapes) -> Value:
+        """Records a value without rows, such as the features of a missing image. node_name: what a row would mean."""
+        return self.step("absent", "", (), Value(Fixed(node_name, length=0), axes))
 
-    def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
+    def merge(self, x: Value, output_rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
         """Records a merge of neighbouring rows: a concatenation along other axes, or an average."""
         axes = x.axes if mean else (*neighbours, *x.axes)
-        return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
+        return self.step("merge", "", (x,), Value(output_rows, axes), neighbours=neighbours, mean=mean)
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
         """Records the repetition of keys or values for each query head; nothing if the head counts are equal.
@@ -165,13 +165,13 @@ class ElementwiseVerbs(Recorder):
         """
         if same(x.axes[0].size, heads.size):
             return x
-        output = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
-        output.once = x
-        return self.step("repeat", "", (x,), output, tiled=tiled)
+        output_value = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
+        output_value.once = x
+        return self.step("repeat", "", (x,), output_value, tiled=tiled)
 
-    def added_sinusoids(self, rows: Rows, *axes: Axis | JoinedShapes) -> Value:
-        """Records sinusoidal positions of these rows as a node of the tree, shared by all sequences."""
-        return self.step("added_sinusoids", "", (), Value(rows, axes, fixed=True), op=ops.Elementwise())
+    def added_sinusoids(self, output_rows: Rows, *axes: Axis | JoinedShapes) -> Value:
+        """Records sinusoidal position embeddings as a node of the tree; all sequences share them."""
+        return self.step("added_sinusoids", "", (), Value(output_rows, axes, fixed=True), op=ops.Elementwise())
 
     def in_format_of(self, x: Value, source: Value) -> Value:
         """Records a cast of a value to the number format of x."""

@@ -33,19 +33,19 @@ class EntryVerbs(Recorder):
         return self.step("weighted_mean", "", (window_rows, gate), Value(window_rows.rows, window_rows.axes[1:]))
 
     def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
-        """Records the concatenation of x and of earlier passes' rows that do not fill an entry yet."""
-        output = tuple(row_value.view(*row_value.axes) for row_value in row_values)
-        self.record("with_rest", "", row_values, output)
-        return output
+        """Records the concatenation of x and the rows of earlier passes that do not fill a window yet."""
+        output_value = tuple(row_value.view(*row_value.axes) for row_value in row_values)
+        self.record("with_rest", "", row_values, output_value)
+        return output_value
 
     def keep_entries(self, op: Op, entries: Value, *pending_rows: Value) -> Value:
         """Caches entries and rows that do not fill an entry yet, and returns all entries."""
-        output = entries.view(*entries.axes)
-        self.record("keep_entries", "cache", (entries, *pending_rows), (output,), op=op)
-        return output
+        output_value = entries.view(*entries.axes)
+        self.record("keep_entries", "cache", (entries, *pending_rows), (output_value,), op=op)
+        return output_value
 
     def of_lower_layer(self, name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
-        """Records the read of a lower layer's entries, keys or selection, by name.
+        """Records the read of a value that a lower layer stored: cache entries, keys or a selection.
 
         lower_value: that value; None where the layer is recorded alone.
         axes: the axes of entries and keys; none of a selection.
@@ -57,14 +57,14 @@ class EntryVerbs(Recorder):
         )
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
-        """Records the mask of entries whose `rate` tokens do not follow the query's token."""
+        """Records the mask of complete entries: those whose `rate` tokens all precede the query's token."""
         return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, fixed=True), rate=rate)
 
     def candidates(self, keys: Value, mask: Value, block_size: Number) -> tuple[Value, Value]:
         """Records the choice of keys in the blocks that a lower layer selected, and returns the keys and a mask."""
-        output = keys.view(*keys.axes), value_of_pairs(mask.rows, fixed=True)
-        self.record("candidates", "", (keys, mask), output, block_size=block_size)
-        return output
+        output_value = keys.view(*keys.axes), value_of_pairs(mask.rows, fixed=True)
+        self.record("candidates", "", (keys, mask), output_value, block_size=block_size)
+        return output_value
 
     def choose_entries(
         self, scores: Value, weights: Value, mask: Value, top_k: Number, *, finds: tuple[Number, Number] | None = None
@@ -73,51 +73,57 @@ class EntryVerbs(Recorder):
 
         finds: the number and the size of the blocks of entries that it finds for the layers above; none by default.
         """
-        output = value_of_pairs(weights.rows, fixed=True, batched=True)
-        return self.step("choose_entries", "", (scores, weights, mask), output, top_k=top_k, finds=finds)
+        output_value = value_of_pairs(weights.rows, fixed=True, batched=True)
+        return self.step("choose_entries", "", (scores, weights, mask), output_value, top_k=top_k, finds=finds)
 
     def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
-        """Records the mask of the selected entries, and returns the mask and the entries to read."""
-        output = Value(selected.rows, (), fixed=True), entries.view(*entries.axes)
-        self.record("among", "", (mask, selected, entries), output)
-        return output
+        """Records the mask of the entries that were selected, and returns the mask and the entries to read."""
+        output_value = Value(selected.rows, (), fixed=True), entries.view(*entries.axes)
+        self.record("among", "", (mask, selected, entries), output_value)
+        return output_value
 
     def mask(self, q: Value, k: Value, *, causal: bool, window: Number = None, chunk: Number = None) -> None:
         """Records the mask of keys that each query may attend to; layers with equal masks share one."""
         self.record("mask", "", (q, k), causal=causal, window=window, chunk=chunk)
 
-    def cache(self, name: str, kind: str, *values: Value, limit: Number = None) -> tuple[Value, ...]:
+    def cache(self, node_name: str, cache_kind: str, *vectors: Value, token_limit: Number = None) -> tuple[Value, ...]:
         """Caches the values per row for later passes, and returns the values with all cached rows."""
-        width = values[0].width
-        for cached_value in values[1:]:
+        width = vectors[0].width
+        for cached_value in vectors[1:]:
             width = width + cached_value.width
-        cached_values = tuple(Value(v.rows, v.axes, v, v.fixed, name) for v in values)
-        vector_shapes = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in values)
-        op = ops.KVCache(width, kind, limit, values[0].rows, vector_shapes)
-        self.record("cache", name, values, cached_values, op=op, limit=limit)
+        cached_values = tuple(Value(v.rows, v.axes, v, v.fixed, node_name) for v in vectors)
+        vector_shapes = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in vectors)
+        op = ops.KVCache(width, cache_kind, token_limit, vectors[0].rows, vector_shapes)
+        self.record("cache", node_name, vectors, cached_values, op=op, limit=token_limit)
         return cached_values
 
     def state(
         self,
-        name: str,
+        node_name: str,
         *axes: Axis | JoinedShapes,
-        kind: str = "recurrent_state",
+        state_kind: str = "recurrent_state",
         bits: Number = None,
-        last: tuple[Value, ...] = (),
+        last_values: tuple[Value, ...] = (),
     ) -> None:
         """Records a cached state per sequence, whose size does not depend on the number of rows.
 
-        last: the values whose last row it is; none where a step that reads it keeps it.
+        last_values: the values whose last row it is; none where a step that reads it keeps it.
         """
-        self.record("state", name, last, op=ops.State(self.element_count(axes), kind, bits))
+        self.record("state", node_name, last_values, op=ops.State(self.element_count(axes), state_kind, bits))
 
     def received(self, x: Value, *axes: Axis | JoinedShapes) -> Value:
-        """Records another model's hidden states as an input, one row per row of x."""
+        """Records another model's hidden states as an input, with one row for each row of x."""
         return self.step("received", "", (x,), Value(x.rows, axes, fixed=True))
 
     def core(
-        self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
+        self,
+        node_name: str,
+        op: Op,
+        *inputs: Value,
+        axes: Shape,
+        rows: Rows | None = None,
+        about: dict[str, Any] | None = None,
     ) -> Value:
-        """Records a product, a scan or a look-up whose cost is that of the primitive `op`."""
-        output = Value(ins[0].rows if rows is None else rows, axes)
-        return self.step("core", name, ins, output, op=op, about=about)
+        """Records an operation with the cost of the primitive `op`, such as a product, a scan or a look-up."""
+        output_value = Value(inputs[0].rows if rows is None else rows, axes)
+        return self.step("core", node_name, inputs, output_value, op=op, about=about)

@@ -38,19 +38,19 @@ class ExpertVerbs(Recorder):
             input_name: input_value for input_name, input_value in optional_inputs.items() if input_value is not None
         }
         axis = Axis("top_k", top_k)
-        weights, top_experts = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), fixed=True)
+        expert_weights, top_experts = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), fixed=True)
         step_inputs = (logits, *inputs.values())
         self.record(
             "route",
             "",
             step_inputs,
-            (weights, top_experts),
+            (expert_weights, top_experts),
             scoring=scoring,
             beside=tuple(inputs),
             skip=skip,
             top_k=top_k,
         )
-        return weights, top_experts
+        return expert_weights, top_experts
 
     def product_keys(self, scores: Value, side: Axis, top_k: Number) -> tuple[Value, Value]:
         """Records the selection of experts in a grid by product keys, and returns expert weights and indices.
@@ -59,17 +59,17 @@ class ExpertVerbs(Recorder):
             its row's and its column's; a softmax over the chosen experts' scores gives the weights.
         """
         axis = Axis("top_k", top_k)
-        weights, top_units = Value(scores.rows, (axis,)), Value(scores.rows, (axis,), fixed=True)
-        self.record("product_keys", "", (scores,), (weights, top_units), side=side, top_k=top_k)
-        return weights, top_units
+        expert_weights, top_units = Value(scores.rows, (axis,)), Value(scores.rows, (axis,), fixed=True)
+        self.record("product_keys", "", (scores,), (expert_weights, top_units), side=side, top_k=top_k)
+        return expert_weights, top_units
 
-    def carry(self, name: str, x: Value, scale: Value | None = None) -> Value:
-        """Records the transfer of x to the next layer, under a name.
+    def carry(self, node_name: str, x: Value, scale: Value | None = None) -> Value:
+        """Records that the next layer receives x under a name.
 
         scale: what the value of the layer below is multiplied by before it is added to x; nothing is added by default,
             nor in the first layer.
         """
-        return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=name)
+        return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=node_name)
 
     def dispatch(
         self, x: Value, top_experts: Value, experts: Axis, top_k: Number, groups: ExpertGroups = ONE_GROUP
@@ -91,5 +91,5 @@ class ExpertVerbs(Recorder):
 
         float32: whether products and sum are in float32, false by default.
         """
-        output = Value(weights.rows, routed.axes)
-        return self.step("combine", "", (routed, weights), output, experts=experts, top_k=top_k, float32=float32)
+        output_value = Value(weights.rows, routed.axes)
+        return self.step("combine", "", (routed, weights), output_value, experts=experts, top_k=top_k, float32=float32)

@@ -18,7 +18,7 @@ class MixingVerbs(Recorder):
 
     def attention(
         self,
-        name: str,
+        node_name: str,
         q: Value,
         k: Value,
         v: Value,
@@ -38,14 +38,14 @@ class MixingVerbs(Recorder):
         floors_scores: bool = False,
         names_scores: bool = False,
         bias_in_sdpa: bool = False,
-        **limits: Any,
+        **key_limits: Any,
     ) -> Value:
         """Records softmax(q·kᵀ)·v, with axes (heads, size). A kernel may repeat key and value heads.
 
         Keys of another sequence are recognized by their rows.
 
         core: the op, `ops.AttentionCore` by default.
-        limits: `window`, `chunk`, `selected`, and further fields of the op.
+        key_limits: `window`, `chunk`, `selected`, and further fields of the op.
         cap: the soft cap of the scores, none by default.
         bias: the value added to the scores, none by default.
         sinks: whether each head has one more score, a parameter of its module, without a value; false by default.
@@ -70,12 +70,12 @@ class MixingVerbs(Recorder):
             causal,
             rows=q.rows,
             keys=other_rows,
-            **limits,
+            **key_limits,
         )
-        output = Value(q.rows, (heads, *value_axes))
+        output_value = Value(q.rows, (heads, *value_axes))
         step_inputs = (q, k, v, *(optional_input for optional_input in (bias, selection) if optional_input is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
-        options = {
+        step_options = {
             "causal": causal,
             "cap": cap,
             "biased": bias is not None,
@@ -87,15 +87,15 @@ class MixingVerbs(Recorder):
             "floors_scores": floors_scores,
             "names_scores": names_scores,
             "bias_in_sdpa": bias_in_sdpa,
-            **limits,
+            **key_limits,
         }
-        options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
-        options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", name, step_inputs, output, op=op, about=about, **options)
+        step_options["masked"], step_options["narrowed"] = masked and other_rows is None, selection is not None
+        step_options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
+        return self.step("attention", node_name, step_inputs, output_value, op=op, about=about, **step_options)
 
     def scores(
         self,
-        name: str,
+        node_name: str,
         q: Value,
         k: Value,
         *,
@@ -103,7 +103,7 @@ class MixingVerbs(Recorder):
         values: Value | None = None,
         is_cross_attention: bool = False,
         core: Callable[..., Op] = ops.AttentionCore,
-        **limits: Any,
+        **key_limits: Any,
     ) -> Value:
         """Records the scores q·kᵀ without softmax and values; keys may be shared by all heads.
 
@@ -114,19 +114,19 @@ class MixingVerbs(Recorder):
         heads, *qk = q.axes
         v_dim = 0 if values is None else values.axes[-1].size
         v_dim = v_dim if weights is None else 1
-        keys = k.rows if is_cross_attention else None
-        op = core(heads.size, self.element_count(tuple(qk)), v_dim, rows=q.rows, keys=keys, **limits)
+        key_rows = k.rows if is_cross_attention else None
+        op = core(heads.size, self.element_count(tuple(qk)), v_dim, rows=q.rows, keys=key_rows, **key_limits)
         step_inputs = (q, k) if weights is None else (q, k, weights)
-        output = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
-        return self.step("scores", name, step_inputs, output, op=op)
+        output_value = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
+        return self.step("scores", node_name, step_inputs, output_value, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
-        """Records the `keep` highest of the key strengths that each query may attend to.
+        """Records, for each query, the choice of the `keep` visible keys with the highest strengths.
 
         strength: that of each key and head. window: as in `attention`.
         """
-        output = value_of_pairs(q.rows, *strength.axes, batched=True)
-        return self.step("strongest", "", (strength, q, k), output, keep=keep, causal=True, window=window)
+        output_value = value_of_pairs(q.rows, *strength.axes, batched=True)
+        return self.step("strongest", "", (strength, q, k), output_value, keep=keep, causal=True, window=window)
 
     def select(self, scores: Value, k: Value, top_k: Number, pool: Number = None) -> None:
         """Records the selection of the `top_k` keys per query, for this layer and layers that reuse the selection.
@@ -136,29 +136,29 @@ class MixingVerbs(Recorder):
         self.record("select", "", (scores, k), top_k=top_k, causal=True, pool=pool)
 
     def selected(self, q: Value, *keys: Value, lends: bool = False) -> tuple[Value, ...]:
-        """Records the mask of the keys that `select` selected, and returns the mask and the keys to read.
+        """Records the mask of the keys that `select` chose, and returns the mask and the keys to read.
 
         While decoding one token, only the selected keys are read. The selection may be from a lower layer.
 
         lends: whether higher layers may reuse the selection, false by default.
         """
-        output = value_of_pairs(q.rows, fixed=True, batched=True), *map(_view_of_keys, keys)
-        self.record("selected", "", (q, *keys), output, causal=True, lends=lends)
-        return output
+        output_value = value_of_pairs(q.rows, fixed=True, batched=True), *map(_view_of_keys, keys)
+        self.record("selected", "", (q, *keys), output_value, causal=True, lends=lends)
+        return output_value
 
-    def select_blocks(self, scores: Value, k: Value, block: Number, blocks: Number) -> Value:
-        """Records for each query and head the mask of the `blocks` best-scored blocks of `block` keys."""
-        output = value_of_pairs(scores.rows, *scores.axes, fixed=True, batched=True)
-        return self.step("select_blocks", "", (scores, k), output, block=block, blocks=blocks)
+    def select_blocks(self, scores: Value, k: Value, block_size: Number, block_count: Number) -> Value:
+        """Records for each query and head the mask of the `block_count` best-scored blocks of `block_size` keys."""
+        output_value = value_of_pairs(scores.rows, *scores.axes, fixed=True, batched=True)
+        return self.step("select_blocks", "", (scores, k), output_value, block=block_size, blocks=block_count)
 
-    def only_selected(self, mask: Value, *keys: Value, block: Number, blocks: Number) -> tuple[Value, ...]:
+    def only_selected(self, mask: Value, *keys: Value, block_size: Number, block_count: Number) -> tuple[Value, ...]:
         """Records the mask of `select_blocks`, and returns the mask with the keys and values to read.
 
         While decoding one token, only those of the selected blocks are read.
         """
-        output = Value(mask.rows, mask.axes, fixed=True), *map(_view_of_keys, keys)
-        self.record("only_selected", "", (mask, *keys), output, block=block, blocks=blocks)
-        return output
+        output_value = Value(mask.rows, mask.axes, fixed=True), *map(_view_of_keys, keys)
+        self.record("only_selected", "", (mask, *keys), output_value, block=block_size, blocks=block_count)
+        return output_value
 
     def joint_softmax(
         self,
@@ -176,9 +176,9 @@ class MixingVerbs(Recorder):
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
         """
         step_inputs = (*scores, q, v) if selection is None else (*scores, q, v, selection)
-        options = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
-        options["dropout"] = self.dropouts.get("attention", 0.0)
-        return self.step("joint_softmax", "", step_inputs, Value(q.rows, q.axes[:1]), **options)
+        step_options = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
+        step_options["dropout"] = self.dropouts.get("attention", 0.0)
+        return self.step("joint_softmax", "", step_inputs, Value(q.rows, q.axes[:1]), **step_options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
         """Records the weighted sum of values; `weights` may have more columns, for other values."""
@@ -186,7 +186,7 @@ class MixingVerbs(Recorder):
 
 
 def _view_of_keys(keys: Value) -> Value:
-    """Returns a view of the keys or values, of which a kernel may read a part."""
-    output = keys.view(*keys.axes)
-    output.once = keys.once
-    return output
+    """Returns a view of keys or values, so that a kernel may read a part of them."""
+    output_value = keys.view(*keys.axes)
+    output_value.once = keys.once
+    return output_value

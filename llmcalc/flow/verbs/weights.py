@@ -16,7 +16,7 @@ Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "
 
 
 class Normed(Protocol):
-    """The spec of a norm: whether there is a weight and a bias, and the number of separately normalized parts."""
+    """The properties of a norm: whether it has a weight and a bias, and its number of separate groups."""
 
     weight: bool
     groups: int
@@ -59,12 +59,12 @@ class WeightVerbs(Recorder):
             x.width, self.element_count(out), bias, output_rows if counted is None else counted, tied, x.fixed
         )
         weight = Weight(name, out, x.axes) if weight is None else weight
-        output = Value(output_rows, out)
+        output_value = Value(output_rows, out)
         return self.step(
             "linear",
             name,
             (x,),
-            output,
+            output_value,
             op=op,
             weight=weight,
             about=node_fields,
@@ -79,16 +79,16 @@ class WeightVerbs(Recorder):
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | JoinedShapes) -> Value:
-        """Records the product of queries and a part of a weight, per head: q·Wᵀ instead of W·c (DeepSeek-V2, §2.1.2).
+        """Records the product of each head's query with a part of a weight: q·Wᵀ instead of W·c (DeepSeek-V2, §2.1.2).
 
         All such steps together cost as much as the projection itself for the same number of rows. The first of them,
         which has its name, carries the whole cost.
         """
-        output = Value(x.rows, (x.axes[0], *out))
+        output_value = Value(x.rows, (x.axes[0], *out))
         if not name:
-            return self.step("absorb", "", (x,), output, weight=weight)
+            return self.step("absorb", "", (x,), output_value, weight=weight)
         op = ops.Linear(self.element_count(weight.ins), self.element_count(weight.out), rows=x.rows)
-        return self.step("absorb", name, (x,), output, op=op, weight=weight)
+        return self.step("absorb", name, (x,), output_value, op=op, weight=weight)
 
     def blocks(
         self, name: str, x: Value, blocks: Axis, *out: Axis | JoinedShapes, bias: bool = False, **node_fields: Any
@@ -118,21 +118,23 @@ class WeightVerbs(Recorder):
         routed_rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
         op = ops.ExpertLinear(experts.size, top_k, x.width, self.element_count(out), bias, routed_rows)
         weight = Weight(name, (experts, *out), x.axes)
-        options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities, "sliced": sliced}
-        return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
+        step_options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities, "sliced": sliced}
+        return self.step(
+            "experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **step_options
+        )
 
-    def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
+    def per_group(self, node_name: str, x: Value, groups: Axis, out: Axis) -> Value:
         """Records a block-diagonal linear layer: each group maps an equal slice of x."""
         group_width = exact_div(x.width, groups.size)
         op = ops.ExpertLinear(groups.size, groups.size, group_width, out.size, False, x.rows)
-        weight = Weight(name, (groups, out), (Axis("group_width", group_width),))
-        return self.step("per_group", name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
+        weight = Weight(node_name, (groups, out), (Axis("group_width", group_width),))
+        return self.step("per_group", node_name, (x,), Value(x.rows, (groups, out)), op=op, weight=weight)
 
     def table(
         self,
         name: str,
         rows: Axis,
-        *dim: Axis | JoinedShapes,
+        *axes: Axis | JoinedShapes,
         of: Rows = TOKENS,
         by: Index = "ids",
         rows_read: Number = None,
@@ -147,15 +149,15 @@ class WeightVerbs(Recorder):
             `all`: nothing; the value is the table itself.
         rows_read: rows that a token reads; a table's other rows are not counted as active. By default all are.
         """
-        weight = Weight(name, dim, (rows,))
-        op = ops.Embedding(rows.size, self.element_count(dim), rows_read)
-        return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
+        weight = Weight(name, axes, (rows,))
+        op = ops.Embedding(rows.size, self.element_count(axes), rows_read)
+        return self.step("table", name, (), Value(of, axes), op=op, weight=weight, about=node_fields, by=by), weight
 
-    def unread_table(self, name: str, rows: Axis, *dim: Axis | JoinedShapes, **node_fields: Any) -> Weight:
-        """Records a table that is read only by other steps, and returns the table's weight."""
-        weight = Weight(name, dim, (rows,))
+    def unread_table(self, node_name: str, rows: Axis, *axes: Axis | JoinedShapes, **node_fields: Any) -> Weight:
+        """Records an embedding table without a look-up, and returns the table's weight for other steps."""
+        weight = Weight(node_name, axes, (rows,))
         self.record(
-            "unread_table", name, (), (), ops.Embedding(rows.size, self.element_count(dim)), weight, node_fields
+            "unread_table", node_name, (), (), ops.Embedding(rows.size, self.element_count(axes)), weight, node_fields
         )
         return weight
 
@@ -166,7 +168,7 @@ class WeightVerbs(Recorder):
 
     def norm(
         self,
-        name: str,
+        node_name: str,
         x: Value,
         spec: Normed,
         over: Shape | None = None,
@@ -182,13 +184,13 @@ class WeightVerbs(Recorder):
             as many as the spec says.
         """
         if groups is None and spec.groups != 1:
-            groups = self._norm_groups(name, x, spec.groups, over)
+            groups = self._norm_groups(node_name, x, spec.groups, over)
         over = x.axes if over is None else over
         weight_axes = over if heads is None else (heads, *over)
         width = x.width if weight_axes is x.axes else self.element_count(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
         output = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
-        return self.step("norm", name, (x,), output, op=op, about=node_fields, spec=spec, over=over, groups=groups)
+        return self.step("norm", node_name, (x,), output, op=op, about=node_fields, spec=spec, over=over, groups=groups)
 
     def _norm_groups(self, norm_name: str, x: Value, groups: int, over: Shape | None) -> Axis:
         """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""
@@ -199,12 +201,12 @@ class WeightVerbs(Recorder):
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
         """Records a norm without a tree node, without weights or with the weights of the norm that computed `like`."""
-        options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
-        return self.step("norm", "", (x,), Value(x.rows, x.axes), **options)
+        step_options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
+        return self.step("norm", "", (x,), Value(x.rows, x.axes), **step_options)
 
     def conv(
         self,
-        name: str,
+        node_name: str,
         x: Value,
         *out: Axis | JoinedShapes,
         kernel: Number,
@@ -213,27 +215,27 @@ class WeightVerbs(Recorder):
         padding: Number = 0,
         overlap: Number = 0,
         rows: Rows | None = None,
-        state: str = "",
+        state_name: str = "",
         shared: Number = 1,
         **node_fields: Any,
     ) -> Value:
         """Records a convolution along the rows of x.
 
-        groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the
+        groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state_name: the name of the
         state that keeps the last inputs of a causal convolution; empty where the module around it says so.
         """
         output_rows = x.rows if rows is None else rows
         op = ops.Conv1d(
             x.width, self.element_count(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared
         )
-        options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state, "shared": shared}
-        weight = Weight(name, out, x.axes)
-        output = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
-        return self.step("conv", name, (x,), output, op=op, weight=weight, about=node_fields, **options)
+        step_options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state_name, "shared": shared}
+        weight = Weight(node_name, out, x.axes)
+        output_value = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
+        return self.step("conv", node_name, (x,), output_value, op=op, weight=weight, about=node_fields, **step_options)
 
     def vector(
         self,
-        name: str,
+        node_name: str,
         *axes: Axis | JoinedShapes,
         heads: Axis | None = None,
         count: Number = None,
@@ -245,7 +247,7 @@ class WeightVerbs(Recorder):
         heads, count, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
         """
         op = ops.Weight(self.element_count(axes), None if heads is None else heads.size, count, frozen)
-        return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
+        return self.step("vector", node_name, (), Value(ONCE, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, padding: Number, state: str) -> Value:
         """Records `padding` rows before x: zeros, or rows of an earlier pass.
@@ -254,30 +256,30 @@ class WeightVerbs(Recorder):
         """
         return self.step("padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state)
 
-    def zeros(self, x: Value, state: str) -> Value:
-        """Records one row of zeros per sequence, with x's axes; no row if an earlier pass stored the state.
+    def zeros(self, x: Value, state_name: str) -> Value:
+        """Records one row of zeros per sequence with the axes of x, unless an earlier pass stored that row.
 
-        state: the name of the state.
+        state_name: the name of the state.
         """
-        return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state)
+        return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state_name)
 
     def resumed(self, first: Value, state: str, index: int = 0) -> Value:
-        """Records the row before the first row: the last row of an earlier pass, else `first`.
+        """Records the row before the first row: the last row of an earlier pass, or `first` without one.
 
         state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
         return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
 
-    def buffer(self, name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
+    def buffer(self, node_name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
         """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
         output = Value(ONCE, axes, fixed=True)
         return self.step(
-            "buffer", name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
+            "buffer", node_name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
         )
 
 
-def _rows_padded(rows: Rows, padding: Number) -> Rows:
-    """Returns the axis of rows with `padding` more rows before the first row."""
+def _rows_padded(input_rows: Rows, padding: Number) -> Rows:
+    """Returns the axis of `input_rows` with `padding` more rows before the first row."""
     from ...workload.derived_rows import RowsWithExtra
 
-    return RowsWithExtra(of=rows, more=padding)
+    return RowsWithExtra(of=input_rows, more=padding)

@@ -33,7 +33,7 @@ NOT_COUNTED = (
 def build_job(
     spec: ModelSpec, layout: Layout, batch: int = 1, seq: int | None = None, microbatches: int | None = None
 ) -> Job:
-    """Returns the run of a model in a layout. microbatches: default 2 per pipeline stage.
+    """Returns the distributed training job of a model in a layout. microbatches: default 2 per pipeline stage.
 
     Raises `InputError` for an unsupported layout, and for a model that is too large for the CPU.
     """
@@ -88,7 +88,7 @@ def verify_all(jobs: Sequence[Job], target: str = "model") -> list[Verdict]:
 
 
 def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", seconds: float = 0.0) -> Verdict:
-    """Returns the verdict on a job: the checks of each rank's memory and of the loss."""
+    """Returns the checks of a job: each rank's memory, and the loss."""
     witness = f"gloo, {job.layout.world} processes"
     checks = [
         Check(f"rank {rank}", MEMORY + quantity, simulated_bytes[quantity], bytes, witness)
@@ -97,8 +97,8 @@ def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", sec
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {i}", LOSS, single_loss, loss, witness, within=WITHIN)
-        for i, (single_loss, loss) in enumerate(loss_pairs, start=1)
+        Check(f"step {step_number}", LOSS, single_loss, loss, witness, within=WITHIN)
+        for step_number, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     verdict_info = {
         "layout": job.layout.data(), "batch": job.batch, "seq": job.seq, "microbatches": job.microbatches,

@@ -122,11 +122,11 @@ def simulate_rank(job: Job, rank: int) -> dict[str, int]:
     else:
         rank_run = RankRun(RankSetup(job.spec, job.training, job.layout, rank), meter)
     if not isinstance(rank_run, FsdpRun):
-        for chunk in rank_run.chunks:
-            chunk.graph.adds_in_place = False
+        for model_chunk in rank_run.chunks:
+            model_chunk.graph.adds_in_place = False
     rank_run.set_up()
     quantities = {"set_up_bytes": meter.now}
-    for i in range(STEPS):
+    for step_index in range(STEPS):
         meter.peaks = {}
         if isinstance(rank_run, FsdpRun):
             rank_run.next_batch()
@@ -137,7 +137,7 @@ def simulate_rank(job: Job, rank: int) -> dict[str, int]:
         rank_run.update()
         rank_run.zero_grad()
         peaks = peaks_by_phase(meter)
-        if i == 0:
+        if step_index == 0:
             quantities["first_step_peak_bytes"] = peaks["step"]
     if job.layout.pp > 1:  # the order of passes differs between ranks
         quantities["passes_peak_bytes"] = max(peaks["forward"], peaks["backward"])

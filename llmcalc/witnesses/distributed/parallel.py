@@ -48,7 +48,7 @@ class Replicated(ParallelStyle):
         return distribute_module(module, device_mesh, self._replicate, convert_input, convert_output)
 
     @staticmethod
-    def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    def _replicate(module_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for param_name, parameter in [*module.named_parameters(recurse=False)]:
             replicated_parameter = DTensor.from_local(parameter.detach(), mesh, (Replicate(),), run_check=False)
             module.register_parameter(param_name, nn.Parameter(replicated_parameter))
@@ -94,14 +94,14 @@ def _parallel_styles(module_name: str, submodule: nn.Module) -> dict[str, Parall
     is_in_layer = parent_path.rpartition(".")[0] == "layers"
     if (is_in_layer or not parent_path) and [*submodule.parameters(recurse=False)]:
         return {module_name: Replicated()}
-    linear = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
-    if not is_in_layer or not linear:
+    linear_names = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
+    if not is_in_layer or not linear_names:
         return {}
     layouts = Replicate(), None  # the gradient of the common input of its linear layers is summed once
     styles: dict[str, ParallelStyle] = {
         module_name: PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts)
     }
-    for last_name in linear:
+    for last_name in linear_names:
         if last_name in COLUMNS:
             styles[f"{module_name}.{last_name}"] = ColwiseParallel()
         elif last_name in ROWS:
@@ -116,22 +116,22 @@ def shard_layers(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtyp
     prefetch: number of following layers whose parameters each layer all-gathers ahead; default 0.
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for i, layer in enumerate(module.layers):
-        is_last_layer = i == len(module.layers) - 1
+    for layer_index, layer in enumerate(module.layers):
+        is_last_layer = layer_index == len(module.layers) - 1
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard and not is_last_layer)
         layer.forward = partial(_unwrap_state, layer.forward)
         layer.register_forward_pre_hook(_wrap_state, prepend=True)
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     layers = list(module.layers)
-    for i, layer in enumerate(layers):
-        if prefetch and i + prefetch < len(layers):
-            layer.set_modules_to_forward_prefetch(layers[i + 1 : i + 1 + prefetch])
-        if prefetch and i >= prefetch:
-            layer.set_modules_to_backward_prefetch(layers[i - prefetch : i][::-1])
+    for layer_index, layer in enumerate(layers):
+        if prefetch and layer_index + prefetch < len(layers):
+            layer.set_modules_to_forward_prefetch(layers[layer_index + 1 : layer_index + 1 + prefetch])
+        if prefetch and layer_index >= prefetch:
+            layer.set_modules_to_backward_prefetch(layers[layer_index - prefetch : layer_index][::-1])
 
 
 class SharedState:
-    """Wraps the shared state of the reference's layers, so that FSDP does not copy it for each layer."""
+    """A wrapper of the state that the layers share, which keeps FSDP from copying it for each layer."""
 
     def __init__(self, shared_pass: Any) -> None:
         self.run = shared_pass
@@ -146,7 +146,7 @@ def _unwrap_state(forward: Callable[..., torch.Tensor], x: torch.Tensor, shared_
 
 
 class StageInput(nn.Module):
-    """Replaces the embedding of a later stage: returns the hidden states that the previous stage has sent."""
+    """The input module of a later pipeline stage: returns the hidden states of the previous stage."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -154,7 +154,7 @@ class StageInput(nn.Module):
 
 def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
     """Removes the layers of other pipeline stages, and the embedding or head if another stage has it."""
-    stage_layers = nn.ModuleList(module.layers[i] for i in layers)
+    stage_layers = nn.ModuleList(module.layers[layer_index] for layer_index in layers)
     for stack_owner in (module, module._only[0]):
         stack_owner.layers = stage_layers
         removed_modules = (() if is_first_stage else BEFORE_LAYERS) + (() if is_last_stage else ("norm",))

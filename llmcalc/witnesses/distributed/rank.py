@@ -58,15 +58,15 @@ class RankStorageTracker(CpuStorageTracker):
         super().__init__(device="cpu")
         self.sizes: dict[int, int] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(type_, WRAPPERS) for type_ in types):
             return NotImplemented  # a distributed tensor first decomposes the operation
-        if func.namespace in ("c10d", "_c10d_functional"):
-            return self._collective(func, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        if function.namespace in ("c10d", "_c10d_functional"):
+            return self._collective(function, args, kwargs or {})
+        return super().__torch_dispatch__(function, types, args, kwargs)
 
     def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs a collective and waits until gloo's threads release its tensors, so that every run counts the same."""
+        """Runs a collective, and waits until gloo's threads have released its tensors, for reproducible counts."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         use_counts = [leaf._use_count() for leaf in tensors]
         output = func(*args, **kwargs)
@@ -90,14 +90,14 @@ class RankStorageTracker(CpuStorageTracker):
                 self._follow(tensor, func)
         return output
 
-    def _follow(self, tensor: Tensor, func: Any) -> None:
+    def _follow(self, tensor: Tensor, function: Any) -> None:
         if isinstance(tensor, (*WRAPPERS, FakeTensor)):
             return
         if not self.set_up and tensor.dtype is torch.int32:  # numbers of ranks, which a mesh stores on the host
             self.tracked.add(tensor.untyped_storage()._cdata)
             weakref.finalize(tensor.untyped_storage(), self.tracked.discard, tensor.untyped_storage()._cdata)
             return
-        super()._follow(tensor, func)
+        super()._follow(tensor, function)
 
     def _release(self, storage_key: int, byte_count: int) -> None:
         super()._release(storage_key, self.sizes.pop(storage_key, byte_count))
@@ -124,7 +124,7 @@ class RankStorageTracker(CpuStorageTracker):
 
 
 def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
-    """Waits until other threads have released the tensors, so that each has its number of references again."""
+    """Waits until other threads have dropped their references to the tensors."""
     deadline = time.monotonic() + RELEASE_SECONDS
     while any(
         tensor._use_count() > holder_count for tensor, holder_count in zip(tensors, reference_counts, strict=True)
@@ -218,7 +218,7 @@ class Rank:
             quantities["set_up_bytes"] = tracker.now
             tracker.set_up = True
             run_passes = self.pipeline_runner() if job.layout.pp > 1 else self.run_micro_batches
-            for i in range(STEPS):
+            for step_index in range(STEPS):
                 self.peaks.clear()
                 tracker.peak = tracker.now
                 losses.append(run_passes(ids))
@@ -231,7 +231,7 @@ class Rank:
                     optimizer.step()
                 self.record_phase("step")
                 self.module.zero_grad(set_to_none=True)
-                if i == 0:
+                if step_index == 0:
                     quantities["first_step_peak_bytes"] = self.peaks["step"]
             quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
             quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": tracker.now}
@@ -277,15 +277,15 @@ class Rank:
     # --- running ----------------------------------------------------------------------------------------------------
 
     def loss_context(self) -> AbstractContextManager[Any]:
-        """Returns the context manager for the loss, which with tensor parallelism computes it from sharded logits."""
+        """Returns the context manager of the loss; tensor parallelism computes the loss on sharded logits."""
         return loss_parallel() if self.job.layout.tp > 1 else nullcontext()
 
     def run_micro_batches(self, ids: Tensor) -> float:
         """Runs the passes of a step and returns the sum of the losses."""
         summed_loss = 0.0
-        for i in range(self.job.microbatches):
-            self.ids: Tensor = ids[i].clone()
-            is_last = i == self.job.microbatches - 1
+        for micro_batch in range(self.job.microbatches):
+            self.ids: Tensor = ids[micro_batch].clone()
+            is_last = micro_batch == self.job.microbatches - 1
             with self.gradient_context(is_last), self.loss_context():
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)
                 self.record_phase("forward")
@@ -296,7 +296,7 @@ class Rank:
         return summed_loss
 
     def gradient_context(self, is_last: bool) -> AbstractContextManager[Any]:
-        """Returns a context manager without gradient all-reduce, except for the last micro-batch."""
+        """Returns the context manager of a micro-batch, which skips the gradient all-reduce before the last one."""
         if isinstance(self.module, DistributedDataParallel) and not is_last:
             return self.module.no_sync()
         return nullcontext()

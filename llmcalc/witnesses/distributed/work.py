@@ -1,4 +1,4 @@
-"""The program of a distributed run's processes, which run parts of every job and simulate their ranks.
+"""The main program of each process of a distributed run: it runs its part of every job and simulates its rank.
 
 `python -m llmcalc.witnesses.distributed.work FILE` starts a process; FILE has one job per line. The processes connect
 as with torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and rank 0 prints the results of all.
@@ -70,10 +70,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def main(path: str) -> None:
+def main(job_path: str) -> None:
     """Runs the jobs that a file describes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    every_result = run_jobs([job_from_json(job_line) for job_line in Path(path).read_text().splitlines()])
+    every_result = run_jobs([job_from_json(job_line) for job_line in Path(job_path).read_text().splitlines()])
     if os.environ["RANK"] == "0":
         print(json.dumps(every_result))
 

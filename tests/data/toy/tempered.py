@@ -61,7 +61,9 @@ class TemperedAttention(TokenMixer):
             recorder.linear("k_proj", x, kv_heads, dim),
             recorder.linear("v_proj", x, kv_heads, dim),
         )
-        k, v = recorder.cache("cache", "full_attention" if window is None else "sliding_attention", k, v, limit=window)
+        k, v = recorder.cache(
+            "cache", "full_attention" if window is None else "sliding_attention", k, v, token_limit=window
+        )
         q = recorder.mul(q, recorder.vector("temperature", heads))
         y = recorder.attention(
             "core", q, recorder.repeat(k, heads), recorder.repeat(v, heads), causal=recorder.causal, window=window

@@ -255,7 +255,7 @@ def xlstm(s: Of, biased: bool = False) -> nn.Module:
     fields = {"hidden_size": s.h, "num_heads": s.H, "chunk_size": s.c, "use_bias": biased}
     module: Any = transformers("xlstm.modeling_xlstm").xLSTMLayer(config("xLSTM", **fields))
     module.mlstm_backend = Chunks(s.c)
-    module.multihead_norm = Flat(norm_reference(Norm(type="layernorm", bias=biased), module.v_dim, groups=s.H))
+    module.multihead_norm = Flat(norm_reference(Norm(type="layernorm", bias=biased), module.v_dim, group_count=s.H))
     return module  # type: ignore[no-any-return]
 
 
