@@ -284,13 +284,14 @@ class RankKernels(Lowering):
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
-        """Returns all parameters of a program, without counted allocations."""
+        """Returns the parameters of the layers that run, without counted allocations."""
         unmetered = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
         unmetered.graph.enabled, unmetered.include, unmetered.first_layer_index = (
             False,
             self.include,
             self.first_layer_index,
         )
+        unmetered.run_only = self.run_only
         entry_tensor = None
         entry_value = program.entry
         if entry_value is not None:
