@@ -116,7 +116,10 @@ def _run_over_ranks(cluster: Cluster) -> _DividedRun:
         return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
 
     def tensor_bytes(runtime: Runtime) -> int:
-        return max(cluster.tensor_bytes(rank, runtime) for rank in cluster.ranks_that_may_need_most)
+        return max(
+            cluster.tensor_bytes(rank, runtime) if cluster.trains else _least_bytes(cluster.inference_rank(rank))
+            for rank in cluster.ranks_that_may_need_most
+        )
 
     if cluster.trains:
         least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
