@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..frozen import frozen
 from .caching_allocator import allocation, on_stream, release
@@ -93,13 +93,17 @@ def _pass_index_in_case(pass_number: int) -> int:
     return min(pass_number, 2)
 
 
+PassOutput: TypeAlias = tuple[int, Tensor, int]
+"""(number, a tensor of the same shape, number of its storage) of a tensor that may outlive a pass."""
+
+
 class RecordedPass(NamedTuple):
     """One pass of a recorded run.
 
     start, end: indices of its events.
     place: the place in which it starts.
     input_storage: number of the storage of its input; None without an input.
-    outputs: number, a tensor of the same shape, number of its storage, of each tensor that may outlive the pass.
+    outputs: the tensors that may outlive the pass.
     previous: the chunk's previous pass; None (default) for none, and where cases do not have it.
     """
 
@@ -109,7 +113,7 @@ class RecordedPass(NamedTuple):
     end: int
     place: Place
     input_storage: int | None
-    outputs: list[tuple[int, Tensor, int]]
+    outputs: list[PassOutput]
     previous: PassId | None = None
 
 
@@ -144,7 +148,7 @@ class PassRecorder(PassCounter):
         )
         return output
 
-    def _surviving_outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
+    def _surviving_outputs(self, chunk: int, output: Tensor) -> list[PassOutput]:
         """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
         return [output_without_storage(0, output)]
 
@@ -245,7 +249,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
     return all_traces
 
 
-def output_without_storage(output_number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
+def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
     """Returns an output number, a copy of the tensor without memory, and the storage's number."""
     shape_only = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
     return output_number, shape_only, tensor.storage.block.handle

@@ -67,6 +67,8 @@ class _DividedRun(NamedTuple):
     memory_on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
     static_bytes: bytes that this accelerator needs at least, found without a replay.
     tensor_bytes: runtime → bytes of tensors that it needs at least, found without an allocator; 0 if not known.
+    memory_of_fullest: runtime → the memory of the accelerator with most weights and cache, which seldom needs less
+        than another and is known sooner than `memory_on`; None (default) if not known.
     users: users of each replica, where replicas share those of the run; None (default) for one replica.
     runs_of_replicas: the runs on as many accelerators in which replicas share the users, most replicas first.
     """
@@ -76,6 +78,7 @@ class _DividedRun(NamedTuple):
     memory_on: Callable[[Runtime], DeviceMemory]
     static_bytes: int
     tensor_bytes: Callable[[Runtime], int] = lambda runtime: 0
+    memory_of_fullest: Callable[[Runtime], DeviceMemory] | None = None
     users: int | None = None
     runs_of_replicas: Callable[[], Sequence[_DividedRun]] = tuple
 
@@ -85,7 +88,7 @@ class _DividedRun(NamedTuple):
         default_runtime: a runtime with which the memory is known already.
         """
         fit = self.memory_on(default_runtime).fit_on(hardware)
-        fits_without_overhead = fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity
+        fits_without_overhead = _bytes_without_overhead(fit, default_runtime) <= fit.capacity
         return self.memory_on(runtime).fit_on(hardware) if fits_without_overhead else fit
 
     def with_most_replicas(self, fit: Fit, default_runtime: Runtime, runtime: Runtime) -> tuple[_DividedRun, Fit]:
@@ -101,12 +104,26 @@ class _DividedRun(NamedTuple):
         """Returns the run as an option, with its verdict on a kind of accelerator."""
         return HardwareOption(self.devices, self.layout, fit, self.users)
 
+    def replayed_bytes(self, hardware: Hardware, runtime: Runtime) -> int:
+        """Returns a lower bound of the bytes that the run needs, from one replay; 0 if not known."""
+        if self.memory_of_fullest is None:
+            return 0
+        try:
+            return _bytes_without_overhead(self.memory_of_fullest(runtime).fit_on(hardware), runtime)
+        except InputError:  # as in `least_bytes`
+            return 0
+
     def least_bytes(self, runtime: Runtime) -> int:
         """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
         try:
             return max(self.static_bytes, self.tensor_bytes(runtime))
         except InputError:  # the framework does not support the layout, as `on` says
             return self.static_bytes
+
+
+def _bytes_without_overhead(fit: Fit, runtime: Runtime) -> int:
+    """Returns the required bytes without the runtime's context and the allocator's free blocks."""
+    return fit.needed - (runtime.context + fit.fragmentation)
 
 
 def _run_over_ranks(cluster: Cluster) -> _DividedRun:
@@ -116,13 +133,23 @@ def _run_over_ranks(cluster: Cluster) -> _DividedRun:
         return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
 
     def tensor_bytes(runtime: Runtime) -> int:
-        return max(cluster.tensor_bytes(rank, runtime) for rank in cluster.ranks_that_may_need_most)
+        return max(
+            cluster.tensor_bytes(rank, runtime) if cluster.trains else _least_bytes(cluster.inference_rank(rank))
+            for rank in cluster.ranks_that_may_need_most
+        )
+
+    def memory_of_fullest(runtime: Runtime) -> DeviceMemory:
+        ranks = cluster.ranks_that_may_need_most
+        fullest_rank = max(ranks, key=lambda rank: _least_bytes(cluster.inference_rank(rank)))
+        return cluster.rank_memory(fullest_rank, runtime).device
 
     if cluster.trains:
         least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
-    else:
-        least_bytes = _least_bytes(cluster.inference_rank(0))
-    return _DividedRun(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes)
+        return _DividedRun(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes)
+    least_bytes = _least_bytes(cluster.inference_rank(0))
+    return _DividedRun(
+        cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes, memory_of_fullest
+    )
 
 
 def _least_bytes(memory: Memory) -> int:
@@ -211,6 +238,8 @@ def _hardware_option(
             too_large.append((divided_run.static_bytes, index, divided_run))
         elif (least_bytes := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
             too_large.append((least_bytes, index, divided_run))
+        elif (replayed_bytes := divided_run.replayed_bytes(hardware, default_runtime)) > hardware.capacity_bytes:
+            too_large.append((replayed_bytes, index, divided_run))
         elif (hardware_option := try_run(index, divided_run)) is not None and hardware_option.fit.verdict == "fits":
             return hardware_option
     while too_large:

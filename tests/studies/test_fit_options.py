@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from llmcalc import load
+from llmcalc.device_memory.cuda_runtime import Runtime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.ranks import Cluster, RankMemory
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.sources.hardware import COMMON_HARDWARE, load_hardware
 from llmcalc.studies.fit_options import hardware_options
@@ -82,6 +85,25 @@ def test_accelerators_without_products_in_bfloat16_come_last(dtype: str, first: 
     accelerators = [load_hardware(name) for name in ("t4", "rtx-4060-ti-16gb")]
     options = hardware_options(run, accelerators, LayoutRequest(), lambda hardware: run.runtime)
     assert options[0].fit.hardware.name == first
+
+
+def test_ranks_of_a_layout_that_does_not_fit_are_not_replayed_beyond_the_fullest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The weights and cache of a stage fit in 12 GiB, and its activations do not: no other stage is replayed."""
+    spec = load("qwen3-0.6b?num_hidden_layers=6&vocab_size=4096").model
+    run = memory(spec, Settings(phase="inference", seq=1_030_000))
+    replayed: Counter[int] = Counter()
+    replay = Cluster._replay
+
+    def watched(cluster: Cluster, rank: int, runtime: Runtime) -> RankMemory:
+        replayed[cluster.layout.world] += 1
+        return replay(cluster, rank, runtime)
+
+    monkeypatch.setattr(Cluster, "_replay", watched)
+    (option,) = hardware_options(run, [load_hardware("rtx-3060")], LayoutRequest(pp=2), lambda hardware: run.runtime)
+    assert (option.devices, option.fit.verdict) == (4, "fits")
+    assert replayed == {2: 1, 4: 3}
 
 
 def test_those_that_fit_come_first_and_sizes_that_are_given_hold(run: Any) -> None:

@@ -32,7 +32,7 @@ from ...simulator.tensor import Tensor
 from ..torch.pipeline_replay import RecordedRank, micro_batches_on_allocator, passes_key, run_in_groups
 from .param_groups import GatheredStorage, Parameter
 from .pipeline import ShardedChunk, ShardedRank, ShardedSetup
-from .shortened_passes import ShortenedPasses, repeating_stacks
+from .shortened_passes import ShortenedStagePasses, repeating_stacks
 
 MICROBATCHES = 4
 """Micro-batches of a recorded schedule; with four, every repeating case is recorded twice."""
@@ -276,7 +276,9 @@ def _recorded_traces(
         recorded_passes = _record_passes(training_run, recorder, group_size)
         recorded_events: Sequence[Event] = recorder.events
         if any(stacks):
-            short_passes = ShortenedPasses(recorded_events, recorded_passes, training_run.chunks, model_chunks, stacks)
+            short_passes = ShortenedStagePasses(
+                recorded_events, recorded_passes, training_run.chunks, model_chunks, stacks
+            )
             recorded_events, recorded_passes = short_passes.unfolded()
         for pass_case, pass_trace in TraceReader(recorded_events, recorded_passes).traces.items():
             if pass_traces.setdefault(pass_case, pass_trace) != pass_trace:

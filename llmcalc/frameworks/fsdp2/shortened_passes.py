@@ -1,21 +1,18 @@
 """Derives the passes of a pipeline stage with many equal layers from passes recorded with few layers.
 
-The recorded stage has four repeats of its pattern of layers. `RepeatAnalysis` checks that the second and the third do
-the same, and has the events of every repeat between the first and the last from theirs. The tensors that outlive a pass
-are those of the layer that was recorded in the place of theirs.
+The parameters that outlive a pass are those of the layer that was recorded in the place of theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-from ...simulator.event_log import Event, RecordedEvents
+from ...simulator.event_log import Event
 from ...simulator.layer_loops import LayerStack, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
-from ...simulator.record_microbatches import RecordedPass
-from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis, RepeatedEvents
-from ...simulator.replay_result import PHASES
+from ...simulator.record_microbatches import PassOutput, RecordedPass
+from ...simulator.repeat_layers import NotRepeating
+from ...simulator.shortened_passes import ShortenedPasses
 from .pipeline import ShardedChunk
 
 
@@ -27,8 +24,8 @@ def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
     return long_stacks if len(long_stacks) == 1 and long_stacks[0].repeats > RECORDED_REPEATS else []
 
 
-class ShortenedPasses:
-    """Derives the events of passes with all layers from recorded passes with few.
+class ShortenedStagePasses(ShortenedPasses):
+    """Derives the events of a stage's passes with all layers, and the gathered parameters that outlive them.
 
     events, passes: of the recorded run.
     chunks: chunks of the recorded run.
@@ -45,18 +42,9 @@ class ShortenedPasses:
         full_chunks: Sequence[ShardedChunk],
         stacks: Sequence[Sequence[LayerStack]],
     ) -> None:
-        self.passes: Sequence[RecordedPass] = passes
+        super().__init__(events, passes, [layer_stack for chunk_stacks in stacks for layer_stack in chunk_stacks])
         self.chunks: Sequence[ShardedChunk] = model_chunks
         self.full_chunks: Sequence[ShardedChunk] = full_chunks
-        bounds = [
-            0,
-            *(pass_bound for recorded_pass in passes for pass_bound in (recorded_pass.start, recorded_pass.end)),
-            len(events),
-        ]
-        self.pieces: list[Sequence[Event]] = [events[pass_start:pass_end] for pass_start, pass_end in pairwise(bounds)]
-        layer_stacks = [layer_stack for chunk_stacks in stacks for layer_stack in chunk_stacks]
-        analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), layer_stacks, range(len(layer_stacks)))
-        self.repeated: RepeatedEvents = RepeatedEvents(analysis, {})
         self.sources: list[list[tuple[int, int | None]]] = [
             self._recorded_parameters(short_chunk, full_chunk, chunk_stacks)
             for short_chunk, full_chunk, chunk_stacks in zip(model_chunks, full_chunks, stacks, strict=True)
@@ -88,24 +76,8 @@ class ShortenedPasses:
             source_numbers.append((parameter_numbers[parameter_path], inner_repeat))
         return source_numbers
 
-    def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
-        """Returns the events of passes extended to all layers, and the passes."""
-        unfolded_events: list[Event] = []
-        passes: list[RecordedPass] = []
-        for i, trace_piece in enumerate(self.pieces):
-            pass_start = len(unfolded_events)
-            unfolded_events += self.repeated.events_of_long_run(trace_piece)
-            if i % 2:
-                passes.append(self._extended_pass(self.passes[i // 2], trace_piece, pass_start, len(unfolded_events)))
-        return unfolded_events, passes
-
-    def _extended_pass(
-        self, recorded_pass: RecordedPass, pass_events: Sequence[Event], pass_start: int, pass_end: int
-    ) -> RecordedPass:
-        """Returns a pass extended to all layers.
-
-        pass_events: its recorded events. pass_start, pass_end: indices among the full run's events.
-        """
+    def outputs_of_long_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
+        """Returns the tensors that outlive a pass with all layers: its output or gradients, and gathered parameters."""
         chunk_index, pass_kind, _ = recorded_pass.pass_id
         recorded_chunk, source_numbers = self.chunks[chunk_index], self.sources[chunk_index]
         outputs_by_number = {i: (template, storage_id) for i, template, storage_id in recorded_pass.outputs}
@@ -124,7 +96,7 @@ class ShortenedPasses:
         else:
             received_count, recorded_starts, full_starts = 1, [1], [1]
         unfolded_outputs = [
-            (i, outputs_by_number[i][0], self._full_storage(outputs_by_number[i][1], None))
+            (i, outputs_by_number[i][0], self.full_storage(outputs_by_number[i][1]))
             for i in range(received_count)
             if i in outputs_by_number
         ]
@@ -132,23 +104,18 @@ class ShortenedPasses:
             for i, (storage_position, inner_repeat) in enumerate(source_numbers):
                 if recorded_start + storage_position in outputs_by_number:
                     template, storage_id = outputs_by_number[recorded_start + storage_position]
-                    unfolded_outputs.append((full_start + i, template, self._full_storage(storage_id, inner_repeat)))
-        stage_input = recorded_pass.input_storage
-        return recorded_pass._replace(
-            start=pass_start,
-            end=pass_end,
-            place=self.repeated.place_in_long_run(recorded_pass.place),
-            input_storage=None if stage_input is None else self._full_storage(stage_input, None),
-            outputs=unfolded_outputs,
-        )
+                    unfolded_outputs.append(
+                        (full_start + i, template, self._storage_in_repeat(storage_id, inner_repeat))
+                    )
+        return unfolded_outputs
 
-    def _full_storage(self, storage_number: int, inner_repeat: int | None) -> int:
+    def _storage_in_repeat(self, storage_number: int, inner_repeat: int | None) -> int:
         """Returns a storage's number in passes with all layers.
 
-        inner_repeat: its layer repeat; None outside of repeats.
+        inner_repeat: its layer repeat; None outside of the inner repeats.
         """
         if inner_repeat is None:
-            return self.repeated.numbers.get(storage_number, storage_number)
+            return self.full_storage(storage_number)
         if storage_number not in self.repeated.starts:
             raise NotRepeating
         return self.repeated.starts[storage_number] + inner_repeat

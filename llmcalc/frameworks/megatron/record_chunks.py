@@ -17,9 +17,12 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.rank_program import RankFlow
 from ...simulator.event_log import TAKEN, Recorder
+from ...simulator.layer_loops import LayerStack, program_stacks
+from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import RecordedPasses
 from ...simulator.repeat_layers import NotRepeating
+from ...simulator.shortened_passes import ShortenedPasses
 from ...simulator.strides import Shape
 from .kernels import GATHER_BUFFER, Parameter
 from .rank_run import Chunk, RankRun
@@ -160,29 +163,62 @@ def _recorded_chunk(
     if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
-        chunk_run = RankRun(spec, settings, rank, Recorder())
-        _chunks[cache_key] = _record_chunk(chunk_run, chunk_run.chunks[chunk_number], is_interleaved, by_previous)
+        for stacks in [repeating_stacks(rank_run, model_chunk), []]:
+            try:
+                chunk_run = RankRun(spec, settings, rank, Recorder())
+                chunk_of_run = chunk_run.chunks[chunk_number]
+                _chunks[cache_key] = _record_chunk(chunk_run, chunk_of_run, stacks, is_interleaved, by_previous)
+                break
+            except NotRepeating:
+                if not stacks:
+                    raise
     return _chunks[cache_key]
 
 
-def _record_chunk(rank_run: RankRun, model_chunk: Chunk, is_interleaved: bool, by_previous: bool) -> RecordedChunk:
-    """Records the passes of a chunk of a run that has not begun."""
+def repeating_stacks(rank_run: RankRun, model_chunk: Chunk) -> list[LayerStack]:
+    """Returns the only stack of a chunk if it has more layers than need to be recorded; otherwise no stack."""
+    kernel_choices = rank_run.rank_choices
+    if kernel_choices.recompute == "block" or any(kernel_choices.bf16_layers):  # the number of a layer matters
+        return []
+    interval = kernel_choices.recompute_layers if kernel_choices.recompute == "uniform" else 1
+    stacks = program_stacks(model_chunk.program.root, interval, model_chunk.lowering.first_layer_index)
+    return stacks if len(stacks) == 1 and stacks[0].repeats > RECORDED_REPEATS else []
+
+
+def _record_chunk(
+    rank_run: RankRun, model_chunk: Chunk, stacks: Sequence[LayerStack], is_interleaved: bool, by_previous: bool
+) -> RecordedChunk:
+    """Records the passes of a chunk of a run that has not begun.
+
+    stacks: stacks of which `RECORDED_REPEATS` repeats run, and represent all.
+    Raises `NotRepeating` if the repeats of a stack differ.
+    """
     rank_run.chunks, model_chunk.number = [model_chunk], 0
     recorder = rank_run.meter
     assert isinstance(recorder, Recorder)
     rank_run.set_up_tables()
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
+    if stacks:
+        model_chunk.lowering.run_only = {
+            i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)
+        }
+        model_chunk.lowering.parameters_of(model_chunk.program)  # layers after the repeats have smaller numbers here
     recorded_passes = record_passes(rank_run, recorder, is_interleaved, by_previous)
     shared_blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
+    storages = {name: tuple(block.handle for block in named_blocks) for name, named_blocks in shared_blocks.items()}
+    if stacks:
+        short_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, stacks)
+        recorded_passes = RecordedPasses(*short_passes.unfolded())
+        storages = {name: tuple(map(short_passes.full_storage, numbers)) for name, numbers in storages.items()}
     forward_storages = _allocated_in_forward(recorded_passes)
     return RecordedChunk(
         model_chunk.program,
         layers_before,
         model_chunk.parameters,
         recorded_passes,
-        {name: tuple(block.handle for block in tensor_blocks) for name, tensor_blocks in shared_blocks.items()},
+        storages,
         {name: (tensor_blocks[0].bytes, tensor_blocks[-1].bytes) for name, tensor_blocks in shared_blocks.items()},
-        frozenset(name for name, tensor_blocks in shared_blocks.items() if tensor_blocks[0].handle in forward_storages),
+        frozenset(name for name, numbers in storages.items() if numbers[0] in forward_storages),
     )
 
 

@@ -10,7 +10,7 @@ from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.megatron.rank_run import RankRun
-from llmcalc.frameworks.megatron.record_chunks import record_chunks
+from llmcalc.frameworks.megatron.record_chunks import record_chunks, repeating_stacks
 from llmcalc.frameworks.megatron.record_passes import record_passes
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.parallel.layout import Layout
@@ -37,11 +37,31 @@ TENSOR = Layout(tp=2, pp=2, vpp=4, schedule="interleaved", dp=2, sequence_parall
     ],
 )
 def test_a_chunk_alone_has_the_passes_that_it_has_in_its_rank(model: str, layout: Layout, recompute: str) -> None:
+    check_recorded_chunks(model, layout, recompute)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("qwen3-0.6b?num_hidden_layers=20", CHUNKS),
+        ("deepseek-v2-lite?num_hidden_layers=13", Layout(pp=2, pp_layout=(7, 6), dp=2, ep=2, etp=1)),
+        ("nemotron-h-8b", Layout(pp=2, dp=2)),  # layers after the repeats are of other kinds than those in their place
+    ],
+)
+def test_a_chunk_recorded_with_few_layers_has_the_passes_of_all(model: str, layout: Layout, recompute: str) -> None:
+    for run in check_recorded_chunks(model, layout, recompute):
+        assert all(repeating_stacks(run, chunk) for chunk in run.chunks)
+
+
+def check_recorded_chunks(model: str, layout: Layout, recompute: str) -> list[RankRun]:
+    """Compares the chunks of each stage, recorded one by one, with those recorded together and in full."""
+    runs = []
     run_memory = memory(load(model).model, Settings(phase="training", seq=128, recompute=recompute))
     settings = settings_of(run_memory.with_(num_microbatches=16), layout)
     for pp in range(layout.pp):
         rank, is_last_stage = layout.rank(pp=pp), pp == layout.pp - 1
-        by_previous = recompute == "full" and model == MIXTURE
+        by_previous = recompute == "full" and settings.num_experts is not None
         run = RankRun(run_memory.spec, settings, rank, recorder := Recorder())
         run.set_up()
         together = record_passes(run, recorder, is_last_stage, by_previous).traces()
@@ -54,6 +74,8 @@ def test_a_chunk_alone_has_the_passes_that_it_has_in_its_rank(model: str, layout
             for chunk, recorded in zip(run.chunks, chunks, strict=True)
         ]
         assert {case: in_later_layers(trace, offsets[case[0]]) for case, trace in traces.items()} == together
+        runs.append(run)
+    return runs
 
 
 def in_later_layers(trace: PassTrace, layers: int) -> PassTrace:

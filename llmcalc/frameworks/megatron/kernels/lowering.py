@@ -284,13 +284,14 @@ class RankKernels(Lowering):
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
-        """Returns all parameters of a program, from a run that counts no memory."""
+        """Returns the parameters of the layers that run, from a run that counts no memory."""
         unmetered_run = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
         unmetered_run.graph.enabled, unmetered_run.include, unmetered_run.first_layer_index = (
             False,
             self.include,
             self.first_layer_index,
         )
+        unmetered_run.run_only = self.run_only
         entry_tensor = None
         entry_value = program.entry
         if entry_value is not None:

@@ -1,0 +1,71 @@
+"""Derives passes of many equal layers from passes recorded with few layers.
+
+The recorded passes have four repeats of each stack's pattern of layers. `RepeatAnalysis` checks that the second and the
+third do the same, and has the events of every repeat between the first and the last from theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from .event_log import Event, RecordedEvents
+from .layer_loops import LayerStack
+from .record_microbatches import PassOutput, RecordedPass
+from .repeat_layers import RepeatAnalysis, RepeatedEvents
+from .replay_result import PHASES
+
+
+class ShortenedPasses:
+    """Derives the events of passes with all layers from recorded passes with few.
+
+    events, passes: of the recorded run.
+    stacks: the stacks of which `RECORDED_REPEATS` repeats were recorded.
+    Raises `NotRepeating` if the repeats differ.
+    """
+
+    def __init__(self, events: Sequence[Event], passes: Sequence[RecordedPass], stacks: Sequence[LayerStack]) -> None:
+        self.passes: Sequence[RecordedPass] = passes
+        bounds = [
+            0,
+            *(pass_bound for recorded_pass in passes for pass_bound in (recorded_pass.start, recorded_pass.end)),
+            len(events),
+        ]
+        self.pieces: list[Sequence[Event]] = [events[pass_start:pass_end] for pass_start, pass_end in pairwise(bounds)]
+        analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), stacks, range(len(stacks)))
+        self.repeated: RepeatedEvents = RepeatedEvents(analysis, {})
+
+    def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
+        """Returns the events of passes extended to all layers, and the passes."""
+        unfolded_events: list[Event] = []
+        passes: list[RecordedPass] = []
+        for i, trace_piece in enumerate(self.pieces):
+            pass_start = len(unfolded_events)
+            unfolded_events += self.repeated.events_of_long_run(trace_piece)
+            if i % 2:
+                passes.append(self._extended_pass(self.passes[i // 2], trace_piece, pass_start, len(unfolded_events)))
+        return unfolded_events, passes
+
+    def _extended_pass(
+        self, recorded_pass: RecordedPass, pass_events: Sequence[Event], pass_start: int, pass_end: int
+    ) -> RecordedPass:
+        """Returns a pass extended to all layers.
+
+        pass_events: its recorded events. pass_start, pass_end: indices among the full run's events.
+        """
+        stage_input = recorded_pass.input_storage
+        return recorded_pass._replace(
+            start=pass_start,
+            end=pass_end,
+            place=self.repeated.place_in_long_run(recorded_pass.place),
+            input_storage=None if stage_input is None else self.full_storage(stage_input),
+            outputs=self.outputs_of_long_pass(recorded_pass, pass_events),
+        )
+
+    def outputs_of_long_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
+        """Returns the tensors that outlive a pass with all layers; none of them belongs to an inner layer."""
+        return [(i, template, self.full_storage(storage)) for i, template, storage in recorded_pass.outputs]
+
+    def full_storage(self, storage: int) -> int:
+        """Returns the number that a storage outside of the inner repeats has in the passes with all layers."""
+        return self.repeated.numbers.get(storage, storage)
