@@ -174,26 +174,26 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
     )
 
 
-def optional_length(option: str, length: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def optional_length(option_name: str, length: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
-    return None if length is None else whole(option, length_of(option, length), least, most)
+    return None if length is None else whole(option_name, length_of(option_name, length), least, most)
 
 
-def optional_text(option: str, text_value: Any, example: str) -> str | None:
+def optional_text(option_name: str, text_value: Any, example: str) -> str | None:
     """Validates an optional text; None stays None. example: a valid text, for the error message."""
-    return None if text_value is None else text(option, text_value, example)
+    return None if text_value is None else text(option_name, text_value, example)
 
 
-def optional_word(option: str, word_value: Any, allowed_words: Any) -> Any:
+def optional_word(option_name: str, word_value: Any, allowed_words: Any) -> Any:
     """Validates an optional word of a `Literal`; None stays None."""
-    return None if word_value is None else one_of(option, word_value, allowed_words)
+    return None if word_value is None else one_of(option_name, word_value, allowed_words)
 
 
-def optional_count(option: str, count_value: Any) -> int | None:
+def optional_count(option_name: str, count_value: Any) -> int | None:
     """Parses a count such as `15T`; None stays None."""
     from .units import parse_count
 
-    return None if count_value is None else parse_count(str(count_value), option)
+    return None if count_value is None else parse_count(str(count_value), option_name)
 
 
 def batch_or_users(batch: Any, users: Any, phase: str) -> int:
@@ -268,7 +268,9 @@ def engine_questions_of(
     )
 
 
-def run_of(options: Options, hardware: Any, phase: Any, include: frozenset[str], workspace: str | None) -> RunOptions:
+def run_of(
+    options: Options, hardware: Any, phase: Any, included_parts: frozenset[str], workspace: str | None
+) -> RunOptions:
     """Returns the run that the options describe. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
@@ -279,7 +281,7 @@ def run_of(options: Options, hardware: Any, phase: Any, include: frozenset[str],
     return RunOptions(
         settings=settings_of(**options_by_name),
         layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
-        include=include,
+        include=included_parts,
         accelerators=tuple(find_accelerators(_hardware_names(hardware))),
         workspace=workspace,
     )

@@ -129,20 +129,25 @@ def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Sc
     return pictures.schedule_picture(layout, timetable)
 
 
-def _draw_time(ask: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
-    return pictures.time_picture(lambda: ask(model, **options), whole("--by-node", by_node, 1, 8))
+def _draw_time(compute_answer: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
+    return pictures.time_picture(lambda: compute_answer(model, **options), whole("--by-node", by_node, 1, 8))
 
 
-def _draw_roofline(ask: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
+def _draw_roofline(compute_answer: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
     preset = options_of({name: options.pop(name) for name in READING if name in options}).read(model)
     phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
-    return pictures.roofline_picture(lambda phase: ask(preset, phase=phase, **options), phases)
+    return pictures.roofline_picture(lambda phase: compute_answer(preset, phase=phase, **options), phases)
 
 
 def _draw_serve(
-    ask: Ask, model: Model, *, input: int | str | None = None, output_tokens: int | str | None = None, **options: Any
+    compute_answer: Ask,
+    model: Model,
+    *,
+    input: int | str | None = None,
+    output_tokens: int | str | None = None,
+    **options: Any,
 ) -> Figure:
-    return pictures.serve_picture(lambda: ask(model, input=input, output=output_tokens, **options))
+    return pictures.serve_picture(lambda: compute_answer(model, input=input, output=output_tokens, **options))
 
 
 DRAWN: Mapping[str, Callable[..., Figure]] = {

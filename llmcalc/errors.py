@@ -110,9 +110,9 @@ def near_to(typed_name: str, known_names: Iterable[str]) -> str:
     max_edits = min(2, len(typed_name) // 3)
     nearest_name = min(
         (
-            (edit_distance(typed_name.lower(), candidate.lower()), candidate)
-            for candidate in known_names
-            if abs(len(candidate) - len(typed_name)) <= max_edits
+            (edit_distance(typed_name.lower(), known_name.lower()), known_name)
+            for known_name in known_names
+            if abs(len(known_name) - len(typed_name)) <= max_edits
         ),
         default=None,
     )

@@ -124,14 +124,14 @@ class EngineCommand(Command):
 
 def _option_values(option: str, args: Sequence[str]) -> Iterable[str]:
     """Yields the values of an option on a command line."""
-    for i, argument in enumerate(args):
+    for argument_index, argument in enumerate(args):
         option_name, equals_sign, option_value = argument.partition("=")
         if argument == "--":
             return
         if option_name == option and equals_sign:
             yield option_value
-        elif argument == option and i + 1 < len(args):
-            yield args[i + 1]
+        elif argument == option and argument_index + 1 < len(args):
+            yield args[argument_index + 1]
 
 
 def require_engine(receipt: str | None, engine: Sequence[str] | None, launch_file: Path | None = None) -> None:

@@ -43,8 +43,7 @@ def command(
     engine: EngineOption = None,
     hardware: Annotated[str | None, accelerator_option(" For --engine.")] = None,
     quantize: Annotated[
-        str | None,
-        value_option("--quantize", "SCHEME", "For --engine: scheme of the weights; default as published."),
+        str | None, value_option("--quantize", "SCHEME", "For --engine: scheme of the weights; default as published.")
     ] = None,
     table: TableOption = None,
     *,

@@ -81,8 +81,8 @@ def _draw_curves(
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=log_base)
     ax.margins(x=0)
-    for i, (preset, curve_values) in enumerate(curves):
-        line_style = curve_style(i)
+    for curve_index, (preset, curve_values) in enumerate(curves):
+        line_style = curve_style(curve_index)
         longest_context = longest_sequence(preset.model) or CONTEXTS[-1]
         plotted_values = [
             curve_value if tokens <= longest_context else float("nan")
@@ -113,10 +113,10 @@ def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) ->
     label_heights = spread_labels(
         [label_height for _, label_height in end_points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
     )
-    for i, ((preset, _), curve_end, label_height) in enumerate(
+    for curve_index, ((preset, _), curve_end, label_height) in enumerate(
         zip(model_curves, curve_ends, label_heights, strict=True)
     ):
-        colour = curve_style(i).colour
+        colour = curve_style(curve_index).colour
         curve_line = {
             "arrowstyle": "-",
             "color": colour,

@@ -99,9 +99,9 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
     ax.step(range(len(point_bytes)), point_bytes, where="mid", color=INK, linewidth=1)
     ax.fill_between(range(len(point_bytes)), point_bytes, step="mid", color=FAINT, alpha=0.4)
     phase_starts = [
-        i
-        for i, timeline_point in enumerate(timeline_points)
-        if i == 0 or timeline_points[i - 1].phase != timeline_point.phase
+        point_index
+        for point_index, timeline_point in enumerate(timeline_points)
+        if point_index == 0 or timeline_points[point_index - 1].phase != timeline_point.phase
     ]
     for phase_start, phase_end in zip(phase_starts, [*phase_starts[1:], len(timeline_points)], strict=True):
         if phase_start:

@@ -32,13 +32,13 @@ MOST_PASSES = 100_000
 """Largest number of forward passes in a drawn schedule, which takes seconds."""
 
 
-def params_picture(models: Sequence[Preset], include: frozenset[str] = frozenset()) -> Figure:
+def params_picture(models: Sequence[Preset], included_parts: frozenset[str] = frozenset()) -> Figure:
     """Draws the parameters of models: a bar per model, by component."""
     needs_matplotlib()
     from ..costs.params import params
     from .params import params as plot_params
 
-    return plot_params([(preset.display, params(preset.model, include)) for preset in models])
+    return plot_params([(preset.display, params(preset.model, included_parts)) for preset in models])
 
 
 def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
@@ -121,9 +121,9 @@ def memory_picture(question: RunQuestion) -> Figure:
     from .memory import memory as plot_memory
 
     with name_in_errors(question.preset):
-        memory = question.on_one_device()
-        accelerator_fits = [memory.device.fit_on(hardware) for hardware in question.accelerators]
-        return plot_memory(question.preset.display, memory, accelerator_fits)
+        run_memory = question.on_one_device()
+        accelerator_fits = [run_memory.device.fit_on(hardware) for hardware in question.accelerators]
+        return plot_memory(question.preset.display, run_memory, accelerator_fits)
 
 
 def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
@@ -168,7 +168,7 @@ def roofline_picture(compute_answer: Callable[[Phase], ReportedAnswer], phases: 
 
     answers = [compute_answer(phase) for phase in phases]
     tables = [answer.report().tables[0] for answer in answers]
-    titled_runs = [(answer.result, table.aside) for answer, table in zip(answers, tables, strict=True)]
+    titled_runs = [(answer.result, report_table.aside) for answer, report_table in zip(answers, tables, strict=True)]
     return plot_roofline(tables[0].title, titled_runs)
 
 
@@ -191,7 +191,9 @@ def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
     from .servers import plot_servers
 
     answer = compute_answer()
-    table = answer.report().tables[0]
+    report_table = answer.report().tables[0]
     if not answer.result.servers:
-        raise InputError(f"{table.heading}: there is nothing to draw; expected more --devices or a shorter request")
-    return plot_servers(table.heading, table.aside, answer.result, Limits(**answer.document["limits"]))
+        raise InputError(
+            f"{report_table.heading}: there is nothing to draw; expected more --devices or a shorter request"
+        )
+    return plot_servers(report_table.heading, report_table.aside, answer.result, Limits(**answer.document["limits"]))

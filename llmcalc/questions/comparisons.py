@@ -66,8 +66,11 @@ def ask_compare(
             if hardware is not None:
                 model = replace(model, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype))
             compared_quantities.append(model)
-    sorted_models = [(compared_models[i][0], compared_quantities[i]) for i in sort_order(compared_quantities, sort_key)]
-    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, load=device_load))
+    sorted_models = [
+        (compared_models[model_index][0], compared_quantities[model_index])
+        for model_index in sort_order(compared_quantities, sort_key)
+    ]
+    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=device_load))
 
 
 def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
@@ -169,5 +172,5 @@ class ShapeQuestion:
                 )
 
 
-def _parse_count(count_value: str | float | None, option: str) -> int | None:
-    return None if count_value is None else parse_count(str(count_value), option)
+def _parse_count(count_value: str | float | None, option_name: str) -> int | None:
+    return None if count_value is None else parse_count(str(count_value), option_name)

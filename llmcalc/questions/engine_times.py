@@ -28,8 +28,8 @@ def option_time(
     """
     from ..studies.decoding import decoded_token
 
-    memory = layout_option.memory
-    layout, settings = memory.layout, memory.settings
+    engine_memory = layout_option.memory
+    layout, settings = engine_memory.layout, engine_memory.settings
     cache_word = str(settings.get(engine.field_of("--kv-dtype"), "auto"))
     is_untimed = settings.get("quantization", "none") != "none" or any(
         "speculative" in format_field for format_field in settings
@@ -44,9 +44,9 @@ def option_time(
     }
     run = RunQuestion(
         preset=preset,
-        settings=settings_of(phase="decode", batch=1, seq=memory.max_model_len, **chosen_formats),
+        settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),
         accelerators=(layout_option.hardware,),
     )
-    stack = engine.stack(numbers_of(version.version))
+    software_stack = engine.stack(numbers_of(version.version))
     users_of_replica = -(-users // layout.dp)
-    return decoded_token(run.on_one_device(), layout_option.hardware, layout, users_of_replica, stack)
+    return decoded_token(run.on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack)

@@ -122,10 +122,10 @@ def _measured_run(
         )
     seconds_on = estimated_run.seconds_on
     assert seconds_on is not None
-    device, stack = estimated_run.device, estimated_run.stack
+    device, software_stack = estimated_run.device, estimated_run.stack
 
     def seconds_with(factors: Factors) -> float:
-        return seconds_on(factors.device(device), factors.stack(stack))
+        return seconds_on(factors.device(device), factors.stack(software_stack))
 
     kernel_group = (
         estimated_run.phase,

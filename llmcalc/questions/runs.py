@@ -209,25 +209,33 @@ def memory_question(
     gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
     date = version_date(run_options.layout.framework_version or "")
     options = _options_beside_a_file(run_options.settings, run_options.layout)
-    launch = read_launch(launch_file, run_options.layout.devices, allow_unknown, date=date, gpu=gpu, options=options)
+    launched_run = read_launch(
+        launch_file, run_options.layout.devices, allow_unknown, date=date, gpu=gpu, options=options
+    )
     if is_setting_given("phase") and run_options.settings.phase != "training":
-        raise InputError(f"--phase: {launch.where} starts training; remove the option")
-    for field, option_value in model_options.items() if launch.spec is not None else ():
+        raise InputError(f"--phase: {launched_run.where} starts training; remove the option")
+    for field, option_value in model_options.items() if launched_run.spec is not None else ():
         if option_value:
-            raise InputError(f"{option(field)}: {launch.where} defines the model that it trains; remove the option")
-    if launch.spec is None:
-        preset = model_of_file(target, launch.target, launch.where, read_model)
-        if target is not None and is_stated(launch.target) and launch.target not in (preset.name, *preset.aliases):
-            replacement_note = f"the model of the file, {shown(launch.target)}, is replaced by TARGET"
-            launch = replace(launch, notes=(*launch.notes, replacement_note))
+            raise InputError(
+                f"{option(field)}: {launched_run.where} defines the model that it trains; remove the option"
+            )
+    if launched_run.spec is None:
+        preset = model_of_file(target, launched_run.target, launched_run.where, read_model)
+        if (
+            target is not None
+            and is_stated(launched_run.target)
+            and launched_run.target not in (preset.name, *preset.aliases)
+        ):
+            replacement_note = f"the model of the file, {shown(launched_run.target)}, is replaced by TARGET"
+            launched_run = replace(launched_run, notes=(*launched_run.notes, replacement_note))
     elif target is None:
-        preset = Preset(name=str(launch_file), model=launch.spec)
+        preset = Preset(name=str(launch_file), model=launched_run.spec)
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
-    launch = with_known_targets(with_published_weights(launch, preset), preset.model, preset.checkpoint)
-    launch = launch.with_stage_sizes(preset.model.main.num_hidden_layers)
-    run_options = replace(run_options, settings=Settings(**{"phase": "training", **launch.settings}))
-    return RunQuestion(preset=preset, **vars(run_options), launch=launch)
+    launched_run = with_known_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
+    launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
+    run_options = replace(run_options, settings=Settings(**{"phase": "training", **launched_run.settings}))
+    return RunQuestion(preset=preset, **vars(run_options), launch=launched_run)
 
 
 def _require_target(target: Any, command: str) -> Any:
@@ -297,24 +305,24 @@ HALF_FORMATS = ("bfloat16", "float16")
 """Number formats of 16 bits, in which weights are trained as they are published."""
 
 
-def with_published_weights(launch: Launch, preset: Preset) -> Launch:
+def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     """Returns the run in the published weights' number format, if the program keeps that format.
 
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16.
     """
-    if not launch.published_weights or preset.dtype not in HALF_FORMATS:
-        return launch
+    if not launched_run.published_weights or preset.dtype not in HALF_FORMATS:
+        return launched_run
     settings = {
         setting_name: setting_value
-        for setting_name, setting_value in launch.settings.items()
+        for setting_name, setting_value in launched_run.settings.items()
         if setting_name != "precision"
     }
     dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
     return replace(
-        launch,
+        launched_run,
         settings={**settings, "dtype": preset.dtype, "master_weights": "none"},
-        notes=(*launch.notes, dtype_note),
+        notes=(*launched_run.notes, dtype_note),
     )
 
 
@@ -376,13 +384,9 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
     for the model.
     """
     run = run if draft_preset is None else _with_draft_model(run, draft_preset)
-    layout, launch = run.layout, run.launch
-    answer_fields: dict[str, Any] = {
-        "preset": run.preset,
-        "accelerators": run.accelerators,
-        "workspace": run.workspace,
-    }
-    if launch is None and not layout.has_options:
+    layout, launched_run = run.layout, run.launch
+    answer_fields: dict[str, Any] = {"preset": run.preset, "accelerators": run.accelerators, "workspace": run.workspace}
+    if launched_run is None and not layout.has_options:
         if run.settings.recompute == SELECTIVE:  # without a framework
             run = replace(run, settings=run.settings.with_(recompute="attention"))
         if run.settings.precision in NARROW_PRODUCTS:  # the page has no frameworks at first
@@ -397,19 +401,24 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
     from ..reports.ranks_answer import RanksUse
     from ..studies.step_size import with_usual_micro_batches
 
-    framework_record = framework_of(layout) if launch is None else framework(launch.framework)
+    framework_record = framework_of(layout) if launched_run is None else framework(launched_run.framework)
     check_precision(run.settings, framework_record)
     version = layout.framework_version or ""
     run_memory = run.with_framework(framework_record).on_one_device()
     with suggest_nearest_layouts(
         run.preset.model,
-        layout if launch is None else NO_LAYOUT_OPTIONS,
+        layout if launched_run is None else NO_LAYOUT_OPTIONS,
         run.tokens,
         check_layout=partial(framework_record.check_layout, run_memory),
     ):
-        if launch is not None:
+        if launched_run is not None:
             ranks = Cluster.with_framework(
-                run_memory, launch.layout, framework_record, version, launch.own_settings, launch.frozen
+                run_memory,
+                launched_run.layout,
+                framework_record,
+                version,
+                launched_run.own_settings,
+                launched_run.frozen,
             )
         elif run.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
@@ -423,7 +432,7 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
             ranks = Cluster.with_framework(
                 with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version
             )
-        ranks_answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
+        ranks_answer = RanksUse.of_result(ranks, **answer_fields, launch=launched_run)
         _ = ranks_answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return ranks_answer
 
@@ -479,11 +488,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
             served = ServedUsers.of_answer(fit_answer, usual_engine)
             fit_answer = with_decoding_seconds(fit_answer, run.hardware, served.users)
             device_options = hardware_options(
-                run_memory,
-                run.accelerators,
-                layout,
-                run.runtime_on,
-                partial(gguf_fit, preset, run_memory),
+                run_memory, run.accelerators, layout, run.runtime_on, partial(gguf_fit, preset, run_memory)
             )
             if fit_answer.fit.verdict == "no":
                 sufficient = [change for change in fit_answer.changes if change.fit.verdict != "no"]

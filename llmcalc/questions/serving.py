@@ -49,8 +49,11 @@ def ask_serve(
     server_study = serve_study(preset, hardware, options, read_model)
     calibration = _calibration_of_options(preset, hardware, options, read_model)
     if calibration is not None:
-        device, stack = calibration.factors.device(server_study.device), calibration.factors.stack(server_study.stack)
-        server_study = replace(server_study, device=device, stack=stack)
+        device, software_stack = (
+            calibration.factors.device(server_study.device),
+            calibration.factors.stack(server_study.stack),
+        )
+        server_study = replace(server_study, device=device, stack=software_stack)
     server_search = server_study.answer()
     ok = server_search.chosen is not None
     return ReportedAnswer(server_search, lambda: with_calibration(report(server_study, server_search), calibration), ok)
@@ -119,12 +122,12 @@ def serve_study(
     longest_request = request_shape.total_tokens if trace is None else trace.longest_request
     latency_limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
-    stack = find_stack(options.stack or stack_of_engine(options.engine, hardware), "inference")
+    software_stack = find_stack(options.stack or stack_of_engine(options.engine, hardware), "inference")
     return ServeStudy(
         preset,
         hardware,
         device_of(hardware, options.nic),
-        stack,
+        software_stack,
         engine_record,
         version,
         dict(_runs_by_format(preset, hardware, options, longest_request)),

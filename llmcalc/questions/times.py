@@ -265,14 +265,14 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
     from ..studies.run_time import TimeSettings
     from ..timing.stack import stack_of_vendor
 
-    launch = run.launch
-    file_settings = None if launch is None else launch.own_settings
+    launched_run = run.launch
+    file_settings = None if launched_run is None else launched_run.own_settings
     has_format = framework_record.product_format is not None and file_settings is not None
-    stack = options.stack or framework_record.stack(launch, bool(run.settings.compile))
-    if options.stack is None and launch is None and run.hardware is not None:
-        stack = stack_of_vendor(run.hardware.vendor, "training") or stack
+    software_stack = options.stack or framework_record.stack(launched_run, bool(run.settings.compile))
+    if options.stack is None and launched_run is None and run.hardware is not None:
+        software_stack = stack_of_vendor(run.hardware.vendor, "training") or software_stack
     return TimeSettings(
-        stack,
+        software_stack,
         options.overlap,
         options.nic,
         framework_record.product_format(file_settings)

@@ -16,15 +16,7 @@ from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..sources.preset import Preset
 from ..studies.decoding import has_gguf_weights, usual_stack
-from ..studies.fit import (
-    MOST_BATCH,
-    MOST_SEQ,
-    Change,
-    Fitting,
-    cli_options,
-    largest_fitting_number,
-    single_changes,
-)
+from ..studies.fit import MOST_BATCH, MOST_SEQ, Change, Fitting, cli_options, largest_fitting_number, single_changes
 
 FORMATS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
@@ -49,8 +41,8 @@ class UsualEngine:
     @classmethod
     def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
         """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
-        settings, stack = memory.settings, usual_stack(hardware, memory)
-        records = [framework for framework in map(engine, FOLDERS) if framework.stack(NEWEST) == stack]
+        settings, software_stack = memory.settings, usual_stack(hardware, memory)
+        records = [framework for framework in map(engine, FOLDERS) if framework.stack(NEWEST) == software_stack]
         if settings.phase not in ("inference", "decode") or not records or not records[0].runs_on(hardware):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
@@ -64,22 +56,24 @@ class UsualEngine:
     def memory_of(self, users: int) -> EngineMemory | None:
         """Returns the engine's memory for this number of users; None if unsupported or unknown."""
         try:
-            memory: EngineMemory = self.record.memory(self._server_of(users))
+            engine_memory: EngineMemory = self.record.memory(self._server_of(users))
         except InputError:
             return None
-        return memory
+        return engine_memory
 
     def _server_of(self, users: int) -> Any:
         """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
         server_options = dict(self.options)
         scheme_name = server_options.pop("quantize", None)
-        flags = read_values(self.record.title, self.record.known_flags(), server_options, self.record.flags_by_option)
-        flags |= {} if scheme_name is None else {"quantize": scheme_name}
+        engine_flags = read_values(
+            self.record.title, self.record.known_flags(), server_options, self.record.flags_by_option
+        )
+        engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.record.shows_alternatives:  # layers on the host are another run
-            flags |= {"n_gpu_layers": "all", "fit": "off"}
-        flags = self.record.flags_for_users(self.preset, flags, users, self.seq)
+            engine_flags |= {"n_gpu_layers": "all", "fit": "off"}
+        engine_flags = self.record.flags_for_users(self.preset, engine_flags, users, self.seq)
         _, version = engine_and_version(self.record.name)
-        return self.record.server(self.preset, self.hardware, version, flags)
+        return self.record.server(self.preset, self.hardware, version, engine_flags)
 
     def lacks_kernels(self, users: int) -> bool:
         """Whether it has no kernels on the accelerator for the weights, the cache or the attention."""
@@ -93,11 +87,11 @@ class UsualEngine:
 
     def most_users(self, users: int) -> int:
         """Returns the number of users whose requests the engine's cache holds; all users if its memory is unknown."""
-        memory = self.memory_of(users)
-        if memory is None or memory.holds(users):
+        engine_memory = self.memory_of(users)
+        if engine_memory is None or engine_memory.holds(users):
             return users
         divides_cache = self.record.serving_flags is None  # one cache for any number of users
-        return min(users, int(memory.all_users())) if divides_cache and memory.starts else 0
+        return min(users, int(engine_memory.all_users())) if divides_cache and engine_memory.starts else 0
 
     def device_bytes(self, users: int) -> int | None:
         """Returns the bytes on the device with the highest need, with the bytes in use before the engine starts.
@@ -112,7 +106,11 @@ class UsualEngine:
         except InputError:
             return None
         largest_bytes = max(
-            (sum(term.bytes for term in memory_terms if term.device == device) for device in server.devices), default=0
+            (
+                sum(memory_term.bytes for memory_term in memory_terms if memory_term.device == device)
+                for device in server.devices
+            ),
+            default=0,
         )
         return int(largest_bytes + self.hardware.capacity_bytes - server.free_bytes)
 

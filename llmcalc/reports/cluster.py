@@ -93,14 +93,14 @@ def report(
     cluster: Cluster,
     accelerator_fits: Sequence[Fit],
     assumed_accelerator: str = "",
-    launch: Launch | None = None,
+    launched_run: Launch | None = None,
     chosen_for: Hardware | None = None,
     rollout: Sequence[RolloutPhase] = (),
 ) -> Report:
     """Returns the report: the memory of the largest rank and of every rank that differs, and the accelerators.
 
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
-    launch: the file that starts the run; default None.
+    launched_run: the file that starts the run; default None.
     chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
     rollout: the phases of reinforcement learning on one device; default none.
     """
@@ -115,26 +115,26 @@ def report(
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     answer_text += verdict_text(accelerator_fits)
     devices_text = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
-    settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launch)}"
+    settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
     layout_note = "" if chosen_for is None else _layout_note(chosen_for, accelerator_fits)
     notes_on_host = host_notes(largest_rank.device, layout.world)
-    assumptions = [note for note in _launch_notes(launch) if ASSUMPTIONS.match(note)]
+    assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTIONS.match(note)]
     notes = without_repetitions(
         [
             *warnings,
             *assumptions,
             layout_note,
-            *_undivided_notes(cluster, accelerator_fits, launch),
+            *_undivided_notes(cluster, accelerator_fits, launched_run),
             *notes_on_host,
             *_cluster_notes(cluster, assumed_accelerator),
-            *_launch_notes(launch),
+            *_launch_notes(launched_run),
         ]
     )
     part_columns, part_rows = phase_parts(largest_rank.device) if cluster.trains else kind_parts(largest_rank.device)
     parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
     if rollout:
-        engine_text = engine_note(None if launch is None else launch.rollout)
+        engine_text = engine_note(None if launched_run is None else launched_run.rollout)
         phase_documents = [
             phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes))))
         ]
@@ -156,7 +156,8 @@ def report(
     )
     fits_table = fits_table._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
-        cluster_data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
+        cluster_data(preset, cluster, accelerator_fits, launched_run)
+        | ({"phases": phases_data(rollout)} if rollout else {}),
         [
             *phase_documents,
             parts_table,
@@ -180,10 +181,12 @@ def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
     return f"layout: {choice_text}; --tp, --pp divide"
 
 
-def _undivided_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None) -> list[str]:
+def _undivided_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launched_run: Launch | None) -> list[str]:
     """Returns advice on shards for replicas of a whole model that does not fit; empty for any other run."""
     layout = cluster.layout
-    is_divided = layout.dp < layout.world or layout.zero or layout.ep > 1 or launch is not None or not cluster.trains
+    is_divided = (
+        layout.dp < layout.world or layout.zero or layout.ep > 1 or launched_run is not None or not cluster.trains
+    )
     if is_divided or any(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
         return []
     if layout.world == 1:
@@ -193,28 +196,29 @@ def _undivided_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launch: 
     return [f"each device holds the whole model: {shard_options}, llmcalc plan lists layouts that fit"]
 
 
-def _launch_notes(launch: Launch | None) -> list[str]:
+def _launch_notes(launched_run: Launch | None) -> list[str]:
     """Returns the notes on a launch file: overridden values, defaults that are filled in, and assumptions."""
-    if launch is None:
+    if launched_run is None:
         return []
-    notes = list(launch.notes)
-    if launch.filled_in:
-        version_text = f" {launch.version}" if launch.version else ""
+    notes = list(launched_run.notes)
+    if launched_run.filled_in:
+        version_text = f" {launched_run.version}" if launched_run.version else ""
         defaults_text = ", ".join(
-            f"{setting_name} {_value_text(default_value)}" for setting_name, default_value in launch.filled_in.items()
+            f"{setting_name} {_value_text(default_value)}"
+            for setting_name, default_value in launched_run.filled_in.items()
         )
-        notes.insert(0, f"defaults of {launch.program}{version_text}: {defaults_text}")
+        notes.insert(0, f"defaults of {launched_run.program}{version_text}: {defaults_text}")
     return notes
 
 
-def _override_text(launch: Launch | None) -> str:
+def _override_text(launched_run: Launch | None) -> str:
     """Writes the options typed beside a launch file, each with the file's value; empty without typed options."""
-    if launch is None or not launch.overridden:
+    if launched_run is None or not launched_run.overridden:
         return ""
     override_texts = (
         f"{option(setting_name)} {_value_text(changed_setting.option)}"
         + ("" if changed_setting.file is None else f" in the place of {_value_text(changed_setting.file)}")
-        for setting_name, changed_setting in launch.overridden.items()
+        for setting_name, changed_setting in launched_run.overridden.items()
     )
     return f"; beside the file {', '.join(override_texts)}"
 
@@ -227,7 +231,7 @@ def _value_text(setting_value: Any) -> str:
 
 
 def cluster_data(
-    preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None
+    preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launched_run: Launch | None
 ) -> dict[str, Any]:
     """Returns the JSON document of the memory of ranks. Bytes are exact integers.
 
@@ -251,7 +255,7 @@ def cluster_data(
         "execution": execution,
         "layout": cluster.layout.data(),
         "framework": {"name": cluster.framework.name, "version": cluster.version or None},
-        "launch": None if launch is None else launch.data(),
+        "launch": None if launched_run is None else launched_run.data(),
         "memory": {
             **peak_values,
             **{data_key: device_values[data_key] for data_key in ("reserved_bytes", "device_bytes", "terms")},

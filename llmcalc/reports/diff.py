@@ -19,7 +19,7 @@ WRITE: dict[str, Callable[[Any], str]] = {"parameters": units.count, "FLOPs": un
 
 SCALE: dict[str, Callable[[float], units.Scale]] = {
     "parameters": units.count_scale,
-    "FLOPs": partial(units.decimal_scale, unit="FLOPs"),
+    "FLOPs": partial(units.decimal_scale, unit_name="FLOPs"),
     "bytes": units.memory_scale,
 }
 

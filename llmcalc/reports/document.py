@@ -136,11 +136,13 @@ class Table(NamedTuple):
 
     def without_bars(self) -> Table:
         """Returns the table without columns of bars, for output that programs read."""
-        shown_columns = [i for i, column in enumerate(self.columns) if not column.bar]
+        shown_columns = [column_index for column_index, column in enumerate(self.columns) if not column.bar]
         if len(shown_columns) == len(self.columns):
             return self
-        shown_rows = [row._replace(cells=[row.cells[i] for i in shown_columns]) for row in self.rows]
-        return self._replace(columns=[self.columns[i] for i in shown_columns], rows=shown_rows)
+        shown_rows = [
+            row._replace(cells=[row.cells[column_index] for column_index in shown_columns]) for row in self.rows
+        ]
+        return self._replace(columns=[self.columns[column_index] for column_index in shown_columns], rows=shown_rows)
 
     def lists(self) -> list[Table]:
         """Returns a table per list, for output in which a row has to be of one list."""

@@ -331,13 +331,13 @@ def _formula_rows(
         if len(full_line) <= line_width
         else [
             formula_line
-            for i, formula_text in enumerate(formula_texts)
-            for formula_line in _break_lines(("= " if i else "") + formula_text, line_width)
+            for line_index, formula_text in enumerate(formula_texts)
+            for formula_line in _break_lines(("= " if line_index else "") + formula_text, line_width)
         ]
     )
     return [
-        Row([formula_name if i == 0 else "", formula_line], depth if i == 0 else 0, is_bold)
-        for i, formula_line in enumerate(lines)
+        Row([formula_name if line_index == 0 else "", formula_line], depth if line_index == 0 else 0, is_bold)
+        for line_index, formula_line in enumerate(lines)
     ]
 
 
@@ -360,11 +360,11 @@ def _split_terms(formula_text: str, short_length: int) -> list[str]:
     """Splits a text before every + and − outside brackets of less than `short_length` characters."""
     open_brackets: list[int] = []
     unbroken_indices: set[int] = set()
-    for i, character in enumerate(formula_text):
+    for position, character in enumerate(formula_text):
         if character == "(":
-            open_brackets.append(i)
-        elif character == ")" and open_brackets and i - open_brackets[-1] < short_length:
-            unbroken_indices.update(range(open_brackets.pop(), i))
+            open_brackets.append(position)
+        elif character == ")" and open_brackets and position - open_brackets[-1] < short_length:
+            unbroken_indices.update(range(open_brackets.pop(), position))
         elif character == ")" and open_brackets:
             open_brackets.pop()
     cut_indices = [
@@ -522,8 +522,8 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
             formula_texts.append(write_expression(formula.length_expression, Style(latex=True, grouped=True)))
             quantity_tex = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             equation_lines += [
-                (quantity_tex if i == 0 else "") + f" &= {formula_text}"
-                for i, formula_text in enumerate(dict.fromkeys(formula_texts))
+                (quantity_tex if formula_index == 0 else "") + f" &= {formula_text}"
+                for formula_index, formula_text in enumerate(dict.fromkeys(formula_texts))
             ]
         latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
     meaning_by_symbol = _symbol_meanings(explanation).items()

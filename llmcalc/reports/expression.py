@@ -119,11 +119,13 @@ def terms_of_sum(expression: Any, formula_style: Style = PLAIN) -> list[str]:
     constants_first = formula_style.grouped and len(expression.free_symbols) == 1
     ordered_terms = sorted(expression.args, key=_degree_of if constants_first else _term_order)
     term_texts: list[str] = []
-    for i, term in enumerate(ordered_terms):
+    for term_index, term in enumerate(ordered_terms):
         is_negative = term.could_extract_minus_sign()
         term_text = write_expression(-term if is_negative else term, formula_style)
         sign_text = ("-" if formula_style.latex else "−") if is_negative else "+"
-        term_texts.append(f"{sign_text} {term_text}" if i else (sign_text + term_text if is_negative else term_text))
+        term_texts.append(
+            f"{sign_text} {term_text}" if term_index else (sign_text + term_text if is_negative else term_text)
+        )
     return term_texts
 
 

@@ -53,10 +53,10 @@ OPTION_COLUMNS = (
 )
 
 
-def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[HardwareOption]) -> Report:
+def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequence[HardwareOption]) -> Report:
     """Returns the report of the fewest accelerators of each kind on which a run fits."""
-    memory_use = memory.states
-    warnings = too_long_notes(memory.spec, memory_use.workload)
+    memory_use = run_memory.states
+    warnings = too_long_notes(run_memory.spec, memory_use.workload)
     first_option = hardware_options[0]
     has_fitting_option = first_option.fit.verdict != "no"
     answer_text = (
@@ -79,7 +79,7 @@ def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[Ha
     ]
     replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
     engine_note = "weights of a GGUF file: on one accelerator by llama.cpp's buffers, over several by torch's kernels"
-    engine_note = engine_note if has_gguf_weights(memory) else ""
+    engine_note = engine_note if has_gguf_weights(run_memory) else ""
     notes = [
         *warnings,
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
@@ -92,8 +92,8 @@ def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[Ha
     ]
     document = {
         "model": model_data(preset),
-        "workload": workload_data(memory),
-        "execution": execution_data(memory),
+        "workload": workload_data(run_memory),
+        "execution": execution_data(run_memory),
         "hardware": None,
         "verdict": first_option.fit.verdict,
         "device_bytes": first_option.fit.needed,
@@ -104,7 +104,7 @@ def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[Ha
         preset.display,
         OPTION_COLUMNS,
         table_rows,
-        settings_text(memory, memory.attention),
+        settings_text(run_memory, run_memory.attention),
         notes,
         answer_text,
         name="options",
@@ -182,9 +182,9 @@ def _plugin_remark(hardware: Hardware, timed_run: TimedRun) -> str:
     return "" if not engines or engines[0].runs_on(hardware) else "'s plugin, whose memory is not modelled"
 
 
-def _halving_notes(memory: Memory, timed_run: TimedRun) -> list[str]:
+def _halving_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]:
     """Returns a note if the weights are counted in float32, as published, and timed in the engine's 16 bits."""
-    if memory.states.dtype != "float32" or timed_run.formats.dtype == "fp32" or memory.states.quantized:
+    if run_memory.states.dtype != "float32" or timed_run.formats.dtype == "fp32" or run_memory.states.quantized:
         return []
     return [
         f"times are in 16 bits, in which {timed_run.stack.title} loads weights published in float32; bytes are of "

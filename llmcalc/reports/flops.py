@@ -102,9 +102,11 @@ def report(
     return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
 
 
-def _without_towers(tree: Node) -> Node:
+def _without_towers(node_tree: Node) -> Node:
     """Returns the tree without uncounted encoders, whose 0 would look like a count."""
-    return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
+    return replace(
+        node_tree, children=tuple(child for child in node_tree.children if child.optional not in WITHOUT_FLOPS)
+    )
 
 
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
@@ -323,9 +325,9 @@ def _recompute_note(recompute: Recompute) -> str:
     return f"recomputation: {recomputed_part} once more, as torch's reentrant checkpointing runs it"
 
 
-def _figures_function(include: frozenset[str]) -> Figures:
+def _figures_function(included_parts: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
-    return lambda node_position: node_figures_data("flops", node_position, step_of, include)
+    return lambda node_position: node_figures_data("flops", node_position, step_of, included_parts)
 
 
 @frozen(repr=False)

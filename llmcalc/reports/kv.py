@@ -164,8 +164,8 @@ def _changed_model_rows(cache_size: CacheSize, what_if: Iterable[WhatIf], byte_s
         ),
     ]
     filled_rows = [
-        Row([title, kv_ratio, *(other_cache.bytes_in_format(dtype) for dtype in dtype_names)], strong=not i)
-        for i, (title, kv_ratio, other_cache) in enumerate(model_rows)
+        Row([title, kv_ratio, *(other_cache.bytes_in_format(dtype) for dtype in dtype_names)], strong=not row_index)
+        for row_index, (title, kv_ratio, other_cache) in enumerate(model_rows)
     ]
     return Table("", table_columns, filled_rows, name="what-if")
 

@@ -80,12 +80,14 @@ PHASE_NAMES = {
 """Phase of a run → its name in a sentence."""
 
 
-def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assumed_accelerator: str = "") -> Report:
+def report(
+    preset: Preset, run_memory: Memory, accelerator_fits: Sequence[Fit], assumed_accelerator: str = ""
+) -> Report:
     """Returns the report: tables of the kinds of memory, of phases and of accelerators.
 
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
     """
-    memory_use, device = memory.states, memory.device
+    memory_use, device = run_memory.states, run_memory.device
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += [
         warning_text for fit in accelerator_fits if not fit.hardware.sources for warning_text in fit.hardware.notes
@@ -94,8 +96,8 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     answer_text += verdict_text(accelerator_fits)
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
-    settings_line = settings_text(memory, memory.attention) + parameters
-    notes = without_repetitions([*warnings, *memory_notes(preset, memory, assumed_accelerator)])
+    settings_line = settings_text(run_memory, run_memory.attention) + parameters
+    notes = without_repetitions([*warnings, *memory_notes(preset, run_memory, assumed_accelerator)])
     table_columns, table_rows = (
         phase_parts(device, memory_use) if memory_use.phase == "training" else kind_parts(device, memory_use)
     )
@@ -103,7 +105,7 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     phases_over_time = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fits_section = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
-        memory_data(preset, memory, accelerator_fits),
+        memory_data(preset, run_memory, accelerator_fits),
         [parts_table, phases_over_time, fits_section],
         warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
@@ -145,7 +147,7 @@ def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     if any(fit.nominal for fit in accelerator_fits):
         title = f"{title}; *: of the nominal memory"
     first_fitting = next(
-        (i for i, fit in enumerate(accelerator_fits) if fit.verdict != "no"), len(accelerator_fits) - 1
+        (fit_index for fit_index, fit in enumerate(accelerator_fits) if fit.verdict != "no"), len(accelerator_fits) - 1
     )
     return Table(
         title,

@@ -96,19 +96,19 @@ Part: TypeAlias = tuple[str, Row]
 """(component, row without its bar)."""
 
 
-def _component_rows(tree: Node, total_params: int, include: frozenset[str]) -> list[Row]:
+def _component_rows(node_tree: Node, total_params: int, included_parts: frozenset[str]) -> list[Row]:
     """Returns one row per part of the model and per sublayer of a layer group. The norms share a row."""
     table_parts: list[Part] = []
-    for node_position in tree.place().children():
-        if not node_position.optional or node_position.optional in include:
-            _add_rows(table_parts, node_position, total_params, include, 0)
+    for node_position in node_tree.place().children():
+        if not node_position.optional or node_position.optional in included_parts:
+            _add_rows(table_parts, node_position, total_params, included_parts, 0)
     return _with_bars(table_parts)
 
 
 def _add_rows(
-    table_parts: list[Part], node_position: Place, total_params: int, include: frozenset[str], depth: int
+    table_parts: list[Part], node_position: Place, total_params: int, included_parts: frozenset[str], depth: int
 ) -> None:
-    node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_params_of, include)
+    node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_params_of, included_parts)
     if not params_per_repeat:
         return
     node_name = f"{node.name} ({node.label})" if node.label else node.name
@@ -120,7 +120,7 @@ def _add_rows(
         norm_positions = [child_position for child_position in child_positions if child_position.node.kind == "norm"]
         for child_position in child_positions:
             if child_position.node.kind != "norm":
-                _add_rows(table_parts, child_position, total_params, include, depth + 1)
+                _add_rows(table_parts, child_position, total_params, included_parts, depth + 1)
         if node.kind == "layer" and norm_positions:
             norm_total = sum(norm.total(total_params_of) for norm in norm_positions)
             if norm_total:
@@ -129,10 +129,10 @@ def _add_rows(
                 )
         else:
             for norm in norm_positions:
-                _add_rows(table_parts, norm, total_params, include, depth + 1)
+                _add_rows(table_parts, norm, total_params, included_parts, depth + 1)
     elif node.kind == "experts":
         for child_position in child_positions:
-            _add_rows(table_parts, child_position, total_params, include, depth + 1)
+            _add_rows(table_parts, child_position, total_params, included_parts, depth + 1)
 
 
 def _component_row(row_name: str, per_repeat: int, repeat: int, total_params: int, depth: int) -> Row:
@@ -146,14 +146,14 @@ def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
     """Adds a bar to each row of one component, proportional to the whole model."""
     table_rows: list[Row] = []
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
-    for i, (component_kind, table_row) in enumerate(table_parts):
+    for row_index, (component_kind, table_row) in enumerate(table_parts):
         covered_depth = -1 if table_row.depth <= covered_depth else covered_depth
         later_indices = (
             later_index
-            for later_index in range(i + 1, len(table_parts))
+            for later_index in range(row_index + 1, len(table_parts))
             if table_parts[later_index][1].depth <= table_row.depth
         )
-        nested_parts = table_parts[i + 1 : next(later_indices, len(table_parts))]
+        nested_parts = table_parts[row_index + 1 : next(later_indices, len(table_parts))]
         bar = None
         if covered_depth < 0 and all(component == component_kind for component, _ in nested_parts):
             bar, covered_depth = (
@@ -259,12 +259,12 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
     )
 
 
-def _figures_function(include: frozenset[str]) -> Figures:
+def _figures_function(included_parts: frozenset[str]) -> Figures:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: Place) -> dict[str, Any]:
-        node_data = node_figures_data("params", node_position, total_params_of, include)
-        active_params = node_position.total(active_params_of, include)
+        node_data = node_figures_data("params", node_position, total_params_of, included_parts)
+        active_params = node_position.total(active_params_of, included_parts)
         return node_data if active_params == node_data["params"] else node_data | {"active": active_params}
 
     return figures

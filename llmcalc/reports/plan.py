@@ -50,14 +50,14 @@ def report(
     other_way_text: the nearest possible layouts if no layout is possible; default empty.
     requested_sizes: sizes of a layout whose place in the order is shown; default none.
     """
-    plan, memory = layout_plan.plan, layout_plan.memory
+    plan, run_memory = layout_plan.plan, layout_plan.memory
     capacity_text = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
     accelerators_text = f"{plural(layout_plan.devices, 'device')} with {capacity_text} each"
-    run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
+    run_title = f"{run_text(run_memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
     words = common_words([candidate for _, candidate in layout_plan.rows_of_frameworks])
     run_description = f"{run_title}, on {accelerators_text} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     run_description += f"; all layouts: {', '.join(words)}" if words else ""
-    warnings = too_long_notes(memory.spec, memory.states.workload)
+    warnings = too_long_notes(run_memory.spec, run_memory.states.workload)
     table_rows = [
         _layout_row(
             framework_plan,
@@ -109,11 +109,7 @@ def report(
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
     lazy_fields = {"unreplayed": lambda: [unreplayed_data(layout_candidate) for layout_candidate in plan.unreplayed]}
     report = Report(
-        document,
-        tables,
-        warnings=warnings_of_notes(preset, warnings),
-        computed_last=lazy_fields,
-        counts_notes=True,
+        document, tables, warnings=warnings_of_notes(preset, warnings), computed_last=lazy_fields, counts_notes=True
     )
     return report.for_target(preset.target)
 

@@ -151,17 +151,17 @@ MUCH_WAITING = 0.2
 
 def _host_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note on the host's speed where a training step waits much for it; its range begins on a faster one."""
-    stack = timed_run.stack
+    software_stack = timed_run.stack
     tested = timed_run.range.tested
     if tested is not None and tested.eager:
         return []
-    if stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
+    if software_stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
         return []
-    kernel_seconds = 1e6 * stack.host_kernel
+    kernel_seconds = 1e6 * software_stack.host_kernel
     share = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
     return [
         f"{share} waits for the host at {kernel_seconds:.0f} µs an operation; the "
-        f" low end has the fastest measured host, {kernel_seconds * stack.fastest_host:.0f} µs"
+        f" low end has the fastest measured host, {kernel_seconds * software_stack.fastest_host:.0f} µs"
     ]
 
 

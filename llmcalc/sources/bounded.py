@@ -91,7 +91,7 @@ matched nothing, the search would begin again at each of its quotes.
 """
 
 
-def require_few_elements(text: str, location: str, element_limit: int) -> None:
+def require_few_elements(text: str, error_location: str, element_limit: int) -> None:
     """Raises `InputError` for a text with more than `element_limit` brackets, braces and commas outside its strings.
 
     A JSON or TOML text has at most one value more than these, so what is built from it is bounded before it is parsed.
@@ -104,5 +104,5 @@ def require_few_elements(text: str, location: str, element_limit: int) -> None:
     )  # signs in strings build nothing
     if next(islice(element_signs, element_limit, None), None) is not None:
         raise InputError(
-            f"{location}: more than {element_limit:,} values and fields; expected at most {element_limit:,}"
+            f"{error_location}: more than {element_limit:,} values and fields; expected at most {element_limit:,}"
         )

@@ -97,14 +97,14 @@ def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     return sorted({field for reachable_model in reachable_models(model) for field in reachable_model.model_fields})
 
 
-def field_path(model: type[BaseModel], location: tuple[int | str, ...], is_unknown: bool = False) -> list[str]:
+def field_path(model: type[BaseModel], error_location: tuple[int | str, ...], is_unknown: bool = False) -> list[str]:
     """Converts a pydantic error's location to the path in the file, without the tags of union members.
 
     is_unknown: whether the last step is a field that does not exist.
     """
     path: list[str] = []
     candidate_models, key_is_free = [model], False
-    for i, key in enumerate(location):
+    for key_index, key in enumerate(error_location):
         matching_fields = (
             candidate.model_fields[key] for candidate in candidate_models if key in candidate.model_fields
         )
@@ -115,6 +115,6 @@ def field_path(model: type[BaseModel], location: tuple[int | str, ...], is_unkno
         elif field is not None:
             path.append(str(key))
             candidate_models, key_is_free = field_members(field), get_origin(field.annotation) is dict
-        elif is_unknown and i == len(location) - 1:
+        elif is_unknown and key_index == len(error_location) - 1:
             path.append(key)
     return path

@@ -76,21 +76,21 @@ def is_object(text: str) -> bool:
     return text.lstrip().startswith("{")
 
 
-def parse_toml(text: str, location: str) -> dict[str, Any]:
+def parse_toml(text: str, error_location: str) -> dict[str, Any]:
     """Parses TOML. Raises `InputError` with line and column for invalid TOML, and for tables nested too deeply."""
-    require_few_elements(text, location, MOST_TOML_ELEMENTS)
-    _require_short_keys(text, location)
+    require_few_elements(text, error_location, MOST_TOML_ELEMENTS)
+    _require_short_keys(text, error_location)
     try:
         parsed_table = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and a number of more digits than Python converts
-        raise InputError(f"{location}: not valid TOML: {str(error).partition(';')[0]}") from None
+        raise InputError(f"{error_location}: not valid TOML: {str(error).partition(';')[0]}") from None
     except RecursionError:
-        raise InputError(_too_deep_error(location)) from None
-    require_shallow(parsed_table, location)
+        raise InputError(_too_deep_error(error_location)) from None
+    require_shallow(parsed_table, error_location)
     return parsed_table
 
 
-def _require_short_keys(text: str, location: str) -> None:
+def _require_short_keys(text: str, error_location: str) -> None:
     """Raises `InputError` for dotted keys that need too much memory in tomllib.
 
     It keeps every prefix of a dotted key, so the memory for one key grows with the square of its parts.
@@ -99,9 +99,9 @@ def _require_short_keys(text: str, location: str) -> None:
     for line in text.split("\n"):
         dot_count += line.partition("=")[0].count(".")
         if line.count(".") > DEEPEST and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
-            raise InputError(_too_deep_error(location))
+            raise InputError(_too_deep_error(error_location))
     if dot_count > MOST_DOTS:
-        raise InputError(f"{location}: {dot_count:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
+        raise InputError(f"{error_location}: {dot_count:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
 
 
 _TOML_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|\'[^\']*+\'?+'  # one that does not end has the rest
@@ -111,39 +111,39 @@ MOST_DOTS = 100_000
 """Largest number of dots in the dotted keys of a TOML text."""
 
 
-def parse_json(text: str, location: str) -> Any:
+def parse_json(text: str, error_location: str) -> Any:
     """Parses JSON. Raises `InputError` with line and column for invalid JSON, and for values nested too deeply."""
     import json
 
-    require_few_elements(text, location, MOST_JSON_ELEMENTS)
+    require_few_elements(text, error_location, MOST_JSON_ELEMENTS)
     try:
         parsed_value = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{location}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+            f"{error_location}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
         ) from None
     except (RecursionError, ValueError):
         raise InputError(
-            f"{location}: not valid JSON: nested too deeply, or with a number of thousands of digits"
+            f"{error_location}: not valid JSON: nested too deeply, or with a number of thousands of digits"
         ) from None
-    require_shallow(parsed_value, location)
+    require_shallow(parsed_value, error_location)
     return parsed_value
 
 
-def require_shallow(parsed_value: Any, location: str) -> None:
+def require_shallow(parsed_value: Any, error_location: str) -> None:
     """Raises `InputError` for a value nested deeper than `DEEPEST`."""
     if not any(not values_at_depth for values_at_depth in islice(_values_by_depth(parsed_value), DEEPEST + 1)):
-        raise InputError(_too_deep_error(location))
+        raise InputError(_too_deep_error(error_location))
 
 
-def require_finite(parsed_value: Any, location: str) -> None:
+def require_finite(parsed_value: Any, error_location: str) -> None:
     """Raises `InputError` for Infinity and NaN, which Python's reader of JSON accepts."""
     for values_at_depth in takewhile(bool, _values_by_depth(parsed_value)):
         non_finite_number = next(
             (value for value in values_at_depth if isinstance(value, float) and not isfinite(value)), None
         )
         if non_finite_number is not None:
-            raise InputError(f"{location}: {non_finite_number} is no number of JSON; expected finite numbers")
+            raise InputError(f"{error_location}: {non_finite_number} is no number of JSON; expected finite numbers")
 
 
 def _values_by_depth(parsed_value: Any) -> Iterator[list[Any]]:
@@ -159,21 +159,21 @@ def _values_by_depth(parsed_value: Any) -> Iterator[list[Any]]:
         ]
 
 
-def _too_deep_error(location: str) -> str:
-    return f"{location}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
+def _too_deep_error(error_location: str) -> str:
+    return f"{error_location}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
 
 
-def validate(model: type[Model], description: Any, location: str) -> Model:
+def validate(model: type[Model], description: Any, error_location: str) -> Model:
     """Validates data as a pydantic model. Raises `InputError` with all errors on one line.
 
     Raises `InputError`, which names the first wrong field, its value, the expected value, and the number of other
     errors.
     """
-    require_shallow(description, location)
+    require_shallow(description, error_location)
     try:
         return model.model_validate(description)
     except ValidationError as error:
-        raise InputError(f"{location}: {explain_errors(model, error)}") from None
+        raise InputError(f"{error_location}: {explain_errors(model, error)}") from None
 
 
 def explain_errors(model: type[BaseModel], error: ValidationError) -> str:

@@ -106,7 +106,9 @@ def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str
     """Returns each layer's kind by llama.cpp's fixed pattern for the architecture, which files do not state."""
     layers = config.get("num_hidden_layers")
     layer_count = layers if isinstance(layers, int) else 0
-    return ["sliding_attention" if has_window(i) else "full_attention" for i in range(min(layer_count, MOST_LAYERS))]
+    return [
+        "sliding_attention" if has_window(layer) else "full_attention" for layer in range(min(layer_count, MOST_LAYERS))
+    ]
 
 
 def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
@@ -168,7 +170,7 @@ def _has_tensor(checkpoint: Checkpoint, name_end: str) -> bool:
     return any(tensor.name.endswith(name_end) for tensor in checkpoint.tensors)
 
 
-def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
+def gguf_config(checkpoint: Checkpoint, error_location: str) -> _Config:
     """Returns the config that a file's metadata describe. Raises `InputError` for an unknown architecture."""
     architecture = checkpoint.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
@@ -176,7 +178,7 @@ def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
         known_names = ", ".join(ARCHITECTURES)
         suggestion = suggest(str(architecture)[:40], list(ARCHITECTURES))
         raise InputError(
-            f"{location}: general.architecture {architecture_text}: is not read from a header; expected one of "
+            f"{error_location}: general.architecture {architecture_text}: is not read from a header; expected one of "
             f"{known_names}, or the model's config.json or preset as TARGET.{suggestion}"
         )
     model_type, architecture_text, further_fields = ARCHITECTURES[architecture]
@@ -187,10 +189,10 @@ def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
     }
     embedding_tensor = next((tensor for tensor in checkpoint.tensors if tensor.name == "token_embd.weight"), None)
     if embedding_tensor is None or len(embedding_tensor.shape) != 2:
-        raise InputError(f"{location}: token_embd.weight: missing; the first file of a split model has it")
+        raise InputError(f"{error_location}: token_embd.weight: missing; the first file of a split model has it")
     config["vocab_size"] = embedding_tensor.shape[0]
     config["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in checkpoint.tensors)
     config |= further_fields(checkpoint, architecture, config)
     model_title = checkpoint.metadata.get("general.name")
-    config["_name_or_path"] = model_title if isinstance(model_title, str) and model_title else location
+    config["_name_or_path"] = model_title if isinstance(model_title, str) and model_title else error_location
     return {field: value for field, value in config.items() if value is not None}

@@ -74,10 +74,10 @@ class BoundedReader:
     Every read names its field, so that an error for a truncated file names the field where the file ends.
     """
 
-    def __init__(self, file: IO[bytes], file_bytes: int, location: str) -> None:
+    def __init__(self, file: IO[bytes], file_bytes: int, error_location: str) -> None:
         self.file: IO[bytes] = file
         self.size: int = file_bytes
-        self.location: str = location
+        self.location: str = error_location
         self.position: int = 0
         self.bytes_read: int = 0
 
@@ -141,19 +141,19 @@ class BoundedReader:
         ]
 
 
-def require_no_overlap(data_starts: Sequence[int], tensors: Sequence[StoredTensor], location: str) -> None:
+def require_no_overlap(data_starts: Sequence[int], tensors: Sequence[StoredTensor], error_location: str) -> None:
     """Raises `InputError` if the data of two tensors overlap. data_starts: the first byte of each tensor's data."""
     previous_end, previous_name = 0, ""
-    for i in sorted(range(len(tensors)), key=data_starts.__getitem__):
-        tensor = tensors[i]
+    for tensor_index in sorted(range(len(tensors)), key=data_starts.__getitem__):
+        tensor = tensors[tensor_index]
         if not tensor.nbytes:
             continue
-        if data_starts[i] < previous_end:
+        if data_starts[tensor_index] < previous_end:
             raise InputError(
-                f"{location}: {tensor.name[:80]}: its data begin at byte {data_starts[i]:,}, where those of "
-                f"{previous_name[:80]} do not end before byte {previous_end:,}; not a checkpoint, or a damaged one"
+                f"{error_location}: {tensor.name[:80]}: its data begin at byte {data_starts[tensor_index]:,}, "
+                f"where those of {previous_name[:80]} do not end before byte {previous_end:,}; not a checkpoint, or a damaged one"
             )
-        previous_end, previous_name = data_starts[i] + tensor.nbytes, tensor.name
+        previous_end, previous_name = data_starts[tensor_index] + tensor.nbytes, tensor.name
 
 
 def open_checkpoint(path: Path) -> tuple[IO[bytes], int]:

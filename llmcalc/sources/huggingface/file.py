@@ -33,26 +33,26 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_config(read_text(path, LARGEST_CONFIG, or_stdin=path.name != QUANTIZATION_FILE), str(path))
 
 
-def parse_config(config_text: str, location: str) -> dict[str, Any]:
+def parse_config(config_text: str, error_location: str) -> dict[str, Any]:
     """Parses a JSON object. Raises `InputError` for text that is not a JSON object or nested too deeply.
 
-    location: name of the source in error messages.
+    error_location: name of the source in error messages.
     """
-    config_data = parse_json(config_text, location)
+    config_data = parse_json(config_text, error_location)
     if not isinstance(config_data, dict):
-        raise InputError(f"{location}: expected a JSON object, the config.json of a transformers model")
+        raise InputError(f"{error_location}: expected a JSON object, the config.json of a transformers model")
     return config_data
 
 
-def require_counted_type(config_text: str, location: str) -> None:
+def require_counted_type(config_text: str, error_location: str) -> None:
     """Raises `InputError` unless a text is a `config.json` with a supported model type.
 
     Other fields may be wrong.
     """
-    config_data, _ = config_of_other_form(parse_config(config_text, location))
+    config_data, _ = config_of_other_form(parse_config(config_text, error_location))
     model_type = config_data.get("model_type") or type_of_class_name(architecture_of(config_data))
     if not isinstance(model_type, str) or not model_type:
-        raise InputError(f"{location}: has no model_type")
+        raise InputError(f"{error_location}: has no model_type")
     family_of(usual_name(model_type), config=config_data)
 
 

@@ -13,8 +13,8 @@ Towers = Mapping[str, Any]
 """Name of an encoder in the wrapper's class → its spec."""
 
 
-def _activation_name(act: str) -> str:
-    return WRITTEN_ACTIVATIONS.get(act, act)
+def _activation_name(activation: str) -> str:
+    return WRITTEN_ACTIVATIONS.get(activation, activation)
 
 
 def _layer_fields(tower: Any) -> Table:

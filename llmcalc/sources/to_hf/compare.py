@@ -83,10 +83,10 @@ def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[D
         and any(isinstance(element, dict) for element in left_value)
     ):
         reported_pairs: list[tuple[Any, Any]] = []
-        for i, element_pair in enumerate(zip(left_value, right_value, strict=True)):
+        for element_index, element_pair in enumerate(zip(left_value, right_value, strict=True)):
             if element_pair not in reported_pairs:  # layers of one kind share one table
                 reported_pairs.append(element_pair)
-                yield from differences(*element_pair, f"{path}.{i}")
+                yield from differences(*element_pair, f"{path}.{element_index}")
     elif left_value != right_value:
         yield path, left_value, right_value
 
@@ -116,7 +116,9 @@ def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
         **{field: _plain_values(getattr(stack, field), hidden) for field in stack_fields},
     }
     first_index = {kind: layer_kinds.index(kind) for kind in layers}
-    owner_indices = [first_index[kind] if kind in stack.shared_layers else i for i, kind in enumerate(layer_kinds)]
+    owner_indices = [
+        first_index[kind] if kind in stack.shared_layers else layer for layer, kind in enumerate(layer_kinds)
+    ]
     return {**stack_table, "shared_layers": owner_indices, "layers": [layers[kind] for kind in layer_kinds]}
 
 

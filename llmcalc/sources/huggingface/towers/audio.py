@@ -195,7 +195,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         "num_hidden_layers": config.size("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,
-        "feed_forward": glu(config, bias=True, act="activation"),
+        "feed_forward": glu(config, bias=True, act_field="activation"),
         "norm": layernorm(),
         "segment": PHI4_POSITIONS,
         "audio": {"type": "recording", "window": 400, "frames_per_token": reduction * config.size("downsample_rate")},

@@ -42,7 +42,7 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) ->
     norm, unweighted_norm = rmsnorm(eps), rmsnorm(eps, weight=False)
     block = {
         "attention": attention(config, v_norm=unweighted_norm, **qk_norm_fields(norm)),
-        "feed_forward": glu(config, act="hidden_activation"),
+        "feed_forward": glu(config, act_field="hidden_activation"),
         "norm": norm,
         "norm_placement": "sandwich",
     }
@@ -60,7 +60,9 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) ->
     }
 
 
-def _conformer_encoder(config: Config, field_prefix: str, act: str, subsampling: Table, **encoder_fields: Any) -> Table:
+def _conformer_encoder(
+    config: Config, field_prefix: str, activation: str, subsampling: Table, **encoder_fields: Any
+) -> Table:
     """Returns the layers of the Universal Speech Model. field_prefix: common prefix of the config fields."""
     hidden_size, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     heads = f"{field_prefix}num_attention_heads"
@@ -79,8 +81,8 @@ def _conformer_encoder(config: Config, field_prefix: str, act: str, subsampling:
         "subsampling": subsampling,
         "num_hidden_layers": config.size(f"{field_prefix}num_hidden_layers"),
         "attention": mixer,
-        "convolution": {"kernel_size": kernel_size, "hidden_act": act, "norm": norm},
-        "feed_forward": mlp(4 * hidden_size, act, bias=False),
+        "convolution": {"kernel_size": kernel_size, "hidden_act": activation, "norm": norm},
+        "feed_forward": mlp(4 * hidden_size, activation, bias=False),
         "norm": norm,
         "norm_placement": "sandwich",
         **encoder_fields,

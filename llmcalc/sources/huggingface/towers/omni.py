@@ -72,10 +72,10 @@ def _qwen3_audio_towers(config: Config, text_width: int, whole_chunks: bool = Fa
     stem = {"type": "spectrum", "subsampling": subsampling}
     tower = _chunked_encoder(config, stem, -(-chunk // 8) * window_chunks, audio, **biases(True, *QKVO))
     tower["stack"]["final_norm"] = layernorm()
-    h, activation = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
+    hidden_size, activation = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
     return {
         "audio_tower": tower,
-        "audio_projector": projector(h, *two_linear_layers(text_width, activation, inner_width=h)),
+        "audio_projector": projector(hidden_size, *two_linear_layers(text_width, activation, inner_width=hidden_size)),
     }
 
 

@@ -67,12 +67,14 @@ def _read_ovis(root_config: Config, config: Config, text_width: int) -> Table:
     backbone_fields = config.table("backbone_config")
     types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
     backbone_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
-    location = f"{config.location}backbone_config."
+    field_path_prefix = f"{config.location}backbone_config."
     if backbone_type == "siglip_vision_model":
-        backbone = Config(backbone_fields, SIGLIP, backbone_type, location=location)
+        backbone = Config(backbone_fields, SIGLIP, backbone_type, location=field_path_prefix)
         tower = siglip_encoder(backbone)
     elif backbone_type == "aimv2":
-        backbone = Config(backbone_fields, AIMV2, backbone_type, location=location, aliases={"mlp_bias": "use_bias"})
+        backbone = Config(
+            backbone_fields, AIMV2, backbone_type, location=field_path_prefix, aliases={"mlp_bias": "use_bias"}
+        )
         tower = _aimv2_encoder(backbone)
     else:
         raise config.error("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")

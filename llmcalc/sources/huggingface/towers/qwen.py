@@ -90,9 +90,9 @@ def _window_stack(config: Config) -> Table:
     if window_side == 0:
         raise config.error("window_size", window, f"{merge_size * patch} or more, the side of merged patches")
     full_blocks, depth = config.get("fullatt_block_indexes"), config.size("depth")
-    if not isinstance(full_blocks, list | tuple) or any(type(i) is not int for i in full_blocks):
+    if not isinstance(full_blocks, list | tuple) or any(type(layer) is not int for layer in full_blocks):
         raise config.error("fullatt_block_indexes", full_blocks, "a list of layers")
-    layer_kinds = ["block" if i in full_blocks else "windowed" for i in range(depth)]
+    layer_kinds = ["block" if layer in full_blocks else "windowed" for layer in range(depth)]
     if "windowed" not in layer_kinds:
         return {}
     return {"variants": {"windowed": {"attention": {"grid_window": window_side}}}, **layer_pattern(layer_kinds)}
@@ -143,9 +143,9 @@ def read_qwen3(root_config: Config, config: Config, text_width: int) -> Table:
     return {
         **_read_qwen3_5(root_config, config, text_width),
         **{
-            f"visual_deepstack_{i}": deepstack_merger
+            f"visual_deepstack_{merger_index}": deepstack_merger
             | ({"lower_layer": layer_index} if _is_below(layer_index, depth) else {})
-            for i, layer_index in enumerate(layer_indices)
+            for merger_index, layer_index in enumerate(layer_indices)
         },
     }
 
@@ -187,13 +187,16 @@ def moonvit(config: Config, position_rows: int, text_width: int, **layer: Any) -
         or not merged_shape[0] == merged_shape[1] > 0
     ):
         raise config.error("merge_kernel_size", merged_shape, "two equal positive numbers")
-    norm, merge_size, h = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
+    norm, merge_size, hidden_size = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer)
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": position_rows}
     )
     return tower, projector(
-        h, *two_linear_layers(text_width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
+        hidden_size,
+        *two_linear_layers(text_width, inner_width=hidden_size * merge_size * merge_size),
+        merge=merge_size,
+        norm=norm,
     )
 
 

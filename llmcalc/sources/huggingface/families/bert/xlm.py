@@ -26,7 +26,7 @@ from ...parts import (
 )
 
 
-def _read_xlm(config: Config, placement: str = "post") -> Table:
+def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
     config.require("asm", False)
     config.require("is_encoder", True)
     norm = layernorm(config.number("layer_norm_eps"))
@@ -38,7 +38,7 @@ def _read_xlm(config: Config, placement: str = "post") -> Table:
         {"num_attention_heads": heads, **biases(True, *QKVO)},
         mlp(4 * hidden_size, "gelu" if config.flag("gelu_activation") else "relu"),
         norm,
-        placement,
+        norm_placement,
     )
     stack = {
         "position": learned_positions(config),

@@ -50,8 +50,8 @@ def _read_xmod(config: Config) -> Table:
     stack = bert_stack(config, padded_positions(config))
     if is_pre_norm:
         stack["final_norm"] = layernorm(config.number("layer_norm_eps"))
-    score, has_pooler = score_and_pooler(config)
-    return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
+    score_head, has_pooler = score_and_pooler(config)
+    return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
 WRITES: Writes = {

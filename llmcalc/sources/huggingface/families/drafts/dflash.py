@@ -116,13 +116,13 @@ def _layer_ffn(config: Config) -> Table:
     if moe_config.count("n_shared_experts"):
         moe_config.require("n_shared_experts", 1)
         shared_ffn = clamp_ffn(
-            glu(config, width=moe_config.optional_size("shared_expert_intermediate_size") or expert_width)
+            glu(config, ffn_width=moe_config.optional_size("shared_expert_intermediate_size") or expert_width)
         )
     is_gated = moe_config.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
     return moe(
         moe_config.size("n_routed_experts"),
         moe_config.size("num_experts_per_tok"),
-        clamp_ffn(glu(config, width=expert_width)),
+        clamp_ffn(glu(config, ffn_width=expert_width)),
         shared_ffn,
         router=router,
         **({"shared_expert_gate": True} if is_gated and shared_ffn is not None else {}),

@@ -44,10 +44,12 @@ def full_width_heads(config: Config, **attention_fields: Any) -> Table:
     return {"num_attention_heads": heads, **attention_fields}
 
 
-def plain_ffn(config: Config, width_field: str, act: str, bias: bool = True) -> Table:
+def plain_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN, by default four times as wide as hidden_size. width_field: config field of the width."""
     return mlp(
-        config.optional_size(width_field) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias
+        config.optional_size(width_field) or 4 * config.size("hidden_size"),
+        config.choice(ACTIVATIONS, activation),
+        bias,
     )
 
 
@@ -252,11 +254,7 @@ FAMILIES = {
         },
     ),
     "gptj": Family(
-        _read_gptj,
-        ignored_fields=NO_COUNT,
-        aliases=ALIASES,
-        modules=module_names("gptj"),
-        dropout_fields=GPT2_DROPOUT,
+        _read_gptj, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gptj"), dropout_fields=GPT2_DROPOUT
     ),
     "codegen": Family(
         _read_gptj,

@@ -103,10 +103,10 @@ def _read_cohere2_moe(config: Config) -> Table:
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config),
-        glu(config, width=shared_expert_count * config.size("intermediate_size")) if shared_expert_count else None,
+        glu(config, ffn_width=shared_expert_count * config.size("intermediate_size")) if shared_expert_count else None,
         router={"scoring_func": config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
     )
-    dense_ffn = {"type": "mlp", **glu(config, width=config.optional_size("prefix_dense_intermediate_size"))}
+    dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.optional_size("prefix_dense_intermediate_size"))}
     layer_variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
         window_fields: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}

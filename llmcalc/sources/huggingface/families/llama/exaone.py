@@ -34,9 +34,9 @@ def _attention_kinds(config: Config) -> list[str]:
     if config.optional_size("sliding_window") is None or pattern in (None, 0):
         return ["full"] * depth
     if isinstance(pattern, str) and pattern and set(pattern) <= set(PATTERN_LETTERS):
-        return [PATTERN_LETTERS[pattern[i % len(pattern)]] for i in range(depth)]
+        return [PATTERN_LETTERS[pattern[layer % len(pattern)]] for layer in range(depth)]
     full_period = config.size("sliding_window_pattern")
-    return ["sliding" if (i + 1) % full_period else "full" for i in range(depth)]
+    return ["sliding" if (layer + 1) % full_period else "full" for layer in range(depth)]
 
 
 def _read_exaone4(config: Config) -> Table:
@@ -58,7 +58,7 @@ def _read_exaone_moe(config: Config) -> Table:
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
-        ["dense" if i < dense_layers else "sparse" for i in range(depth)],
+        ["dense" if layer < dense_layers else "sparse" for layer in range(depth)],
     )
     if config.has("is_moe_layer") and config.get("is_moe_layer") != [ffn_kind == "sparse" for ffn_kind in ffn_kinds]:
         raise config.error(
@@ -69,8 +69,8 @@ def _read_exaone_moe(config: Config) -> Table:
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
-        glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None,
+        glu(config, ffn_width=expert_width),
+        glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
     layer_variants: Table = {}

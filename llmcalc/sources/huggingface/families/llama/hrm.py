@@ -24,7 +24,7 @@ def _read_hrm_text(config: Config) -> Table:
     mixer = attention(
         config, num_key_value_heads=None, output_gate={"per": "element", "bias": bias}, **biases(bias, *QKVO)
     )
-    low_names, high_names = [f"low_{i}" for i in range(depth)], [f"high_{i}" for i in range(depth)]
+    low_names, high_names = [f"low_{layer}" for layer in range(depth)], [f"high_{layer}" for layer in range(depth)]
     layer_kinds = [*low_names * low_cycles, *high_names] * high_cycles
     stack = {
         "num_hidden_layers": len(layer_kinds),

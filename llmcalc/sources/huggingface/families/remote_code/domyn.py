@@ -47,7 +47,7 @@ def _head_dims(config: Config) -> list[int]:
     if not config.has("per_layer_config"):
         return config.sizes("head_sizes")
     layers = config.table("per_layer_config")
-    layer_configs = [config.section("per_layer_config").section(str(i)) for i in range(len(layers))]
+    layer_configs = [config.section("per_layer_config").section(str(layer)) for layer in range(len(layers))]
     return [layer_config.size("head_dim") for layer_config in layer_configs]
 
 

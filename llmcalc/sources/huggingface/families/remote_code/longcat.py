@@ -34,7 +34,7 @@ def _longcat_flash_ngram(config: Config) -> Table:
             "ngram_vocab_size_ratio", config.get("ngram_vocab_size_ratio"), f"tables of at most {LARGEST} rows"
         )
     model_fields["decoder"]["ngram_embedding"] = {
-        "vocab_sizes": [ngram_rows + 2 * i + 1 for i in range(table_count)],
+        "vocab_sizes": [ngram_rows + 2 * table_index + 1 for table_index in range(table_count)],
         "embedding_size": config.quotient("emb_split_num", hidden, table_count),
     }
     return model_fields

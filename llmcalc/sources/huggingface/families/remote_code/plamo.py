@@ -52,11 +52,11 @@ def _read_plamo2(config: Config) -> Table:
     layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
-        if _is_mamba(config, i, depth, period)
+        if _is_mamba(config, layer, depth, period)
         else "full"
-        if window is None or i in full_attention_indices
+        if window is None or layer in full_attention_indices
         else "sliding"
-        for i in range(depth)
+        for layer in range(depth)
     ]
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
@@ -79,7 +79,7 @@ def _read_plamo3(config: Config) -> Table:
     )
     mamba_period = config.size("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default_kinds = ["sliding" if (i + 1) % mamba_period else "full" for i in range(depth)]
+    default_kinds = ["sliding" if (layer + 1) % mamba_period else "full" for layer in range(depth)]
     if isinstance(layer_windows, list):
         window_sizes = [window_size for window_size in layer_windows if window_size is not None]
         if (

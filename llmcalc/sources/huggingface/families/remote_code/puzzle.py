@@ -21,12 +21,12 @@ def _puzzle(config: Config) -> Table:
     if not isinstance(block_configs, list) or not all(isinstance(block, dict) for block in block_configs):
         raise config.error("block_configs", block_configs, "a list with a table of fields for each layer")
     layers = []
-    for i, block in enumerate(block_configs):
+    for layer_index, block in enumerate(block_configs):
         layer = Config(
             block,
             {**config.defaults, **config.data},
             config.model_type,
-            location=f"{config.location}block_configs[{i}].",
+            location=f"{config.location}block_configs[{layer_index}].",
             aliases=config.aliases,
         )
         type_by_kind = {name: kind for name, kind in KINDS.items() if name == kind}

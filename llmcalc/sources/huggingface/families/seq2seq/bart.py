@@ -142,7 +142,7 @@ def _fsmt(config: Config) -> Table:
 
 def bart_model(
     config: Config,
-    placement: Literal["pre", "post"],
+    norm_placement: Literal["pre", "post"],
     position: Table,
     embedding_norm: bool = False,
     bias: bool = True,
@@ -175,13 +175,13 @@ def bart_model(
     stack_fields: Table = {"position": position}
     if embedding_norm:
         stack_fields["embedding_norm"] = layernorm()
-    if placement == "pre":
+    if norm_placement == "pre":
         stack_fields["final_norm"] = layernorm()
     for stack_name in ("encoder", "decoder"):
         depth = config.size("num_hidden_layers") if stack_name == "encoder" else config.size("decoder_layers")
         model_fields[stack_name] = {
             "num_hidden_layers": depth,
-            "block": bart_block(config, stack_name, placement, bias),
+            "block": bart_block(config, stack_name, norm_placement, bias),
             **stack_fields,
             **sides.get(stack_name, {}),
         }
@@ -191,15 +191,15 @@ def bart_model(
     elif not is_tied and "stem" not in model_fields["encoder"]:
         model_fields["encoder"]["vocab_size"] = config.size("vocab_size")
         model_fields["unused_embedding"] = {}
-    score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
-    return {**model_fields, "head": head_table(config, None, score)}
+    score_head: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
+    return {**model_fields, "head": head_table(config, None, score_head)}
 
 
-def bart_block(config: Config, stack_side: Side, placement: str, bias: bool = True) -> Table:
+def bart_block(config: Config, stack_side: Side, norm_placement: str, bias: bool = True) -> Table:
     heads = config.size("num_attention_heads") if stack_side == "encoder" else config.size("decoder_attention_heads")
     config.quotient(f"{stack_side}_attention_heads", config.size("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(bias, *QKVO)}
-    block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
+    block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": norm_placement}
     block_fields["feed_forward"] = mlp(
         config.size(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
     )
