@@ -151,7 +151,8 @@ def require_no_overlap(data_starts: Sequence[int], tensors: Sequence[StoredTenso
         if data_starts[tensor_index] < previous_end:
             raise InputError(
                 f"{error_location}: {tensor.name[:80]}: its data begin at byte {data_starts[tensor_index]:,}, "
-                f"where those of {previous_name[:80]} do not end before byte {previous_end:,}; not a checkpoint, or a damaged one"
+                f"where those of {previous_name[:80]} do not end before byte {previous_end:,}; "
+                "not a checkpoint, or a damaged one"
             )
         previous_end, previous_name = data_starts[tensor_index] + tensor.nbytes, tensor.name
 
