@@ -214,7 +214,7 @@ class Hardware(Record):
         ]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
         if not formats:
-            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._how_to_set('peak_flops')}")
+            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._setting_hint('peak_flops')}")
         raise InputError(
             f"{self.title}: no peak FLOP/s is known for {requested_format}; expected one of {', '.join(formats)}"
         )
@@ -226,7 +226,7 @@ class Hardware(Record):
         """
         if self.memory_bandwidth is None:
             raise InputError(
-                f"{self.title}: no memory bandwidth is known; {self._how_to_set('memory_bandwidth (bytes/s)')}"
+                f"{self.title}: no memory bandwidth is known; {self._setting_hint('memory_bandwidth (bytes/s)')}"
             )
         return self.memory_bandwidth
 
@@ -237,7 +237,7 @@ class Hardware(Record):
         """
         return self.peak(dtype) / self.bandwidth()
 
-    def _how_to_set(self, field_name: str) -> str:
+    def _setting_hint(self, field_name: str) -> str:
         if self.vendor:
             return f"{self.vendor} publishes none, or no source that a reader can open states it"
         return f"expected a named accelerator, or a TOML file of your own with {field_name}"

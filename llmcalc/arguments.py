@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from .errors import InputError, shown, suggest
 from .model import ModelSpec
-from .optional import included
+from .optional import included_part_names
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
@@ -112,7 +112,7 @@ class Options(NamedTuple):
             return None
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
-    def gives(self, phase: Any) -> Callable[[str], bool]:
+    def setting_test(self, phase: Any) -> Callable[[str], bool]:
         """Returns a test of whether a setting is set in the call. phase: the phase in the call, if any."""
         return lambda setting_name: (phase if setting_name == "phase" else self.settings.get(setting_name)) is not None
 
@@ -303,9 +303,9 @@ def run_question_of(
     return memory_question(
         model,
         options.read,
-        run_of(options, hardware, phase, included(with_mtp, with_towers), workspace),
+        run_of(options, hardware, phase, included_part_names(with_mtp, with_towers), workspace),
         launch_file=launch,
-        is_setting_given=options.gives(phase),
+        is_setting_given=options.setting_test(phase),
         allow_unknown=options.reading.get("allow_unknown", False),
         set=options.reading.get("set"),
         head=options.reading.get("head"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .arguments import READING, Model, cache_format_of, options_of, run_of, selection_of, tokens_of
 from .errors import InputError
-from .optional import included
+from .optional import included_part_names
 from .plots import pictures
 from .plots.figure import figure_bytes, format_of
 from .workload.validation import one_of, whole
@@ -67,7 +67,9 @@ def _read_models(plotted_models: Iterable[Model], read_model: Callable[[Model], 
 
 
 def _draw_params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
-    return pictures.params_picture(_read_models(models, options_of(options).read), included(with_mtp, with_towers))
+    return pictures.params_picture(
+        _read_models(models, options_of(options).read), included_part_names(with_mtp, with_towers)
+    )
 
 
 def _draw_kv(*plotted_models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
@@ -117,7 +119,7 @@ def _draw_memory(
     from .questions.runs import RunQuestion
 
     run_options = options_of(options, run=True)
-    settings_run = run_of(run_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    settings_run = run_of(run_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace)
     return pictures.memory_picture(RunQuestion(**vars(settings_run), preset=run_options.read(model)))
 
 

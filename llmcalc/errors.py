@@ -102,7 +102,7 @@ def _letters_and_digits(compared_name: str) -> str:
     return "".join(character for character in compared_name.lower() if character.isalnum())
 
 
-def near_to(typed_name: str, known_names: Iterable[str]) -> str:
+def similar_name(typed_name: str, known_names: Iterable[str]) -> str:
     """Returns the known name within two typing errors of `typed_name`; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.

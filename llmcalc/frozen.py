@@ -36,7 +36,7 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
         compiled_methods = {"__init__": _constructor_source} | (
             {"__eq__": _equality_source, "__hash__": _hash_source} if eq else {}
         )
-        methods = {name: _compiled_later(cls, name, source) for name, source in compiled_methods.items()}
+        methods = {name: _lazily_compiled_method(cls, name, source) for name, source in compiled_methods.items()}
         methods |= {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
         if repr:
             methods["__repr__"] = _repr_method
@@ -50,7 +50,7 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
     return build if cls is None else build(cls)
 
 
-def _compiled_later(
+def _lazily_compiled_method(
     cls: Any, method_name: str, method_source: Callable[[Any, dict[str, Any]], str]
 ) -> Callable[..., Any]:
     """Returns a method that is compiled from source on the first call.

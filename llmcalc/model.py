@@ -142,7 +142,7 @@ class ModelSpec(Part):
                 "false"
             )
         output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
-        for output_component in self.on_output():
+        for output_component in self.output_parts():
             output_component.check_output(output)
         check_widths(self.towers)
         return self
@@ -284,7 +284,7 @@ class ModelSpec(Part):
         assert stack is not None
         return stack
 
-    def on_output(self) -> list[OutputPart]:
+    def output_parts(self) -> list[OutputPart]:
         """The components that read the final hidden states, in addition to the output head."""
         parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
         return [component for component in parts if component is not None]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from .options import shell_completion_of, value_option
-from .target_options import OutputOptions, takes_target
+from .target_options import OutputOptions, add_target_options
 
 
 def _hardware_names() -> Iterable[str]:
@@ -42,7 +42,7 @@ Names = Annotated[
 ]
 
 
-@takes_target
+@add_target_options
 def command(names: Names = None, *, output_options: OutputOptions) -> None:
     """Accelerators: memory, bandwidths, dense peak FLOP/s.
     With names: every figure, and where each one is from.

@@ -132,7 +132,7 @@ def _show_all_options(ctx: typer.Context, is_requested: bool) -> None:
         raise typer.Exit()
 
 
-def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
+def with_help_all_option(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the option `--help-all` to a command."""
     signature = inspect.signature(command)
     option = typer.Option(
@@ -157,7 +157,7 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
     return with_signature(run, command, [*parameters, parameter])
 
 
-def summary_of(module: str) -> str:
+def command_summary(module: str) -> str:
     """Returns the first line of a command's help from the source file, without importing the command.
 
     module: full name of the command's module, or of a package of commands.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from ..errors import InputError, shown, suggest
 from ..sources.files import LARGEST_CONFIG, require_shallow
 from ..sources.names import STDIN
-from .main import built_command
+from .main import build_command
 
 TOOLS = ("params", "flops", "kv", "memory", "fit", "plan", "time", "serve", "compare")
 """Commands that are tools."""
@@ -83,7 +83,7 @@ def all_tools() -> tuple[Tool, ...]:
 
 
 def _tool_of_command(command_name: str) -> Tool:
-    command = built_command("", command_name)
+    command = build_command("", command_name)
     parameters = {
         _argument_name(command_name, parameter): parameter for parameter in command.params if _is_input(parameter)
     }

@@ -11,8 +11,8 @@ from ..costs.context_length import longest_sequence
 from ..costs.flops import flops, run_config_of
 from ..reports.palette import FAINT, INK
 from ..sources.preset import Preset
-from .figure import in_style, is_narrow, narrow_text, new_figure
-from .labels import escape_label, spread_labels, tick_text
+from .figure import in_llmcalc_style, is_narrow, new_figure, text_for_one_column
+from .labels import axis_tick_text, escape_label, spread_labels
 from .series import curve_style
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
     return _plot_curves(models, token_flops_of, "FLOPs of one more token", units.flops, 10, ax)
 
 
-@in_style
+@in_llmcalc_style
 def _plot_curves(
     models: Sequence[Preset],
     values_of: Callable[[Preset], list[float]],
@@ -96,9 +96,9 @@ def _draw_curves(
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_locator(LogLocator(log_base, numticks=9))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda curve_value, _: tick_text(curve_value, write_value)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda curve_value, _: axis_tick_text(curve_value, write_value)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-    ax.set_xlabel(narrow_text("tokens of the context; dotted past what the model was made for", 2.4))
+    ax.set_xlabel(text_for_one_column("tokens of the context; dotted past what the model was made for", 2.4))
     ax.set_title(title, color=INK, fontweight="bold", pad=14 if is_narrow() else None)
     if is_narrow():
         ax.tick_params(axis="x", labelsize=8)

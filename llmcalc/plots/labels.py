@@ -51,7 +51,7 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 """Places around a point at growing distances, for names that must be written."""
 
 
-def tick_text(tick_value: float, write_value: Callable[[Any], str]) -> str:
+def axis_tick_text(tick_value: float, write_value: Callable[[Any], str]) -> str:
     """Writes an axis value in the unit of the value's magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
     number_text, _, unit_text = write_value(tick_value).partition(" ")
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit_text}".strip()
@@ -106,7 +106,7 @@ def _shift_from_edge(centre_shift: float, radius: float) -> float:
     return centre_shift + math.copysign(radius, centre_shift) if centre_shift else 0
 
 
-def place_names(
+def label_points(
     ax: Axes,
     data_points: Sequence[tuple[float, float]],
     point_names: Sequence[str],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..costs.params import ParameterCount
 from ..reports.palette import COMPONENTS, INK, OTHER
-from .figure import in_style, is_narrow, new_figure
+from .figure import in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ NAMES = {
 """Component → its name in a legend, if that differs."""
 
 
-@in_style
+@in_llmcalc_style
 def params(counts_by_model: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
     """Draws a 100 % bar per model in order, with the number of parameters.
 

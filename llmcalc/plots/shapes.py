@@ -11,8 +11,8 @@ from ..reports.palette import COMPONENTS, FAINT, INK
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import ShapeStudy
-from .figure import axes_of_panels, draw_heading, in_style, is_narrow, new_figure
-from .labels import PLACES, RINGS, escape_label, place_names, tick_text
+from .figure import axes_of_panels, draw_heading, in_llmcalc_style, is_narrow, new_figure
+from .labels import PLACES, RINGS, axis_tick_text, escape_label, label_points
 from .series import CurveStyle, curve_style
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@in_style
+@in_llmcalc_style
 def shape(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
     """Draws two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
 
@@ -45,7 +45,7 @@ def shape(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | 
     ):
         _ratio_axis(ax_of_panel, is_vertical=True)
         ax_of_panel.set_title(title, color=INK)
-    cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(round(value), units.memory)))
+    cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis_tick_text(round(value), units.memory)))
     cache_axes.legend(frameon=False, fontsize=9)
     budget_kinds = " and ".join(sorted({shape_study.budget.kind for _, shape_study in named_studies}))
     if figure is not None:
@@ -105,7 +105,7 @@ ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
 """Titles of the vertical axes."""
 
 
-@in_style
+@in_llmcalc_style
 def aspect(
     models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None, labelled_names: Sequence[str] = ()
 ) -> Figure:
@@ -137,7 +137,7 @@ def aspect(
             if labelled_names
             else distinct_points[:MOST_NAMES]
         )
-        place_names(
+        label_points(
             ax_of_panel,
             [(model_point.x, model_point.y) for model_point in labelled_points],
             [model_point.name for model_point in labelled_points],

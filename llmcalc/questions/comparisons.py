@@ -50,7 +50,7 @@ def ask_compare(
     hardware: accelerator on which a token of every user is timed; default none. users: sequences at once; default 1.
     Raises `InputError` for users without an accelerator.
     """
-    from ..reports.compare import Load, report
+    from ..reports.compare import DecodingLoad, report
     from ..studies.compare import quantities, sort_order
 
     tokens = (
@@ -58,7 +58,7 @@ def ask_compare(
     )  # the same for all
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
-    device_load = None if hardware is None else Load(hardware.title, users or 1)
+    device_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
     compared_quantities = []
     for preset, parameter_count in compared_models:
         with name_in_errors(preset):

@@ -18,7 +18,7 @@ TIMED_CACHES = {"auto": None, "bf16": None, "bfloat16": None, "fp8": "fp8", "fp8
 """Word of an engine for the format of the cache → that of llmcalc; None for the published one."""
 
 
-def option_time(
+def decoded_token_time(
     preset: Preset, engine: Engine, version: EngineVersion, layout_option: EngineOption, users: int
 ) -> TimedRun | None:
     """Estimates the seconds in which an engine decodes one token for all users, at the longest request length.
@@ -49,4 +49,4 @@ def option_time(
     )
     software_stack = engine.stack(numbers_of(version.version))
     users_of_replica = -(-users // layout.dp)
-    return decoded_token(run.on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack)
+    return decoded_token(run.memory_on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack)

@@ -21,7 +21,7 @@ from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
 from ..sources.presets import known_checkpoint, scheme_in_name
-from .engine_times import option_time
+from .engine_times import decoded_token_time
 from .receipts import ReceiptFile
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def ask_engine_fit(
     user_count = users or 1
     engine_flags = engine_question.flags(engine)
     if seq is not None and engine_question.launch is not None:
-        _drop_length_of_file(engine, engine_question.launch, engine_flags)
+        _drop_context_length(engine, engine_question.launch, engine_flags)
     engine_flags = engine.flags_for_users(engine_question.preset, engine_flags, user_count, seq)
     accelerators: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
@@ -316,18 +316,20 @@ def ask_engine_fit(
         launch=engine_question.launch,
     )
     if receipt is not None:
-        options[0] = _with_notes(options[0], receipt)
+        options[0] = _with_receipt_notes(options[0], receipt)
     engine_serves = options[0].serves
     is_named = engine_question.hardware is not None
 
     def report() -> Report:
-        token_times = [option_time(engine_question.preset, engine, version, option, user_count) for option in options]
+        token_times = [
+            decoded_token_time(engine_question.preset, engine, version, option, user_count) for option in options
+        ]
         return fit_report(engine_use, options, token_times, user_count, is_named)
 
     return ReportedAnswer(options, report, engine_serves)
 
 
-def _with_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
+def _with_receipt_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
     """Returns the layout option with notes about the measured log, which the answer prints."""
     engine_memory = layout_option.memory
     return replace(
@@ -343,7 +345,7 @@ def change_for_users(flag_change: Change, users: int) -> Change:
     return flag_change._replace(starts=flag_change.starts and flag_change.max_concurrency >= users)
 
 
-def _drop_length_of_file(engine: Engine, server: LaunchedServer, engine_flags: dict[str, Any]) -> None:
+def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: dict[str, Any]) -> None:
     """Removes the launch file's context length from the flags: the length of the users' requests replaces it."""
     length_field = engine.field_of("--seq")
     if length_field not in server.overridden:

@@ -92,7 +92,7 @@ class RunQuestion(RunOptions):
         """Tokens per sequence, for the search of the nearest possible layouts."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
-    def on_one_device(self) -> Memory:
+    def memory_on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
         preset, cuda_runtime = self.preset, self.runtime_on(self.hardware)
         other_models: list[UnreplayedBytes] = []
@@ -147,7 +147,7 @@ def with_implied_phase(
     training_option_name: an option of the command itself that asks for training; default none.
     Raises `InputError` for users of a run that is training.
     """
-    typed_training_option = training_option(layout) or _framework_of_training(layout) or training_option_name
+    typed_training_option = training_option(layout) or _training_framework_option(layout) or training_option_name
     if is_setting_given("phase") or not typed_training_option:
         return settings.with_usual_recomputation()
     if is_setting_given("users"):
@@ -155,7 +155,7 @@ def with_implied_phase(
     return settings.with_(phase="training").with_usual_recomputation()
 
 
-def _framework_of_training(layout: LayoutRequest) -> str:
+def _training_framework_option(layout: LayoutRequest) -> str:
     """Returns the option that names a training-only framework; empty without such an option."""
     if layout.framework is None:
         return ""
@@ -208,7 +208,7 @@ def memory_question(
 
     gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
     date = version_date(run_options.layout.framework_version or "")
-    options = _options_beside_a_file(run_options.settings, run_options.layout)
+    options = _options_beside_file(run_options.settings, run_options.layout)
     launched_run = read_launch(
         launch_file, run_options.layout.devices, allow_unknown, date=date, gpu=gpu, options=options
     )
@@ -223,7 +223,7 @@ def memory_question(
         preset = model_of_file(target, launched_run.target, launched_run.where, read_model)
         if (
             target is not None
-            and is_stated(launched_run.target)
+            and is_plain_model_name(launched_run.target)
             and launched_run.target not in (preset.name, *preset.aliases)
         ):
             replacement_note = f"the model of the file, {shown(launched_run.target)}, is replaced by TARGET"
@@ -247,7 +247,7 @@ def _require_target(target: Any, command: str) -> Any:
     return target
 
 
-def is_stated(model_name: str) -> bool:
+def is_plain_model_name(model_name: str) -> bool:
     """Whether a launch file names its model as plain text, not through a shell variable or command."""
     return bool(model_name) and not model_name.startswith(("$", "`"))
 
@@ -262,7 +262,7 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         return read_model(target)
     if not model_name:
         raise InputError(f"missing argument TARGET: {place_in_error} names no model; add TARGET, the model's name")
-    if not is_stated(model_name):
+    if not is_plain_model_name(model_name):
         raise InputError(
             f"{place_in_error}: the model, '{model_name[:80]}', is known only when the script runs; add TARGET, the "
             "model's name"
@@ -291,7 +291,7 @@ _PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
 """The path of a folder or a file, which a launch file may name on another machine."""
 
 
-def _options_beside_a_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
+def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
     """Returns the settings and layout options that the user typed in addition to a launch file."""
     return {
         field.name: option_value
@@ -393,7 +393,7 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
             from ..frameworks.registry import framework_of
 
             check_precision(run.settings, framework_of(layout))
-        one_device_question = run.on_one_device()
+        one_device_question = run.memory_on_one_device()
         return DeviceUse.of_result(one_device_question, **answer_fields, draft=_draft_of(run, one_device_question))
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
@@ -404,7 +404,7 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
     framework_record = framework_of(layout) if launched_run is None else framework(launched_run.framework)
     check_precision(run.settings, framework_record)
     version = layout.framework_version or ""
-    run_memory = run.with_framework(framework_record).on_one_device()
+    run_memory = run.with_framework(framework_record).memory_on_one_device()
     with suggest_nearest_layouts(
         run.preset.model,
         layout if launched_run is None else NO_LAYOUT_OPTIONS,
@@ -478,7 +478,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
                 over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
             )
         check_precision(settings, framework_of(layout))
-        run_memory = run.with_framework(framework_of(layout)).on_one_device()
+        run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
         if layout.devices is None:
             usual_engine = UsualEngine.of_run(preset, run_memory, run.hardware)
             has_gguf_file = usual_engine is not None and has_gguf_weights(run_memory)
@@ -533,7 +533,7 @@ def ask_which_hardware(run: RunQuestion, global_batch: int | None = None) -> Rep
         raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
     with suggest_nearest_layouts(preset.model, layout, run.tokens):
         check_precision(run.settings, framework_of(layout))
-        run_memory = run.with_framework(framework_of(layout)).on_one_device()
+        run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
         engine_fit = partial(gguf_fit, preset, run_memory)
         options = hardware_options(run_memory, accelerators, layout, run.runtime_on, engine_fit)
@@ -561,7 +561,7 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
     if yields_all:
         other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
     for framework_record in (first_framework, *other_frameworks):
-        run_layout, run_memory = layout, run.with_framework(framework_record).on_one_device()
+        run_layout, run_memory = layout, run.with_framework(framework_record).memory_on_one_device()
         try:
             framework_record.check(run_memory, layout.framework_version or "")
         except InputError as error:

@@ -19,7 +19,7 @@ from ..workload.setting import option
 from ..workload.validation import LARGEST
 from .options import DRAFT_TOKENS, ServeOptions, TimeOptions
 from .runs import RunQuestion
-from .times import stack_of_engine, timed_run
+from .times import software_stack_of_engine, timed_run
 
 if TYPE_CHECKING:
     from ..frameworks.engines.engine import Engine
@@ -122,7 +122,7 @@ def serve_study(
     longest_request = request_shape.total_tokens if trace is None else trace.longest_request
     latency_limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
-    software_stack = find_stack(options.stack or stack_of_engine(options.engine, hardware), "inference")
+    software_stack = find_stack(options.stack or software_stack_of_engine(options.engine, hardware), "inference")
     return ServeStudy(
         preset,
         hardware,
@@ -261,7 +261,7 @@ def _runs_by_format(
         }
         settings = settings_of(phase="decode", batch=1, seq=sequence_length, **chosen_formats)
         run = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
-        format_runs.append((format_pair, run.on_one_device()))
+        format_runs.append((format_pair, run.memory_on_one_device()))
     return format_runs
 
 

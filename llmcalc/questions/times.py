@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..studies.run_time import TimedRun, TimeSettings
 
 
-def time_phase(run: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]) -> Settings:
+def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]) -> Settings:
     """Returns the settings with the phase to time filled in.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
@@ -71,7 +71,7 @@ def ask_time(
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     if len(run.accelerators) > 1:
         raise InputError("--hardware: the time is of one accelerator; expected it once")
-    run = replace(run, settings=time_phase(run, options, is_setting_given))
+    run = replace(run, settings=settings_with_phase(run, options, is_setting_given))
     options, calibration = _calibrated_options(run, options, read_model)
     estimated_run = timed_run(run, options)
     measured = options.measured
@@ -114,7 +114,7 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     with suggest_nearest_layouts(*layout_question):
         run_memory, framework_record, layout = training_run(run)
         micro_batches, chosen_options = micro_batches_of(run_memory, layout, options.global_batch), ""
-        needed_bytes = _bytes_of_training(run_memory, framework_record, layout, micro_batches)
+        needed_bytes = _peak_training_bytes(run_memory, framework_record, layout, micro_batches)
         fastest_layout_plan = _fastest_fitting_layout(run, options) if needed_bytes > hardware.capacity_bytes else None
         if fastest_layout_plan is not None:
             candidate, framework_record = fastest_layout_plan.plan.feasible[0], fastest_layout_plan.framework
@@ -136,7 +136,7 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     return replace(timed_run, resident_bytes=needed_bytes, chosen_options=chosen_options, is_planned=is_planned)
 
 
-def _bytes_of_training(run_memory: Memory, framework_record: Framework, layout: Layout, micro_batches: int) -> int:
+def _peak_training_bytes(run_memory: Memory, framework_record: Framework, layout: Layout, micro_batches: int) -> int:
     """Returns the peak tensor bytes of a layout's largest rank; without activations if they are unknown."""
     memory_estimate = framework_record.estimate(run_memory)
     try:
@@ -217,15 +217,15 @@ def training_run(run: RunQuestion) -> tuple[Memory, Framework, Layout]:
 
     if run.launch is not None:
         framework_record = framework(run.launch.framework)
-        return run.with_framework(framework_record).on_one_device(), framework_record, run.launch.layout
+        return run.with_framework(framework_record).memory_on_one_device(), framework_record, run.launch.layout
     layout = run.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
         needs_framework = layout.framework is not None and run.settings.lora_rank is not None
         _, layout = planned_run(_without_adapters(run) if needs_framework else run)
         framework_record = framework_of(layout)
-        return run.with_framework(framework_record).on_one_device(), framework_record, layout_of(layout)
+        return run.with_framework(framework_record).memory_on_one_device(), framework_record, layout_of(layout)
     framework_record = framework_of(layout)
-    return run.with_framework(framework_record).on_one_device(), framework_record, ONE_DEVICE
+    return run.with_framework(framework_record).memory_on_one_device(), framework_record, ONE_DEVICE
 
 
 def _without_adapters(run: RunQuestion) -> RunQuestion:
@@ -335,14 +335,18 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
             raise InputError(f"{option(field)}: is of prompts; expected {expected_option}")
     hardware = run.hardware
     assert hardware is not None
-    layout_request, run_memory = run.layout, run.on_one_device()
+    layout_request, run_memory = run.layout, run.memory_on_one_device()
     for field in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field) not in (None, 1, 0):
             raise InputError(f"{option(field)}: is of training; expected --phase training")
     with suggest_nearest_layouts(run.preset.model, layout_request, run.tokens):
         settings = TimeSettings(
             options.stack
-            or (stack_of_engine(options.engine, hardware) if options.engine else usual_stack(hardware, run_memory)),
+            or (
+                software_stack_of_engine(options.engine, hardware)
+                if options.engine
+                else usual_stack(hardware, run_memory)
+            ),
             options.overlap,
             options.nic,
             factors=options.factors or UNCHANGED,
@@ -361,7 +365,7 @@ def serving_layout(run_memory: Memory, hardware: Hardware, layout_request: Layou
     return serving_replicas(run_memory.with_(phase="inference"), hardware, layout_request)[1].layout
 
 
-def stack_of_engine(engine_text: str | None, hardware: Hardware) -> str:
+def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str:
     """Returns an engine's time stack: the record's stack for the version, else the stack with the engine's name.
 
     Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.

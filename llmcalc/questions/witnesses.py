@@ -57,7 +57,7 @@ def ask_check(preset: Preset, checkpoint_name: str, checkpoint: Checkpoint) -> R
     return ReportedAnswer(match, lambda: check_report(preset, checkpoint_name, checkpoint, match), match.ok)
 
 
-class Verified(NamedTuple):
+class VerifyResult(NamedTuple):
     """The result of `llmcalc verify`. verdicts: one per model. skipped: reasons by model that could not be compared."""
 
     verdicts: list[Verdict]
@@ -65,7 +65,7 @@ class Verified(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verification:
+class VerifyQuestion:
     """The question of `llmcalc verify`, which compares formulas with a running model. Fields are options."""
 
     everything: bool = False
@@ -103,7 +103,7 @@ class Verification:
         from ..reports.verify import report
         from ..simulator.lowering import Unsupported
 
-        verified = Verified([], {})
+        verified = VerifyResult([], {})
         for target in model_targets:
             try:
                 verified.verdicts.append(self._verdict_of_model(read_model(target)))

@@ -18,8 +18,15 @@ from ..studies.rollout_phases import RolloutPhase
 from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import PHASE_COLUMNS, accelerators_table, kind_parts, phase_parts, phase_rows, verdict_text
-from .memory_data import device_data, execution_data, fits_data, host_data, workload_data
+from .memory import (
+    PHASE_COLUMNS,
+    accelerators_table,
+    kind_columns_and_rows,
+    phase_columns_and_rows,
+    phase_rows,
+    verdict_text,
+)
+from .memory_data import device_data, execution_data, host_data, verdicts_data, workload_data
 from .memory_notes import host_notes, settings_text, stored_weights_notes, untested_notes
 from .notes import plural, too_long_notes, warnings_of_notes
 from .rollout import engine_note, largest_phase, phases_data, phases_table
@@ -124,13 +131,15 @@ def report(
             *warnings,
             *assumptions,
             layout_note,
-            *_undivided_notes(cluster, accelerator_fits, launched_run),
+            *_whole_replica_notes(cluster, accelerator_fits, launched_run),
             *notes_on_host,
             *_cluster_notes(cluster, assumed_accelerator),
             *_launch_notes(launched_run),
         ]
     )
-    part_columns, part_rows = phase_parts(largest_rank.device) if cluster.trains else kind_parts(largest_rank.device)
+    part_columns, part_rows = (
+        phase_columns_and_rows(largest_rank.device) if cluster.trains else kind_columns_and_rows(largest_rank.device)
+    )
     parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
     if rollout:
@@ -181,7 +190,7 @@ def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
     return f"layout: {choice_text}; --tp, --pp divide"
 
 
-def _undivided_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launched_run: Launch | None) -> list[str]:
+def _whole_replica_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launched_run: Launch | None) -> list[str]:
     """Returns advice on shards for replicas of a whole model that does not fit; empty for any other run."""
     layout = cluster.layout
     is_divided = (
@@ -291,7 +300,7 @@ def cluster_data(
             for rank in cluster.messages
         ],
         **host_data(cluster.device_rank.device),
-        "fits": fits_data(accelerator_fits),
+        "fits": verdicts_data(accelerator_fits),
     }
 
 

@@ -56,7 +56,7 @@ def _tpot_range(timed_run: TimedRun | None) -> str:
     return tpot_text(timed_run)
 
 
-class Load(NamedTuple):
+class DecodingLoad(NamedTuple):
     """The load of timed decoding. hardware: the accelerator's title. users: concurrent sequences."""
 
     hardware: str
@@ -98,7 +98,7 @@ def report(
     compared_models: Sequence[Compared],
     layout: Layout = "terminal",
     width: int | None = None,
-    decoding_load: Load | None = None,
+    decoding_load: DecodingLoad | None = None,
 ) -> Report:
     """Returns the answer as data (one document per model, in their order) and as tables no wider than the terminal.
 
@@ -171,7 +171,7 @@ def _line_cells(model_quantities: Quantities, lines: Sequence[Line]) -> list[str
     return [cell_text(model_quantities) for _, cell_text in lines]
 
 
-def _for_every_stack(stack_text: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
+def _text_per_stack(stack_text: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
     """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
     return lambda counts: " / ".join(unique_texts([stack_text(stack_shape) for stack_shape in counts.shapes]))
 
@@ -209,7 +209,7 @@ def _activation_text(stack_shape: StackShape) -> str:
     return (feed_forward.activation() if isinstance(feed_forward, Network) else "") or "–"
 
 
-def _quantity_lines(quantities: Sequence[Quantities], decoding_load: Load | None) -> Sequence[Line]:
+def _quantity_lines(quantities: Sequence[Quantities], decoding_load: DecodingLoad | None) -> Sequence[Line]:
     """Returns the rows of parameters, FLOPs and cache, each in the largest unit in which no model is below 0.1."""
     parameter_scale = units.count_scale(10 * min(counts.active for counts in quantities))
     flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
@@ -251,25 +251,25 @@ def _quantity_lines(quantities: Sequence[Quantities], decoding_load: Load | None
 
 
 _SHAPE_LINES: tuple[Line, ...] = (
-    ("layers L", _for_every_stack(lambda s: str(s.num_hidden_layers))),
-    ("hidden size h", _for_every_stack(lambda s: _whole_text(s.hidden_size))),
-    ("h / L", _for_every_stack(lambda s: aspect_text(s.aspect_ratio, s.in_dense_band))),
-    ("d_ff / h", _for_every_stack(_width_ratio)),
-    ("heads × head_dim", _for_every_stack(_heads_text)),
-    ("heads·head_dim / h", _for_every_stack(lambda s: _ratio_text(s.head_ratio))),
-    ("kv heads (/ heads)", _for_every_stack(_kv_heads)),
+    ("layers L", _text_per_stack(lambda s: str(s.num_hidden_layers))),
+    ("hidden size h", _text_per_stack(lambda s: _whole_text(s.hidden_size))),
+    ("h / L", _text_per_stack(lambda s: aspect_text(s.aspect_ratio, s.in_dense_band))),
+    ("d_ff / h", _text_per_stack(_width_ratio)),
+    ("heads × head_dim", _text_per_stack(_heads_text)),
+    ("heads·head_dim / h", _text_per_stack(lambda s: _ratio_text(s.head_ratio))),
+    ("kv heads (/ heads)", _text_per_stack(_kv_heads)),
     ("vocabulary", lambda q: _whole_text(q.vocab_size)),
     ("  of parameters", lambda q: units.percent(q.vocabulary_share)),
 )
 _STYLE_LINES: tuple[Line, ...] = (
-    ("norm", _for_every_stack(lambda s: norm_name(s.block))),
-    ("  placement", _for_every_stack(lambda s: norm_placement_of(s.block))),
-    ("activation", _for_every_stack(_activation_text)),
+    ("norm", _text_per_stack(lambda s: norm_name(s.block))),
+    ("  placement", _text_per_stack(lambda s: norm_placement_of(s.block))),
+    ("activation", _text_per_stack(_activation_text)),
     ("positions", lambda q: ", ".join(position_encodings(q.spec))),
 )
 
 
-def _compare_notes(compared_models: Sequence[Compared], decoding_load: Load | None) -> list[str]:
+def _compare_notes(compared_models: Sequence[Compared], decoding_load: DecodingLoad | None) -> list[str]:
     quantities = [model_quantities for _, model_quantities in compared_models]
     stack_shapes = [stack_shape for model_quantities in quantities for stack_shape in model_quantities.shapes]
     notes: list[str] = []
@@ -339,7 +339,7 @@ def _shape_data(stack_shape: StackShape) -> dict[str, Any]:
     }
 
 
-def _quantities_data(model_quantities: Quantities, decoding_load: Load | None = None) -> dict[str, Any]:
+def _quantities_data(model_quantities: Quantities, decoding_load: DecodingLoad | None = None) -> dict[str, Any]:
     """Returns each model's JSON document with raw values.
 
     The shape is the shape of the stack before the head; `stacks` has both of an encoder-decoder.
@@ -366,7 +366,7 @@ def _quantities_data(model_quantities: Quantities, decoding_load: Load | None = 
     }
 
 
-def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_load: Load | None) -> Table:
+def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_load: DecodingLoad | None) -> Table:
     """Returns a row per model, with columns in the unit in which most values are at least 1.
 
     is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters. Otherwise times
@@ -436,7 +436,7 @@ def _lower_quartile(sample_values: Iterable[float]) -> float:
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 
-def _flat_rows(compared_models: Sequence[Compared], decoding_load: Load | None) -> Table:
+def _flat_rows(compared_models: Sequence[Compared], decoding_load: DecodingLoad | None) -> Table:
     """Returns one row of raw values per model, without nested entries."""
     flat_rows = [
         {

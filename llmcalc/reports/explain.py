@@ -14,9 +14,9 @@ from ..symbolic.explain import Explanation, Section
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
 from ..symbolic.symbolic import KEYS, missing_sympy_error
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
-from .expression import LATEX, PLAIN, Style, latex_text, write_expression
+from .expression import LATEX, PLAIN, FormulaStyle, latex_text, write_expression
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note
-from .share import rank_text, share_data, share_notes, with_rank
+from .share import counted_rank_notes, rank_data, rank_text, subtitle_with_rank
 from .summary import headline, model_data
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def report(
     ]
     document = {
         "model": model_data(preset),
-        **share_data(rank_share),
+        **rank_data(rank_share),
         "node": explanation.node,
         "setting": _setting_text(explanation),
         "formulas": record_rows,
@@ -129,9 +129,9 @@ def _write_plain(exact_value: Fraction) -> int | float:
     return exact_value.numerator if exact_value.denominator == 1 else float(exact_value)
 
 
-def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
+def _with_numbers(explanation: Explanation, latex: bool = False) -> FormulaStyle:
     """Returns a style that writes the number of every symbol except S, the sequence length."""
-    return Style(
+    return FormulaStyle(
         latex=latex,
         values={
             meaning.name: meaning.value for meaning in explanation.formulas.meanings.values() if meaning.name != KEYS
@@ -177,11 +177,11 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
             Column("formula", _section_heading(formula_section), justify="left"),
         )
         notes = [_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
-        model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
+        model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(
             Table(preset.display if is_first else "", table_columns, table_rows, model_text, without_repetitions(notes))
         )
-    rank_model = share_notes(rank_share)
+    rank_model = counted_rank_notes(rank_share)
     return with_notes_below(
         [*tables, *_legend_table(explanation)],
         [*_without_symbols(explanation), *rank_model, *_training_notes(explanation), *_convention_notes(explanation)],
@@ -217,7 +217,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
             )
         table_columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         is_first = not tables
-        model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
+        model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", table_columns, table_rows, model_text))
     has_proportions = any(section_formula.hidden_expression is not None for section_formula in model_section.formulas)
     proportion_pairs = explanation.formulas.proportions() if has_proportions else ()
@@ -233,7 +233,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
     notes = [
         *_without_symbols(explanation),
         repeat_text,
-        *share_notes(rank_share),
+        *counted_rank_notes(rank_share),
         *_training_notes(explanation),
         f"in units of h: {proportion_texts}" if proportion_texts else "",
         *_source_notes(explanation),
@@ -258,7 +258,7 @@ def _component_rows(
         for formula in (
             section_formula for section_formula in section.formulas if section_formula.quantity == quantity
         ):
-            formula_value = write_expression(formula.length_expression, Style(grouped=True))
+            formula_value = write_expression(formula.length_expression, FormulaStyle(grouped=True))
             formula_texts = (
                 [formula_value]
                 if values_only
@@ -302,7 +302,7 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     formula_texts = [
         write_expression(formula.expression),
         write_expression(formula.expression, _with_numbers(explanation)),
-        write_expression(formula.length_expression, Style(grouped=True)),
+        write_expression(formula.length_expression, FormulaStyle(grouped=True)),
     ]
     seq, exact_value = explanation.formulas.setting.seq, _write_plain(formula.value)
     if not explanation.formulas.has_symbols:
@@ -496,7 +496,7 @@ def _record_tables(
         preset.display,
         RECORDS,
         [Row(column) for column in cells_by_row],
-        with_rank(headline(preset.model), rank_share),
+        subtitle_with_rank(headline(preset.model), rank_share),
         [*_training_notes(explanation), *_convention_notes(explanation)],
     )
 
@@ -519,7 +519,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
                 write_expression(formula.expression, LATEX),
                 write_expression(formula.expression, _with_numbers(explanation, latex=True)),
             ]
-            formula_texts.append(write_expression(formula.length_expression, Style(latex=True, grouped=True)))
+            formula_texts.append(write_expression(formula.length_expression, FormulaStyle(latex=True, grouped=True)))
             quantity_tex = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             equation_lines += [
                 (quantity_tex if formula_index == 0 else "") + f" &= {formula_text}"

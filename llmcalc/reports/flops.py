@@ -40,7 +40,7 @@ from .notes import (
     too_long_notes,
     warnings_of_notes,
 )
-from .share import share_data, share_notes, with_rank
+from .share import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -64,10 +64,14 @@ def report(
     measured_run: the utilization of a measured run, whose table comes first; default None.
     """
     warnings = too_long_notes(flop_count.spec, flop_count.workload)
-    notes = warnings + without_repetitions(share_notes(rank_share, *_rank_notes(rank_share))) + _count_notes(flop_count)
+    notes = (
+        warnings
+        + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(rank_share)))
+        + _count_notes(flop_count)
+    )
     document: dict[str, Any] = {
         "model": model_data(preset),
-        **share_data(rank_share),
+        **rank_data(rank_share),
         "workload": {
             **asdict(flop_count.workload),
             **asdict(flop_count.run_config.counting),
@@ -191,7 +195,7 @@ def _component_table(
             is_bold=True,
         )
     )
-    pass_text = with_rank(headline(flop_count), rank_share)
+    pass_text = subtitle_with_rank(headline(flop_count), rank_share)
     return Table(
         preset.display, table_columns, table_rows, pass_text, notes, units.flops(total_flops), name="components"
     )

@@ -18,7 +18,7 @@ from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .inputs import with_inputs
 from .notes import binary_unit_note, tokens_of, too_long_notes, warnings_of_notes
-from .share import share_data, share_notes, with_rank
+from .share import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
     workload, what_if = cache.workload, cache.what_if
     warnings = too_long_notes(cache.spec, workload)
     notes = (
-        warnings + without_repetitions(share_notes(rank_share, *_rank_notes(cache, rank_share))) + _cache_notes(cache)
+        warnings
+        + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(cache, rank_share)))
+        + _cache_notes(cache)
     )
     source_tokens = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     workload_values = (
@@ -46,7 +48,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
     )
     document: dict[str, Any] = {
         "model": model_data(preset),
-        **share_data(rank_share),
+        **rank_data(rank_share),
         "workload": workload_values,
         "cache": {
             "bytes": cache.bytes,
@@ -127,7 +129,7 @@ def _kinds_table(
         for layer_group in cache_size.groups
     ]
     table_rows.append(Row(["total", None, None, None, cache_size.bytes, 1.0], strong=True, is_sum=True))
-    cache_text = with_rank(headline(cache_size), rank_share)
+    cache_text = subtitle_with_rank(headline(cache_size), rank_share)
     return Table(
         preset.display, table_columns, table_rows, cache_text, notes, units.memory(cache_size.bytes), name="layers"
     )

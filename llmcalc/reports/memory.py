@@ -99,7 +99,9 @@ def report(
     settings_line = settings_text(run_memory, run_memory.attention) + parameters
     notes = without_repetitions([*warnings, *memory_notes(preset, run_memory, assumed_accelerator)])
     table_columns, table_rows = (
-        phase_parts(device, memory_use) if memory_use.phase == "training" else kind_parts(device, memory_use)
+        phase_columns_and_rows(device, memory_use)
+        if memory_use.phase == "training"
+        else kind_columns_and_rows(device, memory_use)
     )
     parts_table = Table(preset.display, table_columns, table_rows, settings_line, notes, answer_text, name="parts")
     phases_over_time = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
@@ -175,7 +177,7 @@ def fit_verdict_text(accelerator_fit: Fit) -> str:
     return f"{accelerator_fit.verdict}*" if accelerator_fit.nominal else accelerator_fit.verdict
 
 
-def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak, and the overhead of allocator and runtime, as columns and rows.
 
     device_use: the run on one device, whose number formats are a column; None (default) for a rank.
@@ -221,7 +223,7 @@ def _weight_rows(memory_use: MemoryUse, make_row: Callable[..., Row]) -> list[Ro
     ]
 
 
-def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak of each training phase, as columns and rows.
 
     device_use: the run on one device, with the formats and the optimizer's states; None (default) for a rank.

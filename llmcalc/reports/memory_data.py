@@ -36,7 +36,7 @@ def memory_data(preset: Preset, run_memory: Memory, accelerator_fits: Sequence[F
             "not_counted": not_counted(memory_use),
         },
         **host_data(run_memory.device),
-        "fits": fits_data(accelerator_fits),
+        "fits": verdicts_data(accelerator_fits),
     }
 
 
@@ -56,7 +56,7 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
     return {"host_bytes": device.host_bytes, "host": host_terms}
 
 
-def fits_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
+def verdicts_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
     """Returns the verdicts for all accelerators as plain data."""
     return [
         {

@@ -142,7 +142,7 @@ def _experts_note(run_memory: Memory) -> str:
 
 def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -> list[str]:
     memory_use, run_settings = run_memory.states, run_memory.settings
-    notes = [_pure_note(run_memory), _experts_note(run_memory), _execution_note(run_memory)]
+    notes = [_pure_bf16_note(run_memory), _experts_note(run_memory), _execution_note(run_memory)]
     if run_settings.has_kbit_base and run_settings.recompute == "full":
         notes.append(
             f"with --base {run_settings.base} every layer is recomputed by default, as by PEFT's "
@@ -205,7 +205,7 @@ def concatenation_note(run_memory: Memory) -> str:
     )
 
 
-def _pure_note(run_memory: Memory) -> str:
+def _pure_bf16_note(run_memory: Memory) -> str:
     """Returns a text on the tensors that pure bf16 stores in 16 bits, empty for other precisions."""
     if run_memory.states.precision != "bf16-master":
         return ""

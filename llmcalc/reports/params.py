@@ -18,7 +18,7 @@ from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .nodes import Figures, node_figures_data, tree_data
 from .notes import identity_experts_note, relative_error_text
-from .share import copies_text, share_data, share_notes, with_rank
+from .share import counted_rank_notes, rank_data, replicated_parameters_text, subtitle_with_rank
 from .summary import headline, model_data
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
     total_params = parameter_count.total
     document = {
         "model": model_data(preset),
-        **share_data(rank_share),
+        **rank_data(rank_share),
         "params": {
             "total": total_params,
             "active": parameter_count.active,
@@ -75,7 +75,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
             )
         )
     model_text, notes = (
-        with_rank(headline(preset.model), rank_share),
+        subtitle_with_rank(headline(preset.model), rank_share),
         _params_notes(preset, parameter_count, rank_share),
     )
     table = Table(preset.display, COLUMNS, table_rows, model_text, notes, count_text(parameter_count))
@@ -201,10 +201,10 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
     model_total = preset.model.tree().total(total_params_of, include=parameter_count.include)
     spec, chunks = preset.model, rank_share.model.chunks
     is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.first != chunks.last
-    return share_notes(
+    return counted_rank_notes(
         rank_share,
         f"the whole model has {units.exact(model_total)} parameters",
-        copies_text(rank_share.model.copied_parameters(parameter_count.include)),
+        replicated_parameters_text(rank_share.model.copied_parameters(parameter_count.include)),
         "the first and the last stage each have the tied embedding" if is_tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"
         if rank_share.layout.ep > 1 and parameter_count.active != parameter_count.total

@@ -18,7 +18,7 @@ from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, 
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration_text, range_ends_text, range_text
-from .share import candidate_cell, common_words
+from .share import candidate_cell, shared_layout_words
 from .summary import model_data
 
 LAYOUT_COLUMNS = (
@@ -54,7 +54,7 @@ def report(
     capacity_text = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
     accelerators_text = f"{plural(layout_plan.devices, 'device')} with {capacity_text} each"
     run_title = f"{run_text(run_memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
-    words = common_words([candidate for _, candidate in layout_plan.rows_of_frameworks])
+    words = shared_layout_words([candidate for _, candidate in layout_plan.rows_of_frameworks])
     run_description = f"{run_title}, on {accelerators_text} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
     run_description += f"; all layouts: {', '.join(words)}" if words else ""
     warnings = too_long_notes(run_memory.spec, run_memory.states.workload)
@@ -70,7 +70,7 @@ def report(
     ]
     if not table_rows and plan.nearest is not None:
         table_rows = [_layout_row(layout_plan, plan.nearest)]
-    layout_position = None if requested_sizes is None else _place_in_order(layout_plan, requested_sizes)
+    layout_position = None if requested_sizes is None else _order_position(layout_plan, requested_sizes)
     notes = without_repetitions(
         [
             *notes_on_other_accelerators(layout_plan),
@@ -124,7 +124,7 @@ def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate
     ]
 
 
-def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
+def _order_position(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns a layout's position among the sorted layouts that may fit; None if it is not listed."""
     layouts_in_order = layout_plan.order
     return {

@@ -39,8 +39,12 @@ def short_rope_length(preset: Preset) -> int | None:
     """Returns the longest length with LongRoPE's short factors; None without LongRoPE, or if it is not stated."""
     for scaling in _scaling_tables(preset.rope_parameters or {}):
         original_length = scaling.get("original_max_position_embeddings")
-        is_stated = preset.config is None or "original_max_position_embeddings" in preset.config
-        if scaling.get("rope_type", scaling.get("type")) in ("su", "longrope") and is_stated and original_length:
+        is_plain_model_name = preset.config is None or "original_max_position_embeddings" in preset.config
+        if (
+            scaling.get("rope_type", scaling.get("type")) in ("su", "longrope")
+            and is_plain_model_name
+            and original_length
+        ):
             return int(original_length)
     return None
 

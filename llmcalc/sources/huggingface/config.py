@@ -8,8 +8,8 @@ from typing import Any, TypeGuard
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...components.head_kind import HeadKind
-from ...errors import InputError, near_to, shown
-from .unknown import Unknown, words_of
+from ...errors import InputError, shown, similar_name
+from .unknown import Unknown, field_name_words
 
 IRRELEVANT = frozenset(
     """
@@ -125,7 +125,7 @@ class Config:
         missing_error = self.error(
             self._name_in_config(field_names), "missing", f"a field that every {self.model_type} config has"
         )
-        suggestion = near_to(
+        suggestion = similar_name(
             field_names[0], [field_name for field_name in self.data if field_name not in self.fields_read]
         )
         raise InputError(f"{missing_error} (the config has '{suggestion}')") if suggestion else missing_error
@@ -317,11 +317,12 @@ class Config:
         if field_name in self.unread_aliases:
             return "" if self.has(self.aliases[field_name]) else self.aliases[field_name]
         unset_fields = sorted(field for field in tuple(self.fields_read) if not self.has(field))
-        return near_to(field_name, unset_fields)
+        return similar_name(field_name, unset_fields)
 
     def _restates_field(self, field_name: str, value: Any) -> bool:
         """Whether another field, already read, has the same value and a similar name."""
-        name_words = words_of(field_name)
+        name_words = field_name_words(field_name)
         return any(
-            name_words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()
+            name_words & field_name_words(field) and self.data[field] == value
+            for field in self.fields_read & self.data.keys()
         )

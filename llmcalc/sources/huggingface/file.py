@@ -88,8 +88,8 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
     """
     file = path.with_name(QUANTIZATION_FILE)
     config_sections = (config, *(field_value for field_value in config.values() if isinstance(field_value, dict)))
-    is_stated = any(section.get("quantization_config") is not None for section in config_sections)
-    if path.name != "config.json" or is_stated or not file.exists():
+    is_plain_model_name = any(section.get("quantization_config") is not None for section in config_sections)
+    if path.name != "config.json" or is_plain_model_name or not file.exists():
         return {}, []
     quantization = read_json(file).get("quantization")
     if not isinstance(quantization, dict):

@@ -213,7 +213,7 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
         "granite": stated_multipliers,
         "smollm3": model_args.get("no_rope_layer_interval"),
     }
-    named_types = [model_type for model_type, is_stated in layer_kind_names.items() if is_stated]
+    named_types = [model_type for model_type, is_plain_model_name in layer_kind_names.items() if is_plain_model_name]
     if len(named_types) > 1:
         raise InputError(
             "attention_qkv_bias, use_qk_norm, no_rope_layer_interval, multipliers: those of "

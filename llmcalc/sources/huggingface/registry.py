@@ -543,14 +543,14 @@ def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields:
     """
     family = family_of(model_type)
     default_tying, is_tied = family.defaults.get("tie_word_embeddings"), model_fields["tie_word_embeddings"]
-    is_stated = any(
+    is_plain_model_name = any(
         root_config.get(field_name) is not None
         for field_name in ("tie_word_embeddings", family.aliases.get("tie_word_embeddings", ""))
     )
     if (
         family.text_type is None
         or family.tying_source == "text"
-        or is_stated
+        or is_plain_model_name
         or default_tying is None
         or default_tying == is_tied
         or (family.tying_source == "either" and is_tied)

@@ -20,7 +20,7 @@ SIZED_THINGS = frozenset(
 """Words for the parts of an architecture that have a number or a size."""
 
 
-def words_of(field_name: str) -> frozenset[str]:
+def field_name_words(field_name: str) -> frozenset[str]:
     """Returns the words of a field's name, except words such as `num` that mean a count."""
     return frozenset(field_name.lower().split("_")) - COUNTING_WORDS
 

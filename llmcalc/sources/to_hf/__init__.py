@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from ...errors import InputError
 from ...model import ModelSpec
-from ..huggingface.absent import Absent
+from ..huggingface.absent import AbsentValue
 from ..huggingface.config import Config
 from ..huggingface.family import Family
 from ..huggingface.heads import head_of
@@ -236,7 +236,7 @@ def _value_of_field(family: Family, field: str, config_values: ConfigValues) -> 
     for field_name in field_names[:-1]:
         try:
             return config_values.first_value(field_name)
-        except Absent:
+        except AbsentValue:
             continue
     return config_values.first_value(field_names[-1])
 

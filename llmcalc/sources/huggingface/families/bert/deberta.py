@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...absent import Absent, require_present
+from ...absent import AbsentValue, require_present
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names
@@ -133,7 +133,7 @@ def _disentangled_position(config_values: ConfigValues) -> Any:
 def _position_terms(config_values: ConfigValues) -> list[str]:
     try:
         position = _disentangled_position(config_values)
-    except Absent:
+    except AbsentValue:
         return []
     return [score_term for score_term in ("c2p", "p2c") if getattr(position, score_term)]
 

@@ -60,7 +60,7 @@ def _summary_classifier(config: Config) -> Table | None:
     return {}
 
 
-def _flaubert(config: Config) -> Table:
+def _read_flaubert(config: Config) -> Table:
     return _read_xlm(config, "pre" if config.flag("pre_norm") else "post")
 
 
@@ -93,4 +93,4 @@ XLM = Family(
     dropout_fields=DROPOUT,
 )
 
-FAMILIES = {"xlm": XLM, "flaubert": replace(XLM, read_model=_flaubert)}
+FAMILIES = {"xlm": XLM, "flaubert": replace(XLM, read_model=_read_flaubert)}

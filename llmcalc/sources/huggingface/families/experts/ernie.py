@@ -69,17 +69,17 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
             "moe_intermediate_size", widths, "two positive whole numbers: for a text expert, for an image expert"
         )
     depth = config.size("num_hidden_layers")
-    is_stated = config.has("moe_layer_start_index")
-    first_layer = _text_expert_number(config, "moe_layer_start_index", depth) if is_stated else 1
+    is_plain_model_name = config.has("moe_layer_start_index")
+    first_layer = _text_expert_number(config, "moe_layer_start_index", depth) if is_plain_model_name else 1
     layer_kinds = dense_or_moe(config, depth, first_layer)
-    if is_stated and layer_kinds != ["dense"] * first_layer + ["moe"] * (depth - first_layer):
+    if is_plain_model_name and layer_kinds != ["dense"] * first_layer + ["moe"] * (depth - first_layer):
         raise config.error(
             "moe_layer_start_index",
             config.get("moe_layer_start_index"),
             "the first sparse layer of mlp_layer_types, or null",
         )
     if (
-        is_stated
+        is_plain_model_name
         and first_layer != 1
         and not config.has("mlp_layer_types")
         and config.data.get("model_type") != OWN_CODE

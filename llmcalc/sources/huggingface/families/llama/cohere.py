@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...absent import Absent
+from ...absent import AbsentValue
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
@@ -159,7 +159,7 @@ IGNORED = field_names(
 def _rms_eps(config_values: ConfigValues) -> float:
     """Returns the epsilon of an RMSNorm, whose field is present only for an RMSNorm."""
     if config_values.layers[0].norm.type != "rmsnorm":
-        raise Absent
+        raise AbsentValue
     return config_values.layers[0].norm.eps
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...absent import Absent
+from ...absent import AbsentValue
 from ...config import Config
 from ...family import Family, Modules, field_names
 from ...parts import ACTIVATIONS, Table, decoder, layer_table, rmsnorm
@@ -114,7 +114,7 @@ def expansion_factor(config_values: ConfigValues) -> int:
     """Returns the number of channels of the recurrence as a multiple of the model's width."""
     expansion, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
     if remainder or not expansion:
-        raise Absent
+        raise AbsentValue
     return expansion
 
 

@@ -43,7 +43,7 @@ def _read_llada(config: Config) -> Table:
     """
     config.notes.append(STEPS)
     if config.has("num_experts"):
-        return _llada_moe(config)
+        return _read_llada_moe(config)
     config.require("block_type", "llama")
     config.require("layer_norm_type", "rms")
     for field_name in ("attention_layer_norm", "input_emb_norm", "alibi", "bias_for_layer_norm"):
@@ -64,7 +64,7 @@ def _read_llada(config: Config) -> Table:
     return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": embedding_rows}
 
 
-def _llada_moe(config: Config) -> Table:
+def _read_llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(
         config,

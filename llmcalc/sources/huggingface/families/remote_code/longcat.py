@@ -18,7 +18,7 @@ from ..deepseek import longcat_flash
 MOST_TABLES = 64
 
 
-def _longcat_flash_ngram(config: Config) -> Table:
+def _read_longcat_flash_ngram(config: Config) -> Table:
     """Reads LongCat-Flash-Lite: `emb_split_num` tables per n-gram length from 2 to `emb_neighbor_num`.
 
     Table i has ngram_vocab_size_ratio · vocab_size + 2·i + 1 rows.
@@ -45,7 +45,7 @@ LONGCAT = longcat_flash.FAMILIES["longcat_flash"]
 FAMILIES = {
     "longcat_flash_ngram": replace(
         LONGCAT,
-        read_model=_longcat_flash_ngram,
+        read_model=_read_longcat_flash_ngram,
         defaults={
             **class_defaults("longcat_flash"),
             **LONGCAT.defaults,
