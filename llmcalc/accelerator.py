@@ -167,33 +167,33 @@ class Hardware(Record):
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether matrix units multiply bfloat16: NVIDIA's since Ampere; of other vendors nothing else is known."""
+        """Whether the matrix units multiply bfloat16: on NVIDIA since Ampere, assumed on other vendors' chips."""
         return self.compute_capability is None or float(self.compute_capability) >= 8.0
 
     @property
     def lacks_bfloat16(self) -> bool:
-        """Whether products in 16 bits run at the peak of float16, because no peak of bfloat16 is known."""
+        """Whether 16-bit products run at the peak of float16, because no bfloat16 peak is known."""
         return "float16" in self.peak_flops and "bfloat16" not in self.peak_flops
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU, and no TPU, Trainium, Inferentia, Ascend or Gaudi; true for a bare memory size."""
+        """Whether the accelerator is a GPU, not a TPU, Trainium, Inferentia, Ascend, Gaudi; true for a memory size."""
         unit_name = "" if self.compute_units is None else self.compute_units.name
         return self.vendor not in VENDORS_WITHOUT_GPUS and unit_name not in UNITS_OF_OTHERS
 
     @property
     def stores_nf4(self) -> bool:
-        """Whether bitsandbytes stores weights in nf4 on it: GPUs but Apple's, and Gaudi (its installation guide)."""
+        """Whether bitsandbytes stores weights in nf4 on the accelerator: on Gaudi, and on all GPUs except Apple's."""
         return self.vendor == "Intel" or self.has_8bit_optimizers
 
     @property
     def has_8bit_optimizers(self) -> bool:
-        """Whether bitsandbytes has optimizers for it: GPUs of NVIDIA, AMD and Intel (its installation guide)."""
+        """Whether bitsandbytes has optimizers for the accelerator: a GPU of NVIDIA, AMD or Intel."""
         return self.is_gpu and self.vendor != "Apple"
 
     @property
     def runs_fp8_weights(self) -> bool:
-        """Whether servers have kernels for weights and caches in fp8.
+        """Whether serving engines have fp8 kernels for weights and caches on the accelerator.
 
         vLLM has them for NVIDIA's GPUs since Ampere (Marlin), and elsewhere where matrix units multiply fp8. A bare
         memory size has them.

@@ -1,4 +1,4 @@
-"""Arithmetic on Python ints, NumPy arrays and SymPy expressions alike.
+"""Arithmetic that accepts Python integers, NumPy arrays and SymPy expressions.
 
 Closed forms are written once and evaluated on all three types, so they may not branch on a size. Where plain
 `+ - * **` is not enough (minimum, maximum, division), they call these functions. NumPy and SymPy are never imported
@@ -105,7 +105,7 @@ def log2(number: Number) -> Number:
 
 
 def exact_div(dividend: Number, divisor: Number) -> Number:
-    """Returns `dividend / divisor`, which must be an integer where both are.
+    """Returns `dividend / divisor`, which must be an integer if both are integers.
 
     Floats, such as the mean rows of a server's passes, are divided as they are. Raises `ArithmeticError` for integers
     that do not divide: a count is never rounded silently.

@@ -416,7 +416,7 @@ def fit(
     receipt: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Tells whether a run fits (`.ok`), with `devices` in some layout over them, and which changes would make it fit.
+    """Finds whether a run fits on an accelerator (`.ok`), and the changes with which it would fit.
 
     hardware: the accelerator; default common ones, each with the fewest on which it fits.
     phase: default inference, or training if an option that only training has is given.

@@ -132,7 +132,7 @@ READING = ("set", "head", "allow_unknown")
 def options_of(
     options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
 ) -> Options:
-    """Sorts the options of an API call into reading, rank, run and layout options.
+    """Sorts the options of an API call into options of reading a model, of a rank, of a run and of a layout.
 
     rank, run, layout: whether the function takes such options.
 

@@ -162,7 +162,7 @@ def time_picture(compute_answer: Callable[[], ReportedAnswer], node_depth: int =
 
 
 def roofline_picture(compute_answer: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
-    """Draws the products of passes under an accelerator's roofline. compute_answer: returns a phase's `time`."""
+    """Draws matrix products under an accelerator's roofline. compute_answer: computes the answer of `time`."""
     require_matplotlib()
     from .roofline import plot_roofline
 
@@ -173,7 +173,7 @@ def roofline_picture(compute_answer: Callable[[Phase], ReportedAnswer], phases: 
 
 
 def roofline_phases(model_decodes: bool, phase: str) -> tuple[Phase, ...]:
-    """Returns the passes of a roofline plot: in inference a prompt and, for a model that decodes, a token.
+    """Returns the phases of a roofline plot: for inference prefill, and decoding if the model decodes.
 
     model_decodes: whether the model does. Raises `InputError` for a phase that is no single pass of inference.
     """
@@ -185,7 +185,7 @@ def roofline_phases(model_decodes: bool, phase: str) -> tuple[Phase, ...]:
 
 
 def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
-    """Draws servers under load. compute_answer: gives the answer of `serve`. Raises `InputError` if no server fits."""
+    """Draws servers under load. compute_answer: computes the answer of `serve`. Raises `InputError` if it has none."""
     require_matplotlib()
     from ..studies.server import Limits
     from .servers import plot_servers

@@ -137,7 +137,7 @@ def draw_load_curve(ax: Axes, studied_servers: Servers, latency_limits: Limits) 
 
 
 def _plain_numbers(ax: Axes) -> None:
-    """Writes whole numbers at the ticks of logarithmic axes, of few decades at 1, 2 and 5 of each."""
+    """Labels the ticks of logarithmic axes with plain numbers, at 1, 2 and 5 of each decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     formatter = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")

@@ -196,7 +196,7 @@ def _model_of_server(
 
 
 def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[Preset, str | None]:
-    """Returns a TARGET, and the scheme in the name of the checkpoint in its place; None where another is stated.
+    """Returns a TARGET, and the quantization scheme in the launch file's model name; None if another is stated.
 
     The name of another model is replaced with its scheme.
     """

@@ -89,7 +89,7 @@ class RunQuestion(RunOptions):
 
     @property
     def tokens(self) -> int:
-        """Tokens per sequence, for the search of the nearest possible layouts."""
+        """The number of tokens per sequence, from which the nearest possible layouts are searched."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def memory_on_one_device(self) -> Memory:
@@ -110,7 +110,7 @@ class RunQuestion(RunOptions):
 
     @property
     def _trains_in_float16(self) -> bool:
-        """Whether the run is training in 16 bits of no stated format, on an accelerator without bfloat16."""
+        """Whether the run trains in float16: in 16 bits without a stated format, on an accelerator without bfloat16."""
         settings = self.settings
         has_format = settings.precision is not None or settings.dtype is not None or self.launch is not None
         lacks_bfloat16 = self.hardware is not None and self.hardware.lacks_bfloat16

@@ -76,7 +76,7 @@ class UsualEngine:
         return self.record.server(self.preset, self.hardware, version, engine_flags)
 
     def lacks_kernels(self, users: int) -> bool:
-        """Whether it has no kernels on the accelerator for the weights, the cache or the attention."""
+        """Whether the engine has no kernels on the accelerator for the weights, the cache or the attention."""
         try:
             self._server_of(users)
         except MissingKernels:
@@ -115,7 +115,7 @@ class UsualEngine:
         return int(largest_bytes + self.hardware.capacity_bytes - server.free_bytes)
 
     def change(self, users: int) -> Change | None:
-        """Returns the change from torch's kernels to the engine, which reads prompts in pieces.
+        """Returns the change of a run from torch's kernels to this engine, which reads prompts in chunks.
 
         None where the engine fills a budget, or does not hold the users.
         """
@@ -125,7 +125,7 @@ class UsualEngine:
         return Change(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
 
     def fitting(self, run_memory: Memory) -> Fitting | None:
-        """Returns whether a run fits with the engine's buffers; None if the buffers are unknown."""
+        """Returns whether a run fits beside the engine's buffers; None if the buffers' bytes are unknown."""
         users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
         if device_bytes is None:

@@ -191,7 +191,7 @@ def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
 
 
 def _whole_replica_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launched_run: Launch | None) -> list[str]:
-    """Returns advice on shards for replicas of a whole model that does not fit; empty for any other run."""
+    """Returns advice to shard the model if a whole replica does not fit; empty for any other run."""
     layout = cluster.layout
     is_divided = (
         layout.dp < layout.world or layout.zero or layout.ep > 1 or launched_run is not None or not cluster.trains

@@ -335,11 +335,11 @@ def join_reports(reports: Sequence[Report]) -> Report:
 
 
 def without_repetitions(notes: Iterable[str]) -> list[str]:
-    """Returns the notes without empty and repeated ones."""
+    """Returns the notes in order, without empty and repeated notes."""
     return list(dict.fromkeys(note for note in notes if note))
 
 
 def with_notes_below(tables: Sequence[Table], notes: Iterable[str]) -> list[Table]:
-    """Returns the tables with common notes below the last one."""
+    """Returns the tables, with the common notes below the last table."""
     *other_tables, last_table = tables
     return [*other_tables, last_table._replace(notes=without_repetitions(notes))]

@@ -359,7 +359,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
 
 
 def _change_text(engine_use: EngineUse, flag_change: Change) -> str:
-    """Writes a changed flag, with the devices that it needs beyond those of the server, where the flag counts none."""
+    """Writes a changed flag, with the number of devices if the change needs more devices than the server has."""
     if flag_change.devices <= engine_use.memory.devices or not engine_use.engine.shows_alternatives:
         return flag_change.flag
     return f"{flag_change.flag}, on {several(flag_change.devices, engine_use.hardware.title)}"

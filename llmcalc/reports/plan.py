@@ -115,7 +115,7 @@ def report(
 
 
 def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
-    """Returns the layouts that fit, each with the plan of its framework, and whether its time is that of a tie."""
+    """Returns each fitting layout with its framework's plan, and whether its time ties with another layout's."""
     framework_rows = layout_plan.rows_of_frameworks
     are_ties = tie_flags([layout_candidate for _, layout_candidate in framework_rows])
     return [
@@ -253,7 +253,7 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
 
 
 def advice_on_shards(layout_plan: LayoutPlan) -> list[str]:
-    """Returns why replicas are whole, with what has shards, if only eager PyTorch runs the optimizer."""
+    """Returns the reason for unsharded replicas, and a fix, if only eager PyTorch runs the optimizer."""
     if layout_plan.framework.name != WITHOUT_A_NAME:
         return []
     try:

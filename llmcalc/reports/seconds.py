@@ -150,7 +150,7 @@ MUCH_WAITING = 0.2
 
 
 def _host_notes(timed_run: TimedRun) -> list[str]:
-    """Returns a note on the host's speed where a training step waits much for it; its range begins on a faster one."""
+    """Returns a note on the host's speed if a training step waits for the host during much of its time."""
     software_stack = timed_run.stack
     tested = timed_run.range.tested
     if tested is not None and tested.eager:
@@ -166,7 +166,7 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
 
 
 def exchange_notes(software_stack: Stack, layout: Layout) -> list[str]:
-    """Returns a note on the exchange of experts' tokens where a server is assumed to run another one than usual."""
+    """Returns a note on the all-to-all of experts' tokens if the engine's default gathers all tokens instead."""
     if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
         return []
     return [

@@ -132,7 +132,7 @@ def _cost_columns(shape_study: ShapeStudy) -> Sequence[Column]:
 
 
 def _has_windows(shape_study: ShapeStudy) -> bool:
-    """Whether windows or states end the growth of a sequence's cache, so that its bytes per token say too much."""
+    """Whether sliding windows or recurrent states bound a sequence's cache, so that bytes per token overstate it."""
     return any(shape.kv_bytes != shape.kv_bytes_per_token * shape_study.seq for shape in shape_study.shapes)
 
 

@@ -27,7 +27,7 @@ def layout_cell(layout: Layout) -> str:
 
 
 def candidate_cell(layout: Layout, recompute: str, shared_layout_words: Sequence[str] = ()) -> str:
-    """Writes a layout of a plan with what it recomputes, if anything: `dp8 ZeRO-3 recompute full`.
+    """Writes a layout of a plan, with its recomputation if there is any: `dp8 ZeRO-3 recompute full`.
 
     shared_layout_words: words of all layouts of a table, which its heading has; default none.
     """
@@ -38,7 +38,7 @@ def candidate_cell(layout: Layout, recompute: str, shared_layout_words: Sequence
 
 
 def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
-    """Returns what the cells of several layouts share: `sp`, the ZeRO stage and recomputation; empty for fewer."""
+    """Returns the words that several layouts share: `sp`, the ZeRO stage, recomputation; empty for one layout."""
     if len(candidates) < 2:
         return []
     cells = [

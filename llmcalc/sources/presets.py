@@ -153,7 +153,7 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
 
 
 def _checkpoint_of_name(checkpoint_name: str, model_of: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
-    """Returns the preset and the scheme in a checkpoint's name. model_of: the model's part of the name → its preset."""
+    """Returns the preset and the scheme in a checkpoint's name. model_of: finds the preset of a model name."""
     last_segment = checkpoint_name.strip().rstrip("/").rpartition("/")[2]
     for scheme_pattern, scheme in (*SCHEMES_IN_NAMES, *(SCHEMES_IN_TAGS if ":" in last_segment else ())):
         name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)

@@ -503,7 +503,7 @@ def sliding_stack(
 
 
 def stack_of_variants(changes_by_kind: Table, layer_kinds: list[str]) -> Table:
-    """Returns the stack fields of layers that differ from the block in some fields.
+    """Returns the stack fields of layers that differ from the stack's common layer (`block`) in some fields.
 
     changes_by_kind: layer kind → fields that differ. layer_kinds: each layer's kind, bottom first.
     """

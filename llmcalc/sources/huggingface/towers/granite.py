@@ -46,7 +46,7 @@ def _read_granite_speech(root_config: Config, config: Config, text_width: int) -
 
 
 def _count_of_joined_layers(config: Config) -> int:
-    """Returns the number of layers whose outputs are joined to the last one's."""
+    """Returns the number of encoder layers whose outputs are concatenated to the last layer's output."""
     if not config.has("cat_hidden_layers"):
         return 0
     layers = config.sizes("cat_hidden_layers")
@@ -56,7 +56,7 @@ def _count_of_joined_layers(config: Config) -> int:
 
 
 def _qformer(section: Config, encoder_width: int, query_count: int, window: int, parent_config: Config) -> Table:
-    """Returns the Q-Former of a section. parent_config: receives its unknown fields."""
+    """Returns the Q-Former of a section. parent_config: the config that collects the section's unknown fields."""
     section.require("model_type", "blip_2_qformer")
     section.require("encoder_hidden_size", encoder_width)
     section.require("use_qformer_text_input", False)

@@ -39,7 +39,7 @@ def siglip2_encoder(config: Config) -> Table:
 
 
 def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False, **attention: Any) -> Table:
-    """Returns an encoder with SigLIP's layers. position_rows: those of its position embedding; 0 for none.
+    """Returns an encoder with SigLIP's layers. position_rows: rows of the position embedding; 0 for none.
 
     attention: further fields of its attention.
     """

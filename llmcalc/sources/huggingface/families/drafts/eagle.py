@@ -97,7 +97,7 @@ def _attention(config: Config, has_qk_norm: bool) -> Table:
 
 
 def _draft_of_states(config: Config, mixer: Table, ffn: Table, norm_before_residual: bool = False) -> Table:
-    """Returns EAGLE-3's model of the layers' attention and network.
+    """Returns an EAGLE-3 draft model from the attention and the FFN of its layers.
 
     norm_before_residual: whether the residual is normalized even if the config does not say so.
     """

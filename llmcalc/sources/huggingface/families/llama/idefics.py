@@ -1,4 +1,4 @@
-"""IDEFICS: Llama's layers, with a layer that attends to images before every few of them.
+"""IDEFICS: Llama's layers, with a layer that attends to images before every N-th layer.
 
 Laurençon et al. 2023 (arXiv:2306.16527), after Flamingo. Its class runs the layers for images on text too: a pass over
 text alone has queries without keys there. transformers: models/idefics.

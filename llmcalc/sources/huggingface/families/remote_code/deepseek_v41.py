@@ -57,7 +57,7 @@ def _read_deepseek_v41_text(config: Config) -> Table:
 
 
 def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
-    """Returns the kind of each layer's attention and the fields that it changes."""
+    """Returns each layer's kind of attention, and the attention fields in which the layer differs from others."""
     compression_ratios = config.sizes("compress_ratios")
     if len(compression_ratios) < depth:
         raise config.error("compress_ratios", compression_ratios, f"{depth} numbers of tokens per entry, 0 for none")
@@ -134,7 +134,7 @@ def _layer_indices(config: Config, field_name: str, depth: int) -> set[int]:
 
 
 def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) -> dict[int, Table]:
-    """Returns the engram of each layer with an engram."""
+    """Returns layer index → fields of the layer's engram (n-gram embedding)."""
     layer_ids, ngram_rows = config.sizes("engram_layer_ids"), config.sizes("engram_num_embeddings")
     if len(ngram_rows) != len(layer_ids):
         raise config.error(

@@ -70,7 +70,7 @@ def _bias_buckets(config: Config) -> list[int]:
 
 
 def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
-    """Returns the argument of the class that has the boxes of the words."""
+    """Returns the class's call argument with the bounding boxes of the words."""
     return {"bbox": ("batch", "seq", 4)}
 
 
