@@ -151,13 +151,17 @@ def options_of(
         from .parallel.layout_request import LayoutRequest
 
         names_by_subject[3] = declared(LayoutRequest)
-    known_names = [name for subject_names in names_by_subject for name in subject_names]
-    for name in options_by_name:
-        if name not in known_names:
-            raise InputError(f"{name}: there is no such option.{suggest(name, known_names)}")
+    known_names = [option_name for subject_names in names_by_subject for option_name in subject_names]
+    for option_name in options_by_name:
+        if option_name not in known_names:
+            raise InputError(f"{option_name}: there is no such option.{suggest(option_name, known_names)}")
     return Options(
         *(
-            {name: option_value for name, option_value in options_by_name.items() if name in subject_names}
+            {
+                option_name: option_value
+                for option_name, option_value in options_by_name.items()
+                if option_name in subject_names
+            }
             for subject_names in names_by_subject
         )
     )
@@ -314,8 +318,8 @@ def run_question_of(
     )
 
 
-def selection_of(kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
+def selection_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
     from .studies.selection import Selection
 
     least, most = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
-    return Selection(kind, attention, moe, least, most)
+    return Selection(model_kind, attention, moe, least, most)

@@ -136,7 +136,9 @@ def _draw_time(compute_answer: Ask, model: Model | None = None, *, by_node: int 
 
 
 def _draw_roofline(compute_answer: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
-    preset = options_of({name: options.pop(name) for name in READING if name in options}).read(model)
+    preset = options_of(
+        {option_name: options.pop(option_name) for option_name in READING if option_name in options}
+    ).read(model)
     phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
     return pictures.roofline_picture(lambda phase: compute_answer(preset, phase=phase, **options), phases)
 

@@ -418,7 +418,9 @@ class ModelSpec(Part):
             )
         return encoder.flow(recorder, x, encoder_axis)
 
-    def _record_output(self, recorder: Flow, x: Value, vocab: Axis, embedding_axis: Axis, table: Weight) -> None:
+    def _record_output(
+        self, recorder: Flow, x: Value, vocab: Axis, embedding_axis: Axis, embedding_table: Weight
+    ) -> None:
         """Records the components that read the final hidden states, and the vision and audio encoders."""
         recorder.hold(x=x)
         values_read: dict[str, Value] = {}
@@ -444,7 +446,7 @@ class ModelSpec(Part):
         if self.head.type == "projection":
             recorder.result = recorder.part("projection", self.head, x)
         if isinstance(self.head, LMHead):
-            self._record_lm_head(recorder, self.head, x, output_states, vocab, embedding_axis, table)
+            self._record_lm_head(recorder, self.head, x, output_states, vocab, embedding_axis, embedding_table)
         if self.towers:
             with recorder.scope("towers", kind="towers", role="kept", optional=TOWERS.name, is_counted_whole=True):
                 record_towers(recorder, self.towers)
@@ -457,13 +459,13 @@ class ModelSpec(Part):
         output_states: Value,
         vocab: Axis,
         embedding_axis: Axis,
-        table: Weight,
+        embedding_table: Weight,
     ) -> None:
         """Records the language-model head, and the parts that propose or predict further tokens.
 
         x: what the head reads. output_states: the final hidden states, which the other parts read.
         """
-        output = table if self.tie_word_embeddings else None
+        output = embedding_table if self.tie_word_embeddings else None
         if self.mtp is not None and output is None:
             output = Weight("lm_head", (vocab,), x.axes)
         weight_role = self._weight_role("lm_head")
@@ -476,7 +478,7 @@ class ModelSpec(Part):
             recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed_tokens=proposed_axis)
         if self.mtp is not None:
             assert output is not None
-            self.mtp.flow(recorder, output_states, self.main, vocab, table, output)
+            self.mtp.flow(recorder, output_states, self.main, vocab, embedding_table, output)
 
     def reference(self) -> nn.Module:
         """Builds a PyTorch model with random weights.

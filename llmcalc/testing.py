@@ -116,7 +116,9 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
         problem_lines.append(
             "  by the module: "
             + ", ".join(
-                f"{name} {counted_params[name]:,}" for name, _ in module.named_children() if counted_params.get(name)
+                f"{module_name} {counted_params[module_name]:,}"
+                for module_name, _ in module.named_children()
+                if counted_params.get(module_name)
             )
         )
     return problem_lines

@@ -92,12 +92,15 @@ class LazyGroup(TyperGroup):
             # shell completion of an incomplete name, or an option, which typer reports
             if ctx.resilient_parsing or cmd_name.startswith("-"):
                 return None
-            group = f"llmcalc{self.within.replace('.', ' ')}"
+            group_name = f"llmcalc{self.within.replace('.', ' ')}"
             if _is_model(cmd_name):
                 example = next(command_name for command_name in ("memory", "params") if command_name in self.names)
-                raise InputError(f"'{cmd_name}' is a model; expected a command first: {group} {example} {cmd_name}")
+                raise InputError(
+                    f"'{cmd_name}' is a model; expected a command first: {group_name} {example} {cmd_name}"
+                )
             raise InputError(
-                f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} ({group} --help lists all)"
+                f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} "
+                f"({group_name} --help lists all)"
             )
         return build_command(self.within, cmd_name)
 

@@ -58,8 +58,12 @@ class Tool(NamedTuple):
     @property
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
-        common_schemas = {key: value_schema for key, value_schema in self.arguments.items() if key in self.common}
-        other_names = ", ".join(key for key in self.arguments if key not in self.common)
+        common_schemas = {
+            argument_name: value_schema
+            for argument_name, value_schema in self.arguments.items()
+            if argument_name in self.common
+        }
+        other_names = ", ".join(argument_name for argument_name in self.arguments if argument_name not in self.common)
         texts: list[str] = []
         if other_names:
             texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}.")

@@ -90,7 +90,7 @@ def require_matplotlib() -> None:
         raise MissingExtra("a plot", "matplotlib", "plot") from None
 
 
-def new_figure(width: float, height: float, **figure_options: Any) -> Figure:
+def new_figure(width_inches: float, height_inches: float, **figure_options: Any) -> Figure:
     """Creates an empty figure in llmcalc's style, without a window.
 
     width, height: inches; the width of a picture for a paper is that of its columns.
@@ -99,7 +99,9 @@ def new_figure(width: float, height: float, **figure_options: Any) -> Figure:
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        return _notebook_figure()(figsize=(figure_width(width), height), layout="constrained", **figure_options)
+        return _notebook_figure()(
+            figsize=(figure_width(width_inches), height_inches), layout="constrained", **figure_options
+        )
 
 
 P = ParamSpec("P")

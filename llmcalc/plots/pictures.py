@@ -115,15 +115,15 @@ def _preset_of_label(name_or_alias: str) -> str:
     return preset
 
 
-def memory_picture(question: RunQuestion) -> Figure:
+def memory_picture(run_question: RunQuestion) -> Figure:
     """Draws the memory of one device by phase, with the capacity of named accelerators."""
     require_matplotlib()
     from .memory import memory as plot_memory
 
-    with name_in_errors(question.preset):
-        run_memory = question.memory_on_one_device()
-        accelerator_fits = [run_memory.device.fit_on(hardware) for hardware in question.accelerators]
-        return plot_memory(question.preset.display, run_memory, accelerator_fits)
+    with name_in_errors(run_question.preset):
+        run_memory = run_question.memory_on_one_device()
+        accelerator_fits = [run_memory.device.fit_on(hardware) for hardware in run_question.accelerators]
+        return plot_memory(run_question.preset.display, run_memory, accelerator_fits)
 
 
 def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:

@@ -343,7 +343,9 @@ def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
         cache = kv(preset.model, 1, log_reading.cache_tokens, log_reading.cache_dtype)
     except InputError:
         return None
-    is_uniform = all(group.width is not None and group.tokens == log_reading.cache_tokens for group in cache.groups)
+    is_uniform = all(
+        cache_group.width is not None and cache_group.tokens == log_reading.cache_tokens for cache_group in cache.groups
+    )
     return cache.bytes if is_uniform else None
 
 

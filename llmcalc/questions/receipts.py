@@ -40,10 +40,12 @@ class ReceiptFile:
     @cached_property
     def parsed_log(self) -> LogReading:
         """The parsed log. Raises `InputError` for a log of another engine or without measured memory terms."""
-        reading = read_log(self.file, read_log_text(self.file))
-        if reading.program != self.engine.name:
-            raise InputError(f"--receipt {self.file}: is a log of {reading.title}; expected one of {self.engine.title}")
-        return reading
+        log_reading = read_log(self.file, read_log_text(self.file))
+        if log_reading.program != self.engine.name:
+            raise InputError(
+                f"--receipt {self.file}: is a log of {log_reading.title}; expected one of {self.engine.title}"
+            )
+        return log_reading
 
     @cached_property
     def other_model(self) -> str:

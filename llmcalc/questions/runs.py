@@ -332,7 +332,9 @@ def check_precision(settings: Settings, framework_record: Framework) -> None:
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
-        frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
+        frameworks = [
+            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
+        ]
         expected_formats = (
             f"--framework {' or '.join(frameworks)}" if frameworks else "llmcalc time, which has it, or bf16-master"
         )
@@ -485,25 +487,30 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
             fit_answer = (usual_engine.fitting(run_memory) if usual_engine and has_gguf_file else None) or fit(
                 run_memory, run.hardware
             )
-            served = ServedUsers.of_answer(fit_answer, usual_engine)
-            fit_answer = with_decoding_seconds(fit_answer, run.hardware, served.users)
+            served_users = ServedUsers.of_answer(fit_answer, usual_engine)
+            fit_answer = with_decoding_seconds(fit_answer, run.hardware, served_users.users)
             device_options = hardware_options(
                 run_memory, run.accelerators, layout, run.runtime_on, partial(gguf_fit, preset, run_memory)
             )
             if fit_answer.fit.verdict == "no":
-                sufficient = [change for change in fit_answer.changes if change.fit.verdict != "no"]
-                on_several = changes_on_several(
+                sufficient_changes = [change for change in fit_answer.changes if change.fit.verdict != "no"]
+                device_changes = changes_on_several(
                     run_memory,
                     device_options,
                     layout,
                     run.runtime_on,
-                    changes_beside_devices(run_memory, run.hardware, sufficient),
+                    changes_beside_devices(run_memory, run.hardware, sufficient_changes),
                 )
-                changes = (*served.changes, *sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
+                changes = (
+                    *served_users.changes,
+                    *sufficient_changes,
+                    *device_changes,
+                    *fit_answer.changes[len(sufficient_changes) :],
+                )
                 fit_answer = replace(fit_answer, changes=changes)
             return ReportedAnswer(
                 fit_answer,
-                lambda: reports.report(preset, fit_answer, device_options, served.notes),
+                lambda: reports.report(preset, fit_answer, device_options, served_users.notes),
                 fit_answer.fit.verdict != "no",
             )
         serving_answer = fit_serving(run_memory, run.hardware, layout)
@@ -555,7 +562,7 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
     """
     from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
-    layout, refusal, is_planned = run.layout, None, False
+    layout, refusal_error, is_planned = run.layout, None, False
     first_framework, *other_frameworks = frameworks_for_plans(layout, run.hardware)
     yields_all = run.settings.lora_rank is not None and bool(other_frameworks)
     if yields_all:
@@ -565,9 +572,9 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
         try:
             framework_record.check(run_memory, layout.framework_version or "")
         except InputError as error:
-            refusal = error
+            refusal_error = error
             continue
-        if refusal is not None and framework_record.name in WHOLE_WEIGHTS:
+        if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
             if run.hardware is not None and run_memory.states.total_bytes > run.hardware.capacity_bytes:
                 continue
             is_divided = any(
@@ -584,8 +591,8 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
         if framework_record is first_framework or not yields_all:
             return
     if not is_planned:
-        assert refusal is not None
-        raise refusal
+        assert refusal_error is not None
+        raise refusal_error
 
 
 Answer = TypeVar("Answer")
@@ -598,18 +605,18 @@ def answers_of_planned_runs(
     from ..frameworks.registry import framework_of
 
     refuse_missing_units(run)
-    refusal, is_answered = None, False
+    refusal_error, is_answered = None, False
     for run_memory, layout in planned_runs(run):
         check_precision(run.settings, framework_of(layout))
         try:
             run_answer = answer_run(run_memory, layout)
         except InputError as error:
-            refusal = refusal or error
+            refusal_error = refusal_error or error
             continue
         is_answered = True
         yield run_answer
-    if refusal is not None and not is_answered:
-        raise refusal
+    if refusal_error is not None and not is_answered:
+        raise refusal_error
 
 
 def answer_that_fits(
@@ -672,13 +679,16 @@ def ask_plan(
     layout_plan = first_fitting_plan(list(layout_plans))
     suggestions = ""
     if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
-        workload, rules = layout_plan.memory.states.workload, layout_plan.framework.layouts
-        batches = layout_plan.global_batch, int(workload.batch)
+        workload, layout_rules = layout_plan.memory.states.workload, layout_plan.framework.layouts
+        batch_sizes = layout_plan.global_batch, int(workload.batch)
         suggestions = nearest_layouts_text(
-            preset.model, layout, workload.seq, check_layout=lambda nearest: check_planned(nearest, rules, *batches)
+            preset.model,
+            layout,
+            workload.seq,
+            check_layout=lambda nearest: check_planned(nearest, layout_rules, *batch_sizes),
         )
         if not suggestions and BATCH in layout_plan.plan.refused:
-            suggestions = f"{BATCH}; expected such as --global-batch {divisible_batch(layout.devices, *batches)}"
+            suggestions = f"{BATCH}; expected such as --global-batch {divisible_batch(layout.devices, *batch_sizes)}"
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

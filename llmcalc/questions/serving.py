@@ -111,14 +111,17 @@ def serve_study(
     cached_share = options.prefix_hit or 0.0
     if trace is not None:
         trace = replace(trace, cached_share=cached_share)
-    input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
-    assert input is not None
-    assert output is not None
-    if input + output > LARGEST:
+    input_tokens, output_tokens = (
+        (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
+    )
+    assert input_tokens is not None
+    assert output_tokens is not None
+    if input_tokens + output_tokens > LARGEST:
         raise InputError(
-            f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
+            f"--input, --output: {input_tokens + output_tokens:,} tokens of a request are too many; "
+            f"expected at most {LARGEST:,}"
         )
-    request_shape = Requests(input, output, int(cached_share * input))
+    request_shape = Requests(input_tokens, output_tokens, int(cached_share * input_tokens))
     longest_request = request_shape.total_tokens if trace is None else trace.longest_request
     latency_limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
@@ -210,15 +213,15 @@ def _speculation_of_options(
     tokens = options.draft_tokens or DRAFT_TOKENS
     if options.draft == "mtp" and preset.model.mtp is None:
         raise InputError("--draft mtp: the model has no modules of multi-token prediction; expected a TARGET or ngram")
-    method = options.draft if options.draft in ("mtp", "ngram") else "model"
+    draft_method = options.draft if options.draft in ("mtp", "ngram") else "model"
     draft = None
-    if method == "model":
+    if draft_method == "model":
         draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
         reads_states = states_reader_of(draft.model) is not None
         check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
     spec = None if draft is None else draft.model
-    return Speculation(tokens, options.acceptance, spec, method == "mtp"), engine_record.draft_flags(
-        method, draft, tokens
+    return Speculation(tokens, options.acceptance, spec, draft_method == "mtp"), engine_record.draft_flags(
+        draft_method, draft, tokens
     )
 
 

@@ -74,8 +74,8 @@ def ask_time(
     run = replace(run, settings=settings_with_phase(run, options, is_setting_given))
     options, calibration = _calibrated_options(run, options, read_model)
     estimated_run = timed_run(run, options)
-    measured = options.measured
-    explanation = None if measured is None else (measured, explain_measured(estimated_run, measured))
+    measured_time = options.measured
+    explanation = None if measured_time is None else (measured_time, explain_measured(estimated_run, measured_time))
     return ReportedAnswer(
         estimated_run,
         lambda: with_calibration(report(run.preset, estimated_run, options.by_node, explanation), calibration),

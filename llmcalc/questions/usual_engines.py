@@ -42,8 +42,12 @@ class UsualEngine:
     def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
         """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
         settings, software_stack = memory.settings, usual_stack(hardware, memory)
-        records = [framework for framework in map(engine, FOLDERS) if framework.stack(NEWEST) == software_stack]
-        if settings.phase not in ("inference", "decode") or not records or not records[0].runs_on(hardware):
+        engine_records = [framework for framework in map(engine, FOLDERS) if framework.stack(NEWEST) == software_stack]
+        if (
+            settings.phase not in ("inference", "decode")
+            or not engine_records
+            or not engine_records[0].runs_on(hardware)
+        ):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
         typed_options = {
@@ -51,7 +55,7 @@ class UsualEngine:
             for format_field, format_name in format_settings.items()
             if format_name is not None
         }
-        return cls(preset, records[0], hardware, int(memory.states.workload.seq), typed_options)
+        return cls(preset, engine_records[0], hardware, int(memory.states.workload.seq), typed_options)
 
     def memory_of(self, users: int) -> EngineMemory | None:
         """Returns the engine's memory for this number of users; None if unsupported or unknown."""

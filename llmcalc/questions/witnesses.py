@@ -53,8 +53,10 @@ def ask_check(preset: Preset, checkpoint_name: str, checkpoint: Checkpoint) -> R
     from ..reports.checkpoint import check_report
     from ..witnesses.checkpoint import match_tensors
 
-    match = match_tensors(preset.model, checkpoint)
-    return ReportedAnswer(match, lambda: check_report(preset, checkpoint_name, checkpoint, match), match.ok)
+    tensor_match = match_tensors(preset.model, checkpoint)
+    return ReportedAnswer(
+        tensor_match, lambda: check_report(preset, checkpoint_name, checkpoint, tensor_match), tensor_match.ok
+    )
 
 
 class VerifyResult(NamedTuple):
@@ -103,16 +105,16 @@ class VerifyQuestion:
         from ..reports.verify import report
         from ..simulator.lowering import Unsupported
 
-        verified = VerifyResult([], {})
+        verify_result = VerifyResult([], {})
         for target in model_targets:
             try:
-                verified.verdicts.append(self._verdict_of_model(read_model(target)))
+                verify_result.verdicts.append(self._verdict_of_model(read_model(target)))
             except InputError as error:
                 if not self.everything or (self.against == "reference" and not isinstance(error, Unsupported)):
                     raise
-                verified.skipped[target] = str(error).removeprefix(f"{target}: ")
-        ok = bool(verified.verdicts) and all(verdict.ok for verdict in verified.verdicts)
-        return ReportedAnswer(verified, lambda: report(*verified), ok)
+                verify_result.skipped[target] = str(error).removeprefix(f"{target}: ")
+        ok = bool(verify_result.verdicts) and all(verdict.ok for verdict in verify_result.verdicts)
+        return ReportedAnswer(verify_result, lambda: report(*verify_result), ok)
 
     def _verdict_of_model(self, preset: Preset) -> Verdict:
         with name_in_errors(preset):

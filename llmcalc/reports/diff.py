@@ -243,11 +243,11 @@ def _difference_data(model_difference: Difference) -> dict[str, Any]:
         ],
         "quantities": [_quantity_data(quantity) for quantity in model_difference.quantities],
         "components": {
-            attribute: [_quantity_data(quantity) for quantity in changed_nodes]
-            for attribute, changed_nodes in model_difference.components.items()
+            quantity_name: [_quantity_data(quantity) for quantity in changed_nodes]
+            for quantity_name, changed_nodes in model_difference.components.items()
         },
     }
 
 
 def _quantity_data(quantity: Quantity) -> dict[str, Any]:
-    return {attribute: getattr(quantity, attribute) for attribute in ("name", "unit", "before", "after", "change")}
+    return {field_name: getattr(quantity, field_name) for field_name in ("name", "unit", "before", "after", "change")}

@@ -156,10 +156,10 @@ class Table(NamedTuple):
         return [table._replace(second_list=None, target=self.target) for table in tables]
 
 
-def _rows_of_columns(rows: Sequence[Row], first_column: int, end_column: int | None = None) -> list[Row]:
+def _rows_of_columns(table_rows: Sequence[Row], first_column: int, end_column: int | None = None) -> list[Row]:
     """Returns the rows with the cells of some columns, without rows whose cells are all empty."""
-    rows = [row._replace(cells=row.cells[first_column:end_column]) for row in rows]
-    return [row for row in rows if any(cell is not None for cell in row.cells)]
+    table_rows = [row._replace(cells=row.cells[first_column:end_column]) for row in table_rows]
+    return [row for row in table_rows if any(cell is not None for cell in row.cells)]
 
 
 class Report(NamedTuple):

@@ -245,14 +245,14 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     )
     filled_defaults = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     has_fewer_gpus = launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices
-    gpus = (
+    gpu_notes = (
         [f"the file has {launched_run.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
         if has_fewer_gpus
         else []
     )
     return [
         *filled_defaults,
-        *gpus,
+        *gpu_notes,
         *launched_run.notes,
         *(f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown.items()),
     ]

@@ -45,12 +45,12 @@ class FormulaStyle:
                 )
         return digit_text.replace(",", "{,}") if self.latex else digit_text
 
-    def symbol(self, name: str) -> str:
-        if name in self.values:
-            return self.number(Fraction(self.values[name]))
-        letter, _, subscript = name.partition("_")
+    def symbol(self, symbol_name: str) -> str:
+        if symbol_name in self.values:
+            return self.number(Fraction(self.values[symbol_name]))
+        letter, _, subscript = symbol_name.partition("_")
         if not subscript or not self.latex:
-            return name
+            return symbol_name
         return rf"{letter}_{{\text{{{latex_text(subscript)}}}}}"
 
 

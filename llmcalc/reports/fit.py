@@ -178,7 +178,7 @@ def _decoding_table(fit_answer: Fitting, heading_aside: str) -> Table:
 
 def _plugin_remark(hardware: Hardware, timed_run: TimedRun) -> str:
     """Returns an addition to the engine's title on accelerators that need the engine's plugin; else empty."""
-    engines = [record for record in map(engine, FOLDERS) if record.title == timed_run.stack.title]
+    engines = [engine_record for engine_record in map(engine, FOLDERS) if engine_record.title == timed_run.stack.title]
     return "" if not engines or engines[0].runs_on(hardware) else "'s plugin, whose memory is not modelled"
 
 

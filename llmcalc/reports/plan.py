@@ -54,9 +54,9 @@ def report(
     capacity_text = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
     accelerators_text = f"{plural(layout_plan.devices, 'device')} with {capacity_text} each"
     run_title = f"{run_text(run_memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
-    words = shared_layout_words([candidate for _, candidate in layout_plan.rows_of_frameworks])
+    shared_words = shared_layout_words([candidate for _, candidate in layout_plan.rows_of_frameworks])
     run_description = f"{run_title}, on {accelerators_text} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
-    run_description += f"; all layouts: {', '.join(words)}" if words else ""
+    run_description += f"; all layouts: {', '.join(shared_words)}" if shared_words else ""
     warnings = too_long_notes(run_memory.spec, run_memory.states.workload)
     table_rows = [
         _layout_row(
@@ -64,7 +64,7 @@ def report(
             layout_candidate,
             is_tie,
             framework_plan.framework.title if layout_plan.other_plans else "",
-            words,
+            shared_words,
         )
         for framework_plan, layout_candidate, is_tie in _rows_with_ties(layout_plan)
     ]
@@ -143,8 +143,8 @@ def _order_position_text(layout_position: dict[str, Any]) -> str:
 
 def _answer_text(layout_plan: LayoutPlan) -> str:
     """Writes the number of layouts that fit, and the seconds of the fastest layout."""
-    rows = sorted(layout_plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
-    fastest_plan, fastest_layout = next(iter(rows), (layout_plan, None))
+    framework_rows = sorted(layout_plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
+    fastest_plan, fastest_layout = next(iter(framework_rows), (layout_plan, None))
     fastest_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
     if layout_plan.other_plans:
@@ -174,10 +174,13 @@ def _layout_row(
     candidate: Candidate,
     is_tie: bool = False,
     framework_title: str = "",
-    words: Sequence[str] = (),
+    shared_words: Sequence[str] = (),
 ) -> Row:
     framework_text = f" ({framework_title})" if framework_title else ""
-    row_cells = [candidate_cell(candidate.layout, candidate.recompute, words) + framework_text, candidate.micro_batches]
+    row_cells = [
+        candidate_cell(candidate.layout, candidate.recompute, shared_words) + framework_text,
+        candidate.micro_batches,
+    ]
     if layout_plan.times is None:
         row_cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(row_cells)

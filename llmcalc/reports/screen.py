@@ -70,10 +70,10 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
     return shorter_tables
 
 
-def _left_out_text(tables: int, rows: int) -> str:
+def _left_out_text(table_count: int, row_count: int) -> str:
     """Writes what a short screen leaves out: `1 more table, 2 more rows`."""
-    counts = ((tables, "table"), (rows, "row"))
-    return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in counts if count)
+    left_out_counts = ((table_count, "table"), (row_count, "row"))
+    return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in left_out_counts if count)
 
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:

@@ -152,15 +152,15 @@ MUCH_WAITING = 0.2
 def _host_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note on the host's speed if a training step waits for the host during much of its time."""
     software_stack = timed_run.stack
-    tested = timed_run.range.tested
-    if tested is not None and tested.eager:
+    tested_errors = timed_run.range.tested
+    if tested_errors is not None and tested_errors.eager:
         return []
     if software_stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
         return []
     kernel_seconds = 1e6 * software_stack.host_kernel
-    share = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
+    waiting_share = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
     return [
-        f"{share} waits for the host at {kernel_seconds:.0f} µs an operation; the "
+        f"{waiting_share} waits for the host at {kernel_seconds:.0f} µs an operation; the "
         f" low end has the fastest measured host, {kernel_seconds * software_stack.fastest_host:.0f} µs"
     ]
 
@@ -277,10 +277,12 @@ def _node_row(node: Node, total_seconds: float) -> Row:
 def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
     if measured_run is None:
         return []
-    seconds, lines = measured_run
+    seconds, explanation_lines = measured_run
     is_in_range = timed_run.range.low <= seconds <= timed_run.range.high
     relation_text = "inside" if is_in_range else "outside"
-    return [f"measured {duration_text(seconds, digit_count=3)}: {relation_text} the range; {'; '.join(lines)}"]
+    return [
+        f"measured {duration_text(seconds, digit_count=3)}: {relation_text} the range; {'; '.join(explanation_lines)}"
+    ]
 
 
 def _time_notes(timed_run: TimedRun) -> list[str]:
@@ -358,7 +360,7 @@ def _time_data(
         "not_counted": list(NOT_COUNTED[timed_run.phase]),
     }
     if measured_run is not None:
-        seconds, lines = measured_run
+        seconds, explanation_lines = measured_run
         is_in_range = bool(timed_run.range.low <= seconds <= timed_run.range.high)
-        document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": lines}
+        document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": explanation_lines}
     return document

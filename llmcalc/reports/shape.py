@@ -144,8 +144,8 @@ def _size_cells(shape: Shape) -> list[Any]:
 def _cost_row(shape: Shape, has_windows: bool) -> Row:
     heads = " ".join(map(str, shape.head_sizes)) or "none"
     cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
-    costs = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
-    return Row([*_size_cells(shape), *costs], strong=shape.target)
+    cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
+    return Row([*_size_cells(shape), *cost_cells], strong=shape.target)
 
 
 def _literature_row(model_shape: Shape) -> Row:

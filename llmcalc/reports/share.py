@@ -26,15 +26,15 @@ def layout_cell(layout: Layout) -> str:
     return " ".join(group_size.replace(" ", "") for group_size in _group_sizes(layout)) or ALONE
 
 
-def candidate_cell(layout: Layout, recompute: str, shared_layout_words: Sequence[str] = ()) -> str:
+def candidate_cell(layout: Layout, recompute: str, shared_words: Sequence[str] = ()) -> str:
     """Writes a layout of a plan, with its recomputation if there is any: `dp8 ZeRO-3 recompute full`.
 
-    shared_layout_words: words of all layouts of a table, which its heading has; default none.
+    shared_words: words of all layouts of a table, which its heading has; default none.
     """
-    words = [group for group in _group_sizes(layout) if group not in shared_layout_words]
+    words = [group for group in _group_sizes(layout) if group not in shared_words]
     groups = " ".join(group.replace(" ", "") for group in words) or ALONE
     recompute_text = f"recompute {recompute}" if recompute not in ("", "none") else ""
-    return groups if not recompute_text or recompute_text in shared_layout_words else f"{groups} {recompute_text}"
+    return groups if not recompute_text or recompute_text in shared_words else f"{groups} {recompute_text}"
 
 
 def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:

@@ -91,16 +91,16 @@ matched nothing, the search would begin again at each of its quotes.
 """
 
 
-def require_few_elements(text: str, error_location: str, element_limit: int) -> None:
+def require_few_elements(file_text: str, error_location: str, element_limit: int) -> None:
     """Raises `InputError` for a text with more than `element_limit` brackets, braces and commas outside its strings.
 
     A JSON or TOML text has at most one value more than these, so what is built from it is bounded before it is parsed.
     The count ends where the limit is passed.
     """
-    if text.count("[") + text.count("{") + text.count(",") <= element_limit:
+    if file_text.count("[") + file_text.count("{") + file_text.count(",") <= element_limit:
         return
     element_signs = (
-        element_sign for element_sign in re.finditer(_JSON_SIGN, text) if element_sign[0][0] != '"'
+        element_sign for element_sign in re.finditer(_JSON_SIGN, file_text) if element_sign[0][0] != '"'
     )  # signs in strings build nothing
     if next(islice(element_signs, element_limit, None), None) is not None:
         raise InputError(

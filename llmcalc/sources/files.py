@@ -63,25 +63,25 @@ def read_stdin() -> str:
     if len(text_bytes) > byte_limit:
         raise InputError(f"-: standard input is too large for a model description (at most {byte_limit:,} bytes)")
     try:
-        text = text_bytes.decode("utf-8-sig")
+        model_text = text_bytes.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"-: standard input is not text (byte {error.start} is not UTF-8)") from None
-    if not text.strip():
+    if not model_text.strip():
         raise InputError("-: standard input is empty; expected a config.json or a .toml description")
-    return str(text)
+    return str(model_text)
 
 
-def is_object(text: str) -> bool:
+def is_object(model_text: str) -> bool:
     """Whether a text is a JSON object (a `config.json`) instead of TOML, by the first character."""
-    return text.lstrip().startswith("{")
+    return model_text.lstrip().startswith("{")
 
 
-def parse_toml(text: str, error_location: str) -> dict[str, Any]:
+def parse_toml(toml_text: str, error_location: str) -> dict[str, Any]:
     """Parses TOML. Raises `InputError` with line and column for invalid TOML, and for tables nested too deeply."""
-    require_few_elements(text, error_location, MOST_TOML_ELEMENTS)
-    _require_short_keys(text, error_location)
+    require_few_elements(toml_text, error_location, MOST_TOML_ELEMENTS)
+    _require_short_keys(toml_text, error_location)
     try:
-        parsed_table = tomllib.loads(text)
+        parsed_table = tomllib.loads(toml_text)
     except ValueError as error:  # TOMLDecodeError, and a number of more digits than Python converts
         raise InputError(f"{error_location}: not valid TOML: {str(error).partition(';')[0]}") from None
     except RecursionError:
@@ -90,13 +90,13 @@ def parse_toml(text: str, error_location: str) -> dict[str, Any]:
     return parsed_table
 
 
-def _require_short_keys(text: str, error_location: str) -> None:
+def _require_short_keys(toml_text: str, error_location: str) -> None:
     """Raises `InputError` for dotted keys that need too much memory in tomllib.
 
     It keeps every prefix of a dotted key, so the memory for one key grows with the square of its parts.
     """
     dot_count = 0
-    for line in text.split("\n"):
+    for line in toml_text.split("\n"):
         dot_count += line.partition("=")[0].count(".")
         if line.count(".") > DEEPEST and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
             raise InputError(_too_deep_error(error_location))
@@ -111,13 +111,13 @@ MOST_DOTS = 100_000
 """Largest number of dots in the dotted keys of a TOML text."""
 
 
-def parse_json(text: str, error_location: str) -> Any:
+def parse_json(json_text: str, error_location: str) -> Any:
     """Parses JSON. Raises `InputError` with line and column for invalid JSON, and for values nested too deeply."""
     import json
 
-    require_few_elements(text, error_location, MOST_JSON_ELEMENTS)
+    require_few_elements(json_text, error_location, MOST_JSON_ELEMENTS)
     try:
-        parsed_value = json.loads(text)
+        parsed_value = json.loads(json_text)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{error_location}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
@@ -140,7 +140,12 @@ def require_finite(parsed_value: Any, error_location: str) -> None:
     """Raises `InputError` for Infinity and NaN, which Python's reader of JSON accepts."""
     for values_at_depth in takewhile(bool, _values_by_depth(parsed_value)):
         non_finite_number = next(
-            (value for value in values_at_depth if isinstance(value, float) and not isfinite(value)), None
+            (
+                nested_value
+                for nested_value in values_at_depth
+                if isinstance(nested_value, float) and not isfinite(nested_value)
+            ),
+            None,
         )
         if non_finite_number is not None:
             raise InputError(f"{error_location}: {non_finite_number} is no number of JSON; expected finite numbers")
@@ -207,7 +212,7 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
                 if other_path == path and detail["type"] == "literal_error"
             ]
             error_text = f"{path}: {explain_value(first_error)}" + "".join(
-                f" or {names}" for names in alternative_names[1:]
+                f" or {alternative_text}" for alternative_text in alternative_names[1:]
             )
     other_error_count = len(set(error_paths)) - 1  # a union reports the errors of each member
     return error_text + (f" (and {other_error_count} more)" if other_error_count else "")

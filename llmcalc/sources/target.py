@@ -215,8 +215,8 @@ def _parse_native(model_text: str, error_location: str) -> dict[str, Any]:
 def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     from .huggingface.file import describe_config
 
-    name, preset_description = describe_config(path, head, allow_unknown)
-    return name, str(path), preset_description
+    model_name, preset_description = describe_config(path, head, allow_unknown)
+    return model_name, str(path), preset_description
 
 
 def _path_test_result(path_test: Callable[[], bool]) -> bool:
@@ -240,8 +240,8 @@ def _unknown_target(target: str) -> str:
         return f"'{target}': models are separate words; expected {' '.join(target_names)}"
     base_preset = find_preset(VARIANT.sub("", target))
     if base_preset is not None:
-        fix = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
-        return f"no preset, file or hub id called '{target}'. {fix}"
+        fix_text = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
+        return f"no preset, file or hub id called '{target}'. {fix_text}"
     suggestion = suggest(target, names_by_alias() | {name: name for name in model_names()})
     return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
 
@@ -306,10 +306,10 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
 def _table_paths(model_table: dict[str, Any], parent_keys: tuple[str, ...] = ()) -> list[list[str]]:
     """Returns the path of every table and every field, parents first."""
     table_paths: list[list[str]] = []
-    for key, value in model_table.items():
-        table_paths.append([*parent_keys, key])
+    for field_name, value in model_table.items():
+        table_paths.append([*parent_keys, field_name])
         if isinstance(value, dict):
-            table_paths += _table_paths(value, (*parent_keys, key))
+            table_paths += _table_paths(value, (*parent_keys, field_name))
     return table_paths
 
 

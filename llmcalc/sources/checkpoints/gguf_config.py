@@ -52,19 +52,20 @@ _Config = dict[str, Any]
 
 def _read_metadata(checkpoint: Checkpoint, architecture: str, fields_by_key: dict[str, str]) -> _Config:
     config_fields: _Config = {}
-    for key, field in fields_by_key.items():
-        metadata_value = checkpoint.metadata.get(f"{architecture}.{key}")
+    for metadata_key, field in fields_by_key.items():
+        metadata_value = checkpoint.metadata.get(f"{architecture}.{metadata_key}")
         if isinstance(metadata_value, list):
             if len(set(map(str, metadata_value))) != 1:
                 raise InputError(
-                    f"{architecture}.{key}: differs from layer to layer, which is not read; expected the model's "
+                    f"{architecture}.{metadata_key}: differs from layer to layer, "
+                    "which is not read; expected the model's "
                     "config.json or preset as TARGET"
                 )
             metadata_value = metadata_value[0]
         if metadata_value is None:
             continue
         if not isinstance(metadata_value, int | float) or not isfinite(metadata_value):
-            raise InputError(f"{architecture}.{key}: {shown(str(metadata_value))}; expected a number")
+            raise InputError(f"{architecture}.{metadata_key}: {shown(str(metadata_value))}; expected a number")
         config_fields[field] = metadata_value
     return config_fields
 
@@ -123,7 +124,7 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
             "attention.value_length": "value",
         },
     )
-    key, metadata_value = (
+    key_length, value_length = (
         head_fields.get("key_mla", head_fields.get("key", 0)),
         head_fields.get("value_mla", head_fields.get("value", 0)),
     )
@@ -132,8 +133,8 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
         **config_fields,
         "n_group": group_count,
         "q_lora_rank": config_fields.get("q_lora_rank"),
-        "qk_nope_head_dim": key - config_fields.get("qk_rope_head_dim", 0),
-        "v_head_dim": metadata_value,
+        "qk_nope_head_dim": key_length - config_fields.get("qk_rope_head_dim", 0),
+        "v_head_dim": value_length,
         "num_key_value_heads": config.get("num_attention_heads"),
         "head_dim": None,
         "topk_method": "noaux_tc" if has_correction else "greedy" if group_count == 1 else "group_limited_greedy",

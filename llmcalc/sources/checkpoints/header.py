@@ -106,20 +106,20 @@ class BoundedReader:
 
     def skip_texts(self, text_count: int, header_field: str) -> None:
         """Skips `text_count` texts, each preceded by its length in 8 bytes."""
-        buffer, position = b"", 0  # a part of the file, and how much of it has been passed
+        file_buffer, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(text_count):
-            if len(buffer) - position < 8:
+            if len(file_buffer) - position < 8:
                 next_bytes = self.read_bytes(min(_PART, self.size - self.position), header_field)
-                buffer, position = buffer[position:] + next_bytes, 0
-            if len(buffer) - position < 8:
+                file_buffer, position = file_buffer[position:] + next_bytes, 0
+            if len(file_buffer) - position < 8:
                 self._check_bytes_left(self.size, header_field)  # raises: the file ends here
-            length = int.from_bytes(buffer[position : position + 8], "little")
+            length = int.from_bytes(file_buffer[position : position + 8], "little")
             position += 8 + length
-            if position > len(buffer):
-                self.skip_bytes(position - len(buffer), header_field)
-                buffer, position = b"", 0
-        self.file.seek(position - len(buffer), 1)
-        self.position += position - len(buffer)
+            if position > len(file_buffer):
+                self.skip_bytes(position - len(file_buffer), header_field)
+                file_buffer, position = b"", 0
+        self.file.seek(position - len(file_buffer), 1)
+        self.position += position - len(file_buffer)
 
     def _check_bytes_left(self, byte_count: int, header_field: str) -> None:
         if not 0 <= byte_count <= self.size - self.position:

@@ -211,12 +211,12 @@ def parse_index(json_bytes: bytes, error_location: str) -> dict[str, str]:
     try:
         index_text = json_bytes.decode("utf-8-sig")
         require_few_elements(index_text, error_location, MOST_TENSORS + 1000)
-        index = json.loads(index_text, object_pairs_hook=lambda pairs: _unique_keys(pairs, error_location))
+        shard_index = json.loads(index_text, object_pairs_hook=lambda pairs: _unique_keys(pairs, error_location))
     except InputError:
         raise
     except (ValueError, RecursionError):
         raise InputError(f"{error_location}: not valid JSON; not the index of a checkpoint") from None
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    weight_map = shard_index.get("weight_map") if isinstance(shard_index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise InputError(f"{error_location}: weight_map: {_EXPECTED_MAP}")
     shard_names = set(weight_map.values())

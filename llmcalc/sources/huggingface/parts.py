@@ -71,14 +71,14 @@ def attention(config: Config, **other_fields: Any) -> Table:
 
 def rope(
     config: Config,
-    share: float = 1.0,
+    default_share: float = 1.0,
     share_name: str = "partial_rotary_factor",
     theta_name: str = "rope_theta",
     layer_kind: str | None = None,
 ) -> Table:
     """Returns rotary positions; `rope_parameters` and `rope_scaling` change angles, not counts.
 
-    share: default share of each head that is rotary, in the field `share_name`.
+    default_share: default share of each head that is rotary, in the field `share_name`.
     layer_kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
     """
     config.fields_read.update((share_name, theta_name))
@@ -90,7 +90,7 @@ def rope(
         return rope_parameters[field] if rope_parameters.get(field) is not None else config.data.get(name_above)
 
     rope_base, rotary_share = stated("rope_theta", theta_name), stated("partial_rotary_factor", share_name)
-    rotary_share = share if rotary_share is None else rotary_share
+    rotary_share = default_share if rotary_share is None else rotary_share
     if not is_number(rotary_share) or not 0 < rotary_share <= 1:
         raise config.error(share_name, rotary_share, "a number above 0 and at most 1")
     rope_fields: Table = {"type": "rope"}
@@ -417,9 +417,9 @@ IDLE_CROSS_ATTENTION = (
 FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
-def kinds_with_nth_full(depth: int, period: int) -> list[str]:
+def kinds_with_nth_full(depth: int, full_period: int) -> list[str]:
     """Returns each layer's kind: full attention in every n-th layer, a sliding window in others."""
-    return ["sliding" if (layer + 1) % period else "full" for layer in range(depth)]
+    return ["sliding" if (layer + 1) % full_period else "full" for layer in range(depth)]
 
 
 EARLIER_LAYER_TYPES = {

@@ -315,12 +315,12 @@ def family_files() -> list[str]:
     """Returns the names of all family files, also of those missing in `FILES`."""
     from pkgutil import iter_modules
 
-    folder = Path(__file__).with_name("families")
-    folder_names = (module.name for module in iter_modules([str(folder)]))
+    families_folder = Path(__file__).with_name("families")
+    folder_names = (family_module.name for family_module in iter_modules([str(families_folder)]))
     return [
-        f"{folder_name}.{module.name}"
+        f"{folder_name}.{family_module.name}"
         for folder_name in folder_names
-        for module in iter_modules([str(folder / folder_name)])
+        for family_module in iter_modules([str(families_folder / folder_name)])
     ]
 
 

@@ -74,8 +74,10 @@ def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[D
     The lowest layer is named.
     """
     if isinstance(left_value, dict) and isinstance(right_value, dict):
-        for key in dict.fromkeys((*left_value, *right_value)):
-            yield from differences(left_value.get(key), right_value.get(key), f"{path}.{key}" if path else key)
+        for field_name in dict.fromkeys((*left_value, *right_value)):
+            yield from differences(
+                left_value.get(field_name), right_value.get(field_name), f"{path}.{field_name}" if path else field_name
+            )
     elif (
         isinstance(left_value, list)
         and isinstance(right_value, list)

@@ -85,10 +85,12 @@ def read_qwen2_5(root_config: Config, config: Config, text_width: int) -> Table:
 
 def _window_stack(config: Config) -> Table:
     """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
-    merge_size, patch, window = (config.size(field) for field in ("spatial_merge_size", "patch_size", "window_size"))
-    window_side = window // merge_size // patch * merge_size
+    merge_size, patch_size, window = (
+        config.size(field) for field in ("spatial_merge_size", "patch_size", "window_size")
+    )
+    window_side = window // merge_size // patch_size * merge_size
     if window_side == 0:
-        raise config.error("window_size", window, f"{merge_size * patch} or more, the side of merged patches")
+        raise config.error("window_size", window, f"{merge_size * patch_size} or more, the side of merged patches")
     full_blocks, depth = config.get("fullatt_block_indexes"), config.size("depth")
     if not isinstance(full_blocks, list | tuple) or any(type(layer) is not int for layer in full_blocks):
         raise config.error("fullatt_block_indexes", full_blocks, "a list of layers")

@@ -106,8 +106,8 @@ def _deberta_model(
 
 def _largest_distance(config: Config) -> int:
     """Returns the largest relative distance with a separate embedding."""
-    distance = config.get("max_relative_positions")
-    return distance if is_whole(distance) and distance > 0 else config.size("max_position_embeddings")
+    max_distance = config.get("max_relative_positions")
+    return max_distance if is_whole(max_distance) and max_distance > 0 else config.size("max_position_embeddings")
 
 
 def _listed_names(config: Config, field_name: str) -> list[str]:

@@ -33,7 +33,7 @@ def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
     heads = config.size("num_attention_heads")
     hidden_size = config.size("hidden_size")
     config.quotient("n_heads", hidden_size, heads)
-    languages = config.count("n_langs")
+    language_count = config.count("n_langs")
     block = layer_table(
         {"num_attention_heads": heads, **biases(True, *QKVO)},
         mlp(4 * hidden_size, "gelu" if config.flag("gelu_activation") else "relu"),
@@ -43,7 +43,7 @@ def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
     stack = {
         "position": learned_positions(config),
         "embedding_norm": norm,
-        **token_types(languages if languages > 1 and config.flag("use_lang_emb") else 0),
+        **token_types(language_count if language_count > 1 and config.flag("use_lang_emb") else 0),
     }
     model_fields = encoder(config, block, stack, {"bias": True}, _summary_classifier(config), **simple_answers(config))
     if config.flag("causal"):

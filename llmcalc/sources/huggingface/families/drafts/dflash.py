@@ -147,8 +147,12 @@ def _read_dspark(config: Config) -> Table:
         head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
         proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(head_kinds, "markov_head_type")}
     config.fields_read.update(("markov_rank", "markov_head_type"))
-    alpha = config.number("confidence_head_alpha")
-    if config.flag("enable_confidence_head") if config.get("enable_confidence_head") is not None else alpha > 0:
+    confidence_alpha = config.number("confidence_head_alpha")
+    if (
+        config.flag("enable_confidence_head")
+        if config.get("enable_confidence_head") is not None
+        else confidence_alpha > 0
+    ):
         proposal |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
     config.fields_read.update(("enable_confidence_head", "confidence_head_with_markov"))
     return {**model_fields, **({"proposal": proposal} if proposal else {})}

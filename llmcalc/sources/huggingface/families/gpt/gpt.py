@@ -84,12 +84,12 @@ def _multiple_choice_head(config: Config) -> Table:
 
 def _read_gpt2(config: Config) -> Table:
     heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO))
-    mixer, cross = {**heads, "fused_qkv": True}, Table()
+    mixer, cross_attention = {**heads, "fused_qkv": True}, Table()
     if config.flag("add_cross_attention"):
-        cross = {"cross_attention": heads, "idle_cross_attention": True}
+        cross_attention = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
     return {
-        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross),
+        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
         **_multiple_choice_head(config),
     }
 

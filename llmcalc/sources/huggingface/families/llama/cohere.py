@@ -117,14 +117,18 @@ def _read_cohere2_moe(config: Config) -> Table:
             **({"feed_forward": dense_ffn} if network_kind == "dense" else {}),
         }
     norm = rmsnorm(config.number("rms_norm_eps")) if config.get("rms_norm_eps") is not None else _layer_norm(config)
-    pattern = layer_pattern(
+    kind_pattern = layer_pattern(
         [
             f"{network_kind}_{attention_kind}"
             for attention_kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)
         ]
     )
     return _parallel_decoder(
-        config, attention(config, **_attention_biases(config)), experts, norm, {"variants": layer_variants, **pattern}
+        config,
+        attention(config, **_attention_biases(config)),
+        experts,
+        norm,
+        {"variants": layer_variants, **kind_pattern},
     )
 
 

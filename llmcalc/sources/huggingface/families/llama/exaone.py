@@ -30,11 +30,11 @@ PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 
 def _attention_kinds(config: Config) -> list[str]:
     """Returns the default kind of each layer, `full` or `sliding`, if the config does not list them."""
-    depth, pattern = config.size("num_hidden_layers"), config.get("sliding_window_pattern")
-    if config.optional_size("sliding_window") is None or pattern in (None, 0):
+    depth, kind_pattern = config.size("num_hidden_layers"), config.get("sliding_window_pattern")
+    if config.optional_size("sliding_window") is None or kind_pattern in (None, 0):
         return ["full"] * depth
-    if isinstance(pattern, str) and pattern and set(pattern) <= set(PATTERN_LETTERS):
-        return [PATTERN_LETTERS[pattern[layer % len(pattern)]] for layer in range(depth)]
+    if isinstance(kind_pattern, str) and kind_pattern and set(kind_pattern) <= set(PATTERN_LETTERS):
+        return [PATTERN_LETTERS[kind_pattern[layer % len(kind_pattern)]] for layer in range(depth)]
     full_period = config.size("sliding_window_pattern")
     return ["sliding" if (layer + 1) % full_period else "full" for layer in range(depth)]
 
@@ -86,14 +86,14 @@ def _read_exaone_moe(config: Config) -> Table:
             "attention": layer_changes,
             **({"feed_forward": {"type": "mlp", **glu(config)}} if network_kind == "dense" else {}),
         }
-    pattern = layer_pattern(
+    kind_pattern = layer_pattern(
         [
             f"{network_kind}_{attention_kind}"
             for attention_kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)
         ]
     )
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm)
-    return decoder(config, block, norm, stack={"variants": layer_variants, **pattern})
+    return decoder(config, block, norm, stack={"variants": layer_variants, **kind_pattern})
 
 
 IGNORED = field_names(

@@ -57,7 +57,9 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
         return {}
     layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     return {
-        "variants": {kind: variant for kind, variant in layer_variants.items() if kind in layer_kinds},
+        "variants": {
+            variant_name: variant for variant_name, variant in layer_variants.items() if variant_name in layer_kinds
+        },
         **layer_pattern(layer_kinds),
     }
 

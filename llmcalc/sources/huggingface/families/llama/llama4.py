@@ -44,12 +44,12 @@ def _read_llama4_text(config: Config) -> Table:
     attention_kinds = listed_kinds(
         config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in position_kinds]
     )
-    chunk = (
+    chunk_size = (
         {}
         if config.optional_size("attention_chunk_size") is None
         else {"attention_chunk_size": config.size("attention_chunk_size")}
     )
-    attention_fields: Table = {"chunked": chunk, "full": {}, "rope": rope_fields, "nope": {}}
+    attention_fields: Table = {"chunked": chunk_size, "full": {}, "rope": rope_fields, "nope": {}}
     kinds_of_attention = {
         f"{attention_range}_{position_kind}": {
             "attention": {**attention_fields[attention_range], **attention_fields[position_kind]}

@@ -27,13 +27,17 @@ from ...parts import (
 def _read_plamo2(config: Config) -> Table:
     """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
     eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
-    norm, heads, size = offset_rmsnorm(eps), config.size("num_attention_heads"), config.size("hidden_size_per_head")
+    norm, heads, hidden_size = (
+        offset_rmsnorm(eps),
+        config.size("num_attention_heads"),
+        config.size("hidden_size_per_head"),
+    )
     window, full_layers = config.optional_size("attention_window_size"), config.get("full_attention_idx")
     full_attention_indices = set() if full_layers is None else set(config.sizes("full_attention_idx"))
     mixer = {
         "num_attention_heads": heads,
         "num_key_value_heads": config.size("num_key_value_heads"),
-        "head_dim": size,
+        "head_dim": hidden_size,
         "position": rope(config),
         **qk_norm_fields(rmsnorm(eps), "per_head"),
     }
@@ -41,7 +45,7 @@ def _read_plamo2(config: Config) -> Table:
     mamba: Table = {
         "type": "selective_mamba2",
         "num_heads": config.size("mamba_num_heads"),
-        "head_dim": size,
+        "head_dim": hidden_size,
         "state_size": config.size("mamba_d_state"),
         "time_step_rank": max(64, config.size("hidden_size") // 16),
         "conv_kernel": config.size("mamba_d_conv"),

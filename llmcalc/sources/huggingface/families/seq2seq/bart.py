@@ -232,8 +232,8 @@ def _stack_part(config_values: ConfigValues, stack_name: str, field: str) -> Any
 
 def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:
     ffn = _stack_part(config_values, stack_name, "feed_forward")
-    width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
-    return width
+    mlp_width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
+    return mlp_width
 
 
 SIDES_WRITES: Writes = {
