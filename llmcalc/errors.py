@@ -89,8 +89,8 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     matching_names += [
         known_name for known_name in sorted_names if len(letters) > 2 and letters in _letters_and_digits(known_name)
     ]
-    lowercase_name, match_count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
-    similar_spellings = difflib.get_close_matches(lowercase_name, names_by_spelling, match_count, cutoff=0.6)
+    lowercase_name, name_count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
+    similar_spellings = difflib.get_close_matches(lowercase_name, names_by_spelling, name_count, cutoff=0.6)
     suggestions = list(
         dict.fromkeys([*matching_names, *(names_by_spelling[lowercase_name] for lowercase_name in similar_spellings)])
     )

@@ -98,7 +98,7 @@ class FrameworkEvidence:
 
 def parts_of_kinds(**names: str) -> tuple[tuple[str, str], ...]:
     """Returns (kind, name) pairs of model parts. names: for each kind, a text with the parts' names."""
-    return tuple((part_kind, part_name) for part_kind, names_text in names.items() for part_name in names_text.split())
+    return tuple((part_kind, part_name) for part_kind, part_names in names.items() for part_name in part_names.split())
 
 
 LLAMA_PARTS = parts_of_kinds(

@@ -95,9 +95,13 @@ def _constructor_source(cls: Any, method_globals: dict[str, Any]) -> str:
     return f"def __init__({parameters}):\n{''.join(source_lines) or ' pass'}"
 
 
-def _values_source(cls: Any, variable: str) -> str:
-    """Returns the source text of a tuple of those fields of `variable` that equality compares."""
-    return "(" + "".join(f"{variable}.{class_field.name}, " for class_field in fields(cls) if class_field.compare) + ")"
+def _values_source(cls: Any, variable_name: str) -> str:
+    """Returns the source text of a tuple of those fields of `variable_name` that equality compares."""
+    return (
+        "("
+        + "".join(f"{variable_name}.{class_field.name}, " for class_field in fields(cls) if class_field.compare)
+        + ")"
+    )
 
 
 def _equality_source(cls: Any, method_globals: dict[str, Any]) -> str:

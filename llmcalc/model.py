@@ -300,8 +300,8 @@ class ModelSpec(Part):
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
         scores_every_token = self.head.type != "classification" or self.head.over == "token"
-        goes_back = self.main.input_size is None and self.embedding_kernel is None and not self.tied_projection
-        return self.embedding_size if scores_every_token and goes_back else None
+        is_projected_back = self.main.input_size is None and self.embedding_kernel is None and not self.tied_projection
+        return self.embedding_size if scores_every_token and is_projected_back else None
 
     def tree(self) -> Node:
         """The tree of named nodes, derived from the program, over which counts are summed."""
@@ -423,14 +423,14 @@ class ModelSpec(Part):
     ) -> None:
         """Records the components that read the final hidden states, and the vision and audio encoders."""
         recorder.hold(x=x)
-        values_read: dict[str, Value] = {}
+        output_values: dict[str, Value] = {}
         for component_name, component in (("pooler", self.pooler), ("contact_head", self.contact_head)):
             if component is not None:
-                values_read[component_name] = recorder.part(
+                output_values[component_name] = recorder.part(
                     component_name, component, x, role=component.role, stack=self.main
                 )
         if self.pooler is not None:
-            recorder.hold(pooled=values_read["pooler"])
+            recorder.hold(pooled=output_values["pooler"])
         output_states = x
         if self.top_size is not None:
             component_kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
@@ -441,7 +441,7 @@ class ModelSpec(Part):
             )
         recorder.result = x
         if self.head.type == "classification":
-            pooled_vector = values_read.get("pooler", x) if self.head.over == "sequence" else x
+            pooled_vector = output_values.get("pooler", x) if self.head.over == "sequence" else x
             recorder.result = recorder.part("classifier", self.head, pooled_vector)
         if self.head.type == "projection":
             recorder.result = recorder.part("projection", self.head, x)

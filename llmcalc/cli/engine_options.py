@@ -84,11 +84,11 @@ class EngineCommand(Command):
         flags_by_name = flags_by_spelling(engine_record.known_flags())
         for option in self.get_params(context):
             for option_name in option.opts:
-                flag = flags_by_name.get(option_name)
+                engine_flag = flags_by_name.get(option_name)
                 if (
                     option_name.startswith("--")
-                    or flag is None
-                    or not flag.is_idle
+                    or engine_flag is None
+                    or not engine_flag.is_idle
                     or not any(_option_values(option_name, arguments))
                 ):
                     continue
@@ -97,8 +97,8 @@ class EngineCommand(Command):
                     for engine_name in engine_record.flags_by_option.get(option.opts[0], "").split()
                 )
                 raise InputError(
-                    f"{option_name}: is {flag.names[0]} of {engine_record.title}, which changes no memory; expected "
-                    f"{option.opts[0]}{flags_text}, or remove it"
+                    f"{option_name}: is {engine_flag.names[0]} of {engine_record.title}, "
+                    f"which changes no memory; expected {option.opts[0]}{flags_text}, or remove it"
                 )
 
     def _launched_engines(self, arguments: Sequence[str]) -> list[str]:

@@ -46,7 +46,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuses an option name in the place of another option's value, which typer would accept."""
-        takes_value = {
+        valued_options = {
             option_name: not option.is_flag
             for option in self.get_params(ctx)
             if hasattr(option, "is_flag")
@@ -55,7 +55,7 @@ class Command(TyperCommand):
         for argument, next_argument in pairwise(args):
             if argument == "--":
                 break
-            if takes_value.get(argument) and next_argument in takes_value:
+            if valued_options.get(argument) and next_argument in valued_options:
                 raise InputError(
                     f"{argument}: expects a value before {next_argument} ({ctx.command_path} --help explains)"
                 )

@@ -106,13 +106,13 @@ class TimedRun:
             with_mtp=bool(self.include),
         )
 
-    def ask(self, run_question: RunQuestion, **more_options: Any) -> ReportedAnswer:
-        """Returns the answer about the run's time. more_options: additional fields of `TimeOptions`."""
+    def ask(self, run_question: RunQuestion, **time_fields: Any) -> ReportedAnswer:
+        """Returns the answer about the run's time. time_fields: additional fields of `TimeOptions`."""
         from ..questions.times import ask_time
         from ..sources.preset import name_in_errors
 
         with name_in_errors(run_question.preset):
-            return ask_time(run_question, replace(self.options, **more_options), self.is_given, self.load)
+            return ask_time(run_question, replace(self.options, **time_fields), self.is_given, self.load)
 
 
 def add_timed_run_options(command: CommandFunction) -> CommandFunction:

@@ -59,7 +59,7 @@ def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
 @in_llmcalc_style
 def _plot_curves(
     models: Sequence[Preset],
-    values_of: Callable[[Preset], list[float]],
+    curve_function: Callable[[Preset], list[float]],
     title: str,
     write_value: Callable[[Any], str],
     log_base: int,
@@ -68,7 +68,7 @@ def _plot_curves(
     """Draws one curve per model. write_value: formats a value. log_base: base of the vertical axis."""
     figure_height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
     figure = new_figure(8, figure_height) if ax is None else ax.figure
-    model_curves = [(preset, values_of(preset)) for preset in models]
+    model_curves = [(preset, curve_function(preset)) for preset in models]
     _draw_curves(figure.subplots() if ax is None else ax, model_curves, title, write_value, log_base)
     return figure  # type: ignore[return-value]
 

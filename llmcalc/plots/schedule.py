@@ -104,8 +104,8 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
-    pale_text = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
-    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{pale_text}", 2.4))
+    shade_note = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
+    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{shade_note}", 2.4))
     _draw_legend(ax, timetable)
 
 

@@ -120,8 +120,10 @@ def aspect(
     figure = new_figure(12, 2.9 * panel_rows if is_narrow() else 8.4) if ax is None else None
     axes = axes_of_panels(figure.subplots(panel_rows, 4 // panel_rows) if figure is not None else ax, 4)
     plotted_models = [
-        (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_quantity))
-        for ax_of_panel, (title, x_quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
+        (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_axis_quantity))
+        for ax_of_panel, (title, x_axis_quantity) in zip(
+            axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True
+        )
     ]
     if figure is not None:
         _add_title(figure, f"Proportions of {len(models):,} models", axes[0])
@@ -174,14 +176,16 @@ class Point(NamedTuple):
     preset: str
 
 
-def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_quantity: str) -> list[Point]:
+def _draw_scatter(
+    ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_axis_quantity: str
+) -> list[Point]:
     """Draws a point per model. Returns all points, those farthest from the median first."""
     from matplotlib.ticker import FuncFormatter
 
     points_by_kind: dict[bool, list[Point]] = {False: [], True: []}
     for preset, quantities in models:
         quantity_value = quantities.shape.aspect_ratio if title == ASPECT else quantities.shape.feed_forward_ratio
-        x_value = float(quantities.parameters) if x_quantity == "parameters" else _year_as_number(preset.released)
+        x_value = float(quantities.parameters) if x_axis_quantity == "parameters" else _year_as_number(preset.released)
         if quantity_value and x_value:
             points_by_kind[quantities.shape.mixture_of_experts].append(
                 Point(x_value, quantity_value, preset.display, preset.name)
@@ -200,12 +204,12 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter("{x:g}")
         ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-    if x_quantity == "parameters":
+    if x_axis_quantity == "parameters":
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(
             FuncFormatter(lambda quantity_value, _: units.count(int(quantity_value)).replace(".00", ""))
         )
-    ax.set_xlabel(x_quantity)
+    ax.set_xlabel(x_axis_quantity)
     ax.set_ylabel(title)
     model_points = [*points_by_kind[False], *points_by_kind[True]]
     median_value = sorted(point.y for point in model_points)[len(model_points) // 2] if model_points else 1

@@ -62,10 +62,12 @@ def ask_compare(
     compared_quantities = []
     for preset, parameter_count in compared_models:
         with name_in_errors(preset):
-            model = quantities(preset.model, tokens, kv_dtype, parameter_count)
+            model_quantities = quantities(preset.model, tokens, kv_dtype, parameter_count)
             if hardware is not None:
-                model = replace(model, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype))
-            compared_quantities.append(model)
+                model_quantities = replace(
+                    model_quantities, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype)
+                )
+            compared_quantities.append(model_quantities)
     sorted_models = [
         (compared_models[model_index][0], compared_quantities[model_index])
         for model_index in sort_order(compared_quantities, sort_key)

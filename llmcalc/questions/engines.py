@@ -244,9 +244,9 @@ def ask_engine_cache(engine_question: EngineQuestion) -> ReportedAnswer:
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
     """Returns the answer about the memory of one or several engines."""
     memories = [engine_use.memory for engine_use in engine_uses]
-    answered_memory = memories[0] if len(memories) == 1 else memories
+    memory_result = memories[0] if len(memories) == 1 else memories
     return ReportedAnswer(
-        answered_memory, lambda: make_report(engine_uses), all(engine_memory.starts for engine_memory in memories)
+        memory_result, lambda: make_report(engine_uses), all(engine_memory.starts for engine_memory in memories)
     )
 
 
@@ -294,7 +294,13 @@ def ask_engine_fit(
             with engine_question.place_in_errors():  # raises for sizes that were typed
                 engine.memory_on(engine_question.preset, hardware, version, flags_on(hardware))
         raise InputError("--devices: no layout divides the model over so many; expected another number")
-    options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
+    options.sort(
+        key=lambda layout_option: (
+            not layout_option.serves,
+            layout_option.memory.devices,
+            layout_option.hardware.capacity_bytes,
+        )
+    )
     hardware, engine_memory = options[0].hardware, options[0].memory
     flag_changes: tuple[Change, ...] = ()
     if engine_question.hardware is not None:
@@ -322,7 +328,8 @@ def ask_engine_fit(
 
     def report() -> Report:
         token_times = [
-            decoded_token_time(engine_question.preset, engine, version, option, user_count) for option in options
+            decoded_token_time(engine_question.preset, engine, version, layout_option, user_count)
+            for layout_option in options
         ]
         return fit_report(engine_use, options, token_times, user_count, is_named)
 

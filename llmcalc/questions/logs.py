@@ -359,13 +359,13 @@ def _wrong_term_and_flag(
     if log_reading.off:
         return log_reading.off, log_reading.flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
-    causing_terms = [
+    failing_terms = [
         compared_term for compared_term in wrong_terms if compared_term.term.name not in CONSEQUENCES
     ] or wrong_terms
-    if not causing_terms and not log_reading.refused:
+    if not failing_terms and not log_reading.refused:
         return "", ""
     most_different_term = max(
-        causing_terms,
+        failing_terms,
         key=lambda compared_term: abs((compared_term.computed or 0) - compared_term.term.value),
         default=None,
     )

@@ -471,13 +471,13 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
     with suggest_nearest_layouts(preset.model, layout, run.tokens):
         if layout.devices is not None and settings.phase == "training":
             hardware = run.hardware
-            over_devices = answer_that_fits(
+            layout_answer = answer_that_fits(
                 run,
                 lambda memory, layout: fit_devices(memory, hardware, layout, global_batch),
                 lambda fit_result: fit_result.fit.verdict != "no",
             )
             return ReportedAnswer(
-                over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
+                layout_answer, lambda: reports.devices_report(preset, layout_answer), layout_answer.fit.verdict != "no"
             )
         check_precision(settings, framework_of(layout))
         run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
@@ -582,10 +582,10 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
             )
             if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                 continue
-            group_sizes: dict[str, Any] = {
+            parallel_degrees: dict[str, Any] = {
                 group_name: getattr(layout, group_name) or 1 for group_name in ("tp", "cp", "pp", "ep")
             }
-            run_layout = replace(layout, **group_sizes, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
+            run_layout = replace(layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
         is_planned = True
         yield run_memory, replace(run_layout, framework=framework_record.name)
         if framework_record is first_framework or not yields_all:

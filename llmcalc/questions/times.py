@@ -200,10 +200,10 @@ def _no_layout_error(plan: Plan, run: RunQuestion, devices: int | None) -> Input
             f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {reason}; expected "
             "--step with a measured step"
         )
-    more_memory = "more devices" if run.settings.recompute == "full" else "more devices, --recompute full"
+    memory_advice = "more devices" if run.settings.recompute == "full" else "more devices, --recompute full"
     return InputError(
         f"--devices {devices}: no layout of {plan.tried:,} fits the memory of {run.hardware.title}; expected "
-        f"{more_memory}, or --step with a measured step"
+        f"{memory_advice}, or --step with a measured step"
     )
 
 

@@ -148,15 +148,15 @@ class UsualEngine:
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
         return Fitting(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
-    def _largest_fitting(self, bytes_of: Callable[[int], int | None], given_number: int, maximum: int) -> int:
+    def _largest_fitting(self, bytes_function: Callable[[int], int | None], user_count: int, maximum: int) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
-        too_many = 2 * self.hardware.capacity_bytes
+        unfitting_bytes = 2 * self.hardware.capacity_bytes
 
-        def needed_bytes(tried_number: int) -> int:
-            device_bytes = bytes_of(tried_number)
-            return too_many if device_bytes is None else device_bytes
+        def needed_bytes(tried_users: int) -> int:
+            device_bytes = bytes_function(tried_users)
+            return unfitting_bytes if device_bytes is None else device_bytes
 
-        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, given_number, maximum)
+        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, user_count, maximum)
 
 
 def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> Fit | None:

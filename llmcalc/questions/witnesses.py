@@ -135,10 +135,10 @@ class VerifyQuestion:
         layout = self.layout
         if is_started_by_torchrun() and layout.devices is None:
             layout = replace(layout, devices=int(os.environ["WORLD_SIZE"]))
-        given_layout = layout.layout()
+        typed_layout = layout.layout()
         return (
-            given_layout
-            if layout.devices is not None or given_layout.world > 1
+            typed_layout
+            if layout.devices is not None or typed_layout.world > 1
             else replace(layout, devices=2).layout()
         )
 

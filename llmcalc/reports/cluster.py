@@ -101,14 +101,14 @@ def report(
     accelerator_fits: Sequence[Fit],
     assumed_accelerator: str = "",
     launched_run: Launch | None = None,
-    chosen_for: Hardware | None = None,
+    planned_hardware: Hardware | None = None,
     rollout: Sequence[RolloutPhase] = (),
 ) -> Report:
     """Returns the report: the memory of the largest rank and of every rank that differs, and the accelerators.
 
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
     launched_run: the file that starts the run; default None.
-    chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
+    planned_hardware: the accelerator for which the layout was chosen; default None for a layout that was given.
     rollout: the phases of reinforcement learning on one device; default none.
     """
     rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
@@ -123,7 +123,7 @@ def report(
     answer_text += verdict_text(accelerator_fits)
     devices_text = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
-    layout_note = "" if chosen_for is None else _layout_note(chosen_for, accelerator_fits)
+    layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
     notes_on_host = host_notes(largest_rank.device, layout.world)
     assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTIONS.match(note)]
     notes = without_repetitions(
@@ -180,10 +180,10 @@ def report(
     ).for_target(preset.target)
 
 
-def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
+def _layout_note(planned_hardware: Hardware, fits: Sequence[Fit]) -> str:
     """Writes a note on the choice of the layout for an accelerator."""
-    all_fit = all(fit.verdict != "no" for fit in fits if fit.hardware == chosen_for)
-    title = chosen_for.title
+    all_fit = all(fit.verdict != "no" for fit in fits if fit.hardware == planned_hardware)
+    title = planned_hardware.title
     choice_text = (
         f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
     )

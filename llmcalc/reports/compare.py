@@ -149,9 +149,9 @@ def _model_blocks(
     ):
         models_per_block -= 1
     block_count = -(-len(compared_models) // models_per_block)
-    even_length = -(-len(compared_models) // block_count)
-    for first_model in range(0, len(compared_models), even_length):
-        yield list(compared_models[first_model : first_model + even_length])
+    block_length = -(-len(compared_models) // block_count)
+    for first_model in range(0, len(compared_models), block_length):
+        yield list(compared_models[first_model : first_model + block_length])
 
 
 def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Table:

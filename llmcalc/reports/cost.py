@@ -177,12 +177,12 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
 
 def _not_counted_text(run_cost: RunCost) -> str:
     """Writes the costs that the amounts leave out, and the part of them that a range's upper end includes."""
-    not_counted = f"not counted: {', '.join(NOT_COUNTED['training' if run_cost.tokens else 'requests'])}"
+    uncounted_text = f"not counted: {', '.join(NOT_COUNTED['training' if run_cost.tokens else 'requests'])}"
     if not run_cost.tokens or not run_cost.cost.includes_lost_time:
-        return not_counted
-    least_time = units.percent(LEAST_TIME_IN_STEPS, 0)
+        return uncounted_text
+    least_share = units.percent(LEAST_TIME_IN_STEPS, 0)
     return (
-        f"{not_counted}; high alone has time for them: of six published long runs five spent {least_time} or "
+        f"{uncounted_text}; high alone has time for them: of six published long runs five spent {least_share} or "
         "more of their time in steps that count"
     )
 

@@ -148,15 +148,15 @@ def _quantity_row(quantity: Quantity) -> Row:
 
 def _both_values_text(quantity: Quantity) -> list[str]:
     """Writes two values in the larger value's unit, unless one is less than a tenth of the other."""
-    both_values = [node_value for node_value in (quantity.before, quantity.after) if node_value]
-    if not both_values:
+    known_values = [node_value for node_value in (quantity.before, quantity.after) if node_value]
+    if not known_values:
         return [
             "–" if node_value is None else WRITE[quantity.unit](node_value)
             for node_value in (quantity.before, quantity.after)
         ]
-    unit_scale = SCALE[quantity.unit](max(both_values))
-    if min(both_values) < unit_scale.factor / 10:
-        unit_scale = SCALE[quantity.unit](min(both_values))
+    unit_scale = SCALE[quantity.unit](max(known_values))
+    if min(known_values) < unit_scale.factor / 10:
+        unit_scale = SCALE[quantity.unit](min(known_values))
     return [
         "–" if node_value is None else _scaled_text(unit_scale, quantity, node_value)
         for node_value in (quantity.before, quantity.after)

@@ -231,10 +231,12 @@ class Report(NamedTuple):
         }
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | document_data
 
-    def brief(self, rest_text: str = "--notes") -> Report:
+    def brief(self, omission_text: str = "--notes") -> Report:
         """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.
 
-        A last note says how many notes, tables and rows are left out. rest_text: what prints them; default `--notes`.
+        A last note says how many notes, tables and rows are left out.
+
+        omission_text: the option that prints them; default `--notes`.
         """
         tables: list[Table] = []
         remaining_notes, hidden_count = MOST_NOTES, 0
@@ -242,7 +244,7 @@ class Report(NamedTuple):
             left_out_notes = [tables[-1].left_out] if tables and tables[-1].left_out else []
             left_out_notes += [f"{hidden_count} more note{'s' * (hidden_count > 1)}"] if hidden_count else []
             if left_out_notes and (table is None or table.answer):
-                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {rest_text}"]
+                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {omission_text}"]
                 tables[-1], hidden_count = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break

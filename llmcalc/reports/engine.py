@@ -286,10 +286,10 @@ def _cache_bytes(engine_memory: EngineMemory) -> int:
 
 def _signed_bytes(memory_term: Term, has_budget: bool) -> int:
     """Returns the bytes of a memory term: negative if the term is subtracted from a budget."""
-    is_taken = (
+    is_subtracted = (
         has_budget and memory_term.name not in ("budget", "kv_cache") and not memory_term.origin.startswith("outside")
     )
-    return -memory_term.bytes if is_taken else memory_term.bytes
+    return -memory_term.bytes if is_subtracted else memory_term.bytes
 
 
 def _terms_table(engine_use: EngineUse) -> Table:
@@ -341,7 +341,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
     engine_memory = engine_use.memory
     title = f"More room {device_text}" if engine_memory.starts else "What would make it start"
     hides_equal_rows = engine_memory.starts and not engine_memory.host  # of a cache that fills what is left
-    some_start = any(flag_change.starts for flag_change in engine_use.changes)
+    has_fix = any(flag_change.starts for flag_change in engine_use.changes)
     table_rows = [
         Row(
             [
@@ -353,7 +353,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
         )
         for flag_change in engine_use.changes
         if (not hides_equal_rows or flag_change.kv_tokens > engine_memory.kv_tokens)
-        and (flag_change.kv_tokens or not some_start)
+        and (flag_change.kv_tokens or not has_fix)
     ]
     return Table(title, CHANGE_COLUMNS, table_rows, name="changes")
 

@@ -191,7 +191,7 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
 def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
     """Returns one table per quantity: every component of one layer of each kind, and the model's total."""
     tables: list[Table] = []
-    model_section, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
+    model_section, lacks_symbols = explanation.sections[-1], not explanation.formulas.has_symbols
     section_names = [_component_text(formula_section) for formula_section in explanation.sections]
     line_width = (
         LINE
@@ -227,7 +227,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
     )
     repeat_text = (
         "× 2: repeated twice; the value is per layer"
-        if values_only
+        if lacks_symbols
         else "× L: repeated L times; the formula is per layer"
     )
     notes = [
@@ -249,7 +249,7 @@ def _component_rows(
 
     A layer whose formulas are those of an earlier kind of layer takes one row, which names that kind.
     """
-    values_only = not explanation.formulas.has_symbols
+    lacks_symbols = not explanation.formulas.has_symbols
     component_blocks: list[list[tuple[Section, str, list[str]]]] = []
     for section, section_name in zip(explanation.sections[:-1], section_names, strict=False):
         is_layer = section.formula_nodes[0].numeric_node.kind == "layer"
@@ -261,7 +261,7 @@ def _component_rows(
             formula_value = write_expression(formula.length_expression, FormulaStyle(grouped=True))
             formula_texts = (
                 [formula_value]
-                if values_only
+                if lacks_symbols
                 else list(dict.fromkeys((write_expression(formula.expression), formula_value)))
             )
             component_blocks[-1].append((section, section_name, _with_unit(formula_texts, formula)))
@@ -367,14 +367,14 @@ def _split_terms(formula_text: str, short_length: int) -> list[str]:
             unbroken_indices.update(range(open_brackets.pop(), position))
         elif character == ")" and open_brackets:
             open_brackets.pop()
-    cut_indices = [
+    term_starts = [
         sign_match.start()
         for sign_match in re.finditer(r" [+−] ", formula_text)
         if sign_match.start() not in unbroken_indices
     ]
     return [
         formula_text[term_start:term_end].strip()
-        for term_start, term_end in zip([0, *cut_indices], [*cut_indices, len(formula_text)], strict=True)
+        for term_start, term_end in zip([0, *term_starts], [*term_starts, len(formula_text)], strict=True)
     ]
 
 
@@ -395,16 +395,16 @@ def _section_heading(formula_section: Section) -> str:
 
 def _paths_text(formula_section: Section) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
-    counted_places = [node_path for node_path in formula_section.formula_nodes if not node_path.optional]
-    repeat_count = sum(node_path.times for node_path in counted_places)
-    paths_text = ", ".join(node_path.path or "model" for node_path in counted_places or formula_section.formula_nodes)
+    counted_paths = [node_path for node_path in formula_section.formula_nodes if not node_path.optional]
+    repeat_count = sum(node_path.times for node_path in counted_paths)
+    paths_text = ", ".join(node_path.path or "model" for node_path in counted_paths or formula_section.formula_nodes)
     left_out_paths = (
         ", ".join(node_path.path for node_path in formula_section.formula_nodes if node_path.optional)
-        if counted_places
+        if counted_paths
         else ""
     )
     left_out_text = f"; not counted: {left_out_paths}" if left_out_paths else ""
-    if not counted_places or repeat_count == 1:
+    if not counted_paths or repeat_count == 1:
         return f"at {paths_text}{left_out_text}"
     model_totals = [
         f"{units.exact(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"

@@ -290,13 +290,13 @@ def _training_notes(flop_count: FlopCount) -> list[str]:
         if flop_count.run_config.execution.recompute.saved_operations:
             return notes
         if saved_flops:
-            fewer_text = (
+            savings_note = (
                 f"runs {units.flops(saved_flops)} less ({units.exact(saved_flops)}): it stops early, before the last "
                 "product of what ends in one"
             )
         else:
-            fewer_text = "runs as much: it stops early, but nothing here ends in a plain product"
-        notes.append(f"torch's non-reentrant checkpointing {fewer_text}")
+            savings_note = "runs as much: it stops early, but nothing here ends in a plain product"
+        notes.append(f"torch's non-reentrant checkpointing {savings_note}")
         if MTP.name in flop_count.include and flop_count.spec.mtp is not None:
             notes.append(f"{MTP.title} are not recomputed")
     return notes

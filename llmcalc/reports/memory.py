@@ -202,8 +202,8 @@ def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = N
             table_rows += (
                 _weight_rows(device_use, kind_row) if memory_kind == "weights" and device_use is not None else []
             )
-    among_tensors = estimated_parts(device, of_runtime=False)
-    table_rows += [kind_row(f"of these: {kind_name}", "", byte_count, 1) for kind_name, byte_count in among_tensors]
+    allocator_terms = estimated_parts(device, of_runtime=False)
+    table_rows += [kind_row(f"of these: {kind_name}", "", byte_count, 1) for kind_name, byte_count in allocator_terms]
     table_rows.append(kind_row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, is_bold=True))
     table_rows += [kind_row(kind_name, "", byte_count) for kind_name, byte_count in estimated_parts(device)]
     table_columns = [column for column in COLUMNS if column.key != "dtype" or device_use is not None]
@@ -247,9 +247,9 @@ def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = 
             table_rows.append(Row([kind_name, *(byte_count or None for byte_count in bytes_of_phases)]))
             if memory_kind == "optimizer" and device_use is not None:
                 table_rows += _optimizer_rows(device_use, list(phases.values()))
-    among_tensors = estimated_parts(device, of_runtime=False)
+    allocator_terms = estimated_parts(device, of_runtime=False)
     table_rows += [
-        Row([f"of these: {kind_name}", *(byte_count for _ in phases)], 1) for kind_name, byte_count in among_tensors
+        Row([f"of these: {kind_name}", *(byte_count for _ in phases)], 1) for kind_name, byte_count in allocator_terms
     ]
     table_rows.append(
         Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], strong=True, is_sum=True)

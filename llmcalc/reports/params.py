@@ -135,9 +135,15 @@ def _add_rows(
             _add_rows(table_parts, child_position, total_params, included_parts, depth + 1)
 
 
-def _component_row(row_name: str, per_repeat: int, repeat: int, total_params: int, depth: int) -> Row:
+def _component_row(row_name: str, params_per_repeat: int, repeat: int, total_params: int, depth: int) -> Row:
     return Row(
-        [row_name, per_repeat, repeat if repeat > 1 else None, per_repeat * repeat, per_repeat * repeat / total_params],
+        [
+            row_name,
+            params_per_repeat,
+            repeat if repeat > 1 else None,
+            params_per_repeat * repeat,
+            params_per_repeat * repeat / total_params,
+        ],
         depth,
     )
 
@@ -215,8 +221,8 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
 def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[str]:
     """Compares the count with the published figure. A difference has the preset's first reason."""
     published_figures, published_note = preset.published, preset.published.parameters_note or ""
-    first_reason, further_reasons, _ = published_note.partition("; ")
-    if further_reasons and preset.name in model_names():
+    first_reason, other_reasons, _ = published_note.partition("; ")
+    if other_reasons and preset.name in model_names():
         published_note = f"{first_reason}; llmcalc presets {preset.name} says more"
     reason_text = f" ({published_note})" if published_note else ""
     if published_figures.parameters is not None:

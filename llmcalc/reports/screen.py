@@ -62,8 +62,8 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
         plain_rows = [row_index for row_index, row in enumerate(table.rows) if not row.strong]
         if not plain_rows or len(table.rows) <= FEWEST_ROWS:
             break
-        kept_rows = [row for row_index, row in enumerate(table.rows) if row_index != plain_rows[-1]]
-        shorter_tables[longest_index] = table._replace(rows=kept_rows)
+        shown_rows = [row for row_index, row in enumerate(table.rows) if row_index != plain_rows[-1]]
+        shorter_tables[longest_index] = table._replace(rows=shown_rows)
         left_out += 1
     if left_out or left_out_tables:
         shorter_tables[-1] = shorter_tables[-1]._replace(left_out=_left_out_text(left_out_tables, left_out))
@@ -112,8 +112,8 @@ def _trim_table(table: Table, line_limit: int, is_required: bool = False) -> Tab
             table = table._replace(rows=[row for row in table.rows if row.depth < deepest_level])
         elif plain_rows and len(table.rows) > FEWEST_ROWS:
             farthest_row = max(plain_rows, key=lambda row_index: (abs(row_index - table.centre), row_index))
-            kept_rows = [row for row_index, row in enumerate(table.rows) if row_index != farthest_row]
-            table = table._replace(rows=kept_rows, centre=table.centre - (farthest_row < table.centre))
+            shown_rows = [row for row_index, row in enumerate(table.rows) if row_index != farthest_row]
+            table = table._replace(rows=shown_rows, centre=table.centre - (farthest_row < table.centre))
         else:
             return table if is_required else None
     return table

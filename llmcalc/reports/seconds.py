@@ -304,15 +304,15 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
     sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
     training_bytes = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
-        too_large = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
+        size_note = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
     elif timed_run.chosen_options:
-        too_large = f"the fastest layout that fits: {timed_run.chosen_options}; undivided, {training_bytes}"
+        size_note = f"the fastest layout that fits: {timed_run.chosen_options}; undivided, {training_bytes}"
     elif timed_run.is_planned:
-        too_large = f"{training_bytes}: they do not fit; llmcalc plan lists layouts that do"
+        size_note = f"{training_bytes}: they do not fit; llmcalc plan lists layouts that do"
     else:
-        too_large = f"{training_bytes}: they do not fit; more --tp, --pp or --fsdp divides them"
+        size_note = f"{training_bytes}: they do not fit; more --tp, --pp or --fsdp divides them"
     return [
-        *([too_large] if resident_bytes > capacity else []),
+        *([size_note] if resident_bytes > capacity else []),
         *lines,
         *([", ".join(rule_texts)] if rule_texts else []),
         f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}",

@@ -261,10 +261,10 @@ def _range_cell(seconds: Range | Amount) -> str:
 
 def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rate_cells = _point_cells(server_point, serve_study)
-    likely_tpot, end_to_end = float(server_point.tpot.estimate), server_point.load.end_to_end
+    likely_tpot, total_latency = float(server_point.tpot.estimate), server_point.load.end_to_end
     seconds = [
         DisplayedValue(likely_tpot, duration_text(likely_tpot)),
-        DisplayedValue(end_to_end, duration_text(end_to_end)),
+        DisplayedValue(total_latency, duration_text(total_latency)),
     ]
     return [concurrency, ttft, tpot, *seconds, *rate_cells]
 

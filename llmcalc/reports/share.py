@@ -31,8 +31,8 @@ def candidate_cell(layout: Layout, recompute: str, shared_words: Sequence[str] =
 
     shared_words: words of all layouts of a table, which its heading has; default none.
     """
-    words = [group for group in _group_sizes(layout) if group not in shared_words]
-    groups = " ".join(group.replace(" ", "") for group in words) or ALONE
+    group_words = [group for group in _group_sizes(layout) if group not in shared_words]
+    groups = " ".join(group.replace(" ", "") for group in group_words) or ALONE
     recompute_text = f"recompute {recompute}" if recompute not in ("", "none") else ""
     return groups if not recompute_text or recompute_text in shared_words else f"{groups} {recompute_text}"
 
@@ -50,7 +50,7 @@ def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
     words = ["sp"] if any(candidate.layout.tp > 1 for candidate in candidates) else []
     words += [f"ZeRO-{stage}" for stage in (1, 2, 3)]
     words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
-    return [word for word in words if word in shared]
+    return [shared_word for shared_word in words if shared_word in shared]
 
 
 ALONE = "one device"

@@ -175,9 +175,9 @@ def _sign_legend(verdicts: list[Verdict]) -> str:
     legend_texts = ["=: all checks pass"]
     if any(verdict.ok and any(comparison.explained for comparison in verdict.checks) for verdict in verdicts):
         legend_texts.append("±: they differ, explained above")
-    within_tolerance = [comparison for verdict in verdicts for comparison in verdict.checks if comparison.within]
-    if within_tolerance:
-        legend_texts.append(f"≈: {_tolerances_text(within_tolerance)}")
+    inexact_checks = [comparison for verdict in verdicts for comparison in verdict.checks if comparison.within]
+    if inexact_checks:
+        legend_texts.append(f"≈: {_tolerances_text(inexact_checks)}")
     if not all(verdict.ok for verdict in verdicts):
         legend_texts.append("≠: number of mismatching nodes; difference: measured − closed form")
     return "; ".join(legend_texts)

@@ -34,14 +34,14 @@ def largest_text(path: Path) -> int:
     return LARGEST_CONFIG if path.suffix == ".json" else LARGEST_TOML
 
 
-def read_text(path: Path, byte_limit: int | None = None, or_stdin: bool = False) -> str:
+def read_text(path: Path, byte_limit: int | None = None, allows_stdin: bool = False) -> str:
     """Returns the text of a regular file of at most `byte_limit` bytes (default `largest_text`).
 
-    or_stdin: whether the option also reads standard input; a message advises it for a pipe.
+    allows_stdin: whether the option also reads standard input; a message advises it for a pipe.
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
     expected_file = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
-    text_bytes = read_bytes(path, largest_text(path) if byte_limit is None else byte_limit, expected_file, or_stdin)
+    text_bytes = read_bytes(path, largest_text(path) if byte_limit is None else byte_limit, expected_file, allows_stdin)
     try:
         return text_bytes.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -208,8 +208,8 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
         case _:
             alternative_names = [
                 str(detail["ctx"]["expected"])
-                for other_path, detail in zip(error_paths, errors, strict=True)
-                if other_path == path and detail["type"] == "literal_error"
+                for error_path, detail in zip(error_paths, errors, strict=True)
+                if error_path == path and detail["type"] == "literal_error"
             ]
             error_text = f"{path}: {explain_value(first_error)}" + "".join(
                 f" or {alternative_text}" for alternative_text in alternative_names[1:]
@@ -239,27 +239,27 @@ EXPECTED = {
 
 def explain_value(error: Mapping[str, Any]) -> str:
     """Describes a wrong value and the expected value. error: a validation error of pydantic."""
-    given_text, error_type = shown(error.get("input")), error["type"]
+    value_text, error_type = shown(error.get("input")), error["type"]
     error_context: dict[str, Any] = error.get("ctx") or {}
     if error_type in EXPECTED:
-        return f"{given_text} is not {EXPECTED[error_type]}"
+        return f"{value_text} is not {EXPECTED[error_type]}"
     match error_type:
         case "value_error":
             return str(error_context["error"])
         case "literal_error" | "enum":
-            return f"{given_text} is not known; expected {error_context['expected']}"
+            return f"{value_text} is not known; expected {error_context['expected']}"
         case "union_tag_invalid":
             return f"{shown(error_context['tag'])} is not known; expected {error_context['expected_tags']}"
         case "union_tag_not_found":
             return "none is no type; expected its name as text"
         case "greater_than_equal":
-            return f"{given_text} is too small; expected at least {error_context['ge']}"
+            return f"{value_text} is too small; expected at least {error_context['ge']}"
         case "greater_than":
-            return f"{given_text} is too small; expected more than {error_context['gt']}"
+            return f"{value_text} is too small; expected more than {error_context['gt']}"
         case "less_than_equal":
-            return f"{given_text} is too large; expected at most {error_context['le']}"
+            return f"{value_text} is too large; expected at most {error_context['le']}"
         case "less_than":
-            return f"{given_text} is too large; expected less than {error_context['lt']}"
+            return f"{value_text} is too large; expected less than {error_context['lt']}"
         case "too_long":
-            return f"{given_text} is too long; expected at most {error_context['max_length']:,} entries"
-    return f"{given_text}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+            return f"{value_text} is too long; expected at most {error_context['max_length']:,} entries"
+    return f"{value_text}: {error['msg'][:1].lower()}{error['msg'][1:]}"

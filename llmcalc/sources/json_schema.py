@@ -99,7 +99,7 @@ def _capitalized_text(field_text: str) -> str:
 def _with_references(schema: Any) -> Any:
     """Replaces part names by references, and null by the word `none`, which TOML uses for null."""
     if isinstance(schema, list):
-        return [_with_references(element) for element in schema]
+        return [_with_references(schema_element) for schema_element in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "null":
@@ -120,7 +120,7 @@ def _with_references(schema: Any) -> Any:
 def _partial_schema(schema: Any) -> Any:
     """Replaces references by references to classes without required fields."""
     if isinstance(schema, list):
-        return [_partial_schema(element) for element in schema]
+        return [_partial_schema(schema_element) for schema_element in schema]
     if not isinstance(schema, dict):
         return schema
     return {

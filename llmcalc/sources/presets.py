@@ -99,11 +99,11 @@ def known_model(model_name: str) -> Preset | None:
     cached_match = _CACHED.search(model_name)
     model_name = cached_match[1].replace("--", "/") if cached_match else model_name.strip().rstrip("/")
     last_segment = model_name.rpartition("/")[2]
-    with_owner = last_segment.replace("_", "/", 1)  # google_gemma-3-12b-it, as in repositories of GGUF files
+    owner_path = last_segment.replace("_", "/", 1)  # google_gemma-3-12b-it, as in repositories of GGUF files
     preset_name = next(
         (
             preset
-            for name_part in (model_name, last_segment, with_owner)
+            for name_part in (model_name, last_segment, owner_path)
             if name_part and (preset := find_preset(name_part))
         ),
         None,
@@ -156,12 +156,12 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
     return _checkpoint_of_name(checkpoint_name, known_model)
 
 
-def _checkpoint_of_name(checkpoint_name: str, model_of: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
-    """Returns the preset and the scheme in a checkpoint's name. model_of: finds the preset of a model name."""
+def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
+    """Returns the preset and the scheme in a checkpoint's name. find_model: finds the preset of a model name."""
     last_segment = checkpoint_name.strip().rstrip("/").rpartition("/")[2]
     for scheme_pattern, scheme in (*SCHEMES_IN_NAMES, *(SCHEMES_IN_TAGS if ":" in last_segment else ())):
         name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)
-        preset = None if name_match is None else model_of(name_match["model"])
+        preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:
             scheme_words = name_match.groupdict()
             if (

@@ -140,7 +140,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
             )
         if path.suffix != ".toml":
             raise InputError(f"{target}: expected a .toml description, a config.json or a folder that holds one")
-        return path.stem, target, _parse_native(read_text(path, or_stdin=True), target)
+        return path.stem, target, _parse_native(read_text(path, allows_stdin=True), target)
     preset = find_preset(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
@@ -306,10 +306,10 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
 def _table_paths(model_table: dict[str, Any], parent_keys: tuple[str, ...] = ()) -> list[list[str]]:
     """Returns the path of every table and every field, parents first."""
     table_paths: list[list[str]] = []
-    for field_name, value in model_table.items():
+    for field_name, field_value in model_table.items():
         table_paths.append([*parent_keys, field_name])
-        if isinstance(value, dict):
-            table_paths += _table_paths(value, (*parent_keys, field_name))
+        if isinstance(field_value, dict):
+            table_paths += _table_paths(field_value, (*parent_keys, field_name))
     return table_paths
 
 

@@ -167,8 +167,8 @@ ARCHITECTURES: dict[str, tuple[str, str, Callable[[Checkpoint, str, _Config], _C
 """general.architecture → model_type, class, and what else its config has. A None removes a field."""
 
 
-def _has_tensor(checkpoint: Checkpoint, name_end: str) -> bool:
-    return any(tensor.name.endswith(name_end) for tensor in checkpoint.tensors)
+def _has_tensor(checkpoint: Checkpoint, name_suffix: str) -> bool:
+    return any(tensor.name.endswith(name_suffix) for tensor in checkpoint.tensors)
 
 
 def gguf_config(checkpoint: Checkpoint, error_location: str) -> _Config:

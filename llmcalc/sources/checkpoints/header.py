@@ -61,11 +61,11 @@ class Checkpoint:
 
     def by_dtype(self) -> dict[str, tuple[int, int, int]]:
         """Returns the numbers of tensors, elements and bytes by number format, the largest first."""
-        sums_by_dtype: dict[str, tuple[int, int, int]] = {}
+        sizes_by_dtype: dict[str, tuple[int, int, int]] = {}
         for tensor in self.tensors:
-            tensors, elements, nbytes = sums_by_dtype.get(tensor.dtype, (0, 0, 0))
-            sums_by_dtype[tensor.dtype] = (tensors + 1, elements + tensor.elements, nbytes + tensor.nbytes)
-        return dict(sorted(sums_by_dtype.items(), key=lambda item: -item[1][2]))
+            tensors, elements, nbytes = sizes_by_dtype.get(tensor.dtype, (0, 0, 0))
+            sizes_by_dtype[tensor.dtype] = (tensors + 1, elements + tensor.elements, nbytes + tensor.nbytes)
+        return dict(sorted(sizes_by_dtype.items(), key=lambda item: -item[1][2]))
 
 
 class BoundedReader:
@@ -113,8 +113,8 @@ class BoundedReader:
                 file_buffer, position = file_buffer[position:] + next_bytes, 0
             if len(file_buffer) - position < 8:
                 self._check_bytes_left(self.size, header_field)  # raises: the file ends here
-            length = int.from_bytes(file_buffer[position : position + 8], "little")
-            position += 8 + length
+            text_length = int.from_bytes(file_buffer[position : position + 8], "little")
+            position += 8 + text_length
             if position > len(file_buffer):
                 self.skip_bytes(position - len(file_buffer), header_field)
                 file_buffer, position = b"", 0

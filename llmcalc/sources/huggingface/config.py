@@ -233,7 +233,7 @@ class Config:
 
         def is_right(value: Any) -> bool:
             return isinstance(value, list | tuple) and all(
-                is_whole(element) and 0 <= element <= LARGEST for element in value
+                is_whole(list_element) and 0 <= list_element <= LARGEST for list_element in value
             )
 
         return list(self._checked(field_names, is_right, "a list of whole numbers"))
@@ -242,7 +242,7 @@ class Config:
         """Returns the list of texts in a field."""
 
         def is_right(value: Any) -> bool:
-            return isinstance(value, list | tuple) and all(isinstance(element, str) for element in value)
+            return isinstance(value, list | tuple) and all(isinstance(list_element, str) for list_element in value)
 
         return list(self._checked(field_names, is_right, "a list of texts"))
 
@@ -268,11 +268,13 @@ class Config:
 
     def require(self, field_name: str, *expected_values: Any) -> None:
         """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
-        value = self.get(field_name)
-        if value not in expected_values:
+        field_value = self.get(field_name)
+        if field_value not in expected_values:
             expected_text = ", ".join(map(in_json, expected_values))
             raise self.error(
-                field_name, value, f"one of {expected_text} (what is counted for {self.model_type} knows no other)"
+                field_name,
+                field_value,
+                f"one of {expected_text} (what is counted for {self.model_type} knows no other)",
             )
 
     def quotient(self, field_name: str, dividend: int, divisor: int) -> int:
@@ -319,10 +321,10 @@ class Config:
         unset_fields = sorted(field for field in tuple(self.fields_read) if not self.has(field))
         return similar_name(field_name, unset_fields)
 
-    def _restates_field(self, field_name: str, value: Any) -> bool:
+    def _restates_field(self, field_name: str, field_value: Any) -> bool:
         """Whether another field, already read, has the same value and a similar name."""
         name_words = field_name_words(field_name)
         return any(
-            name_words & field_name_words(field) and self.data[field] == value
+            name_words & field_name_words(field) and self.data[field] == field_value
             for field in self.fields_read & self.data.keys()
         )

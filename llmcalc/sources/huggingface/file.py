@@ -30,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises `InputError` for a file that is too large, not text, not a JSON object, or nested too deeply.
     """
-    return parse_config(read_text(path, LARGEST_CONFIG, or_stdin=path.name != QUANTIZATION_FILE), str(path))
+    return parse_config(read_text(path, LARGEST_CONFIG, allows_stdin=path.name != QUANTIZATION_FILE), str(path))
 
 
 def parse_config(config_text: str, error_location: str) -> dict[str, Any]:

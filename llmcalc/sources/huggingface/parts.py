@@ -612,11 +612,11 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
     """
     layer_kinds: list[str] = []
     layer_variants: Table = {}
-    kind_of_changes: dict[str, str] = {}  # changed fields as text → name of the kind
+    kinds_by_changes: dict[str, str] = {}  # changed fields as text → name of the kind
     for layer, (kind_label, layer_changes) in enumerate(layers):
-        variant_name = kind_of_changes.get(repr(layer_changes))
+        variant_name = kinds_by_changes.get(repr(layer_changes))
         if variant_name is None:
-            variant_name = kind_of_changes[repr(layer_changes)] = (
+            variant_name = kinds_by_changes[repr(layer_changes)] = (
                 kind_label if kind_label not in layer_variants else f"{kind_label}_{layer}"
             )
             layer_variants[variant_name] = layer_changes

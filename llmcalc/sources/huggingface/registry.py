@@ -216,31 +216,31 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     if class_name in WRAPPER_CLASSES:
         root_type, cls = WRAPPER_CLASSES[class_name]
         return {**config_data, "model_type": root_type, "architectures": [cls]}, []
-    type_of_code = _type_of_repository_code(config_data, class_name)
-    if type_of_code:
-        return {**config_data, "model_type": type_of_code}, []
-    type_of_class = type_of_class_name(class_name) if class_name else ""
-    if not type_of_class:
+    code_type = _type_of_repository_code(config_data, class_name)
+    if code_type:
+        return {**config_data, "model_type": code_type}, []
+    class_model_type = type_of_class_name(class_name) if class_name else ""
+    if not class_model_type:
         return config_data, []
     if model_type is None or model_type == "":
-        return {**config_data, "model_type": type_of_class}, [
-            f"model_type: not given; taken as '{type_of_class}', for architectures names {class_name}"
+        return {**config_data, "model_type": class_model_type}, [
+            f"model_type: not given; taken as '{class_model_type}', for architectures names {class_name}"
         ]
     if (
         isinstance(model_type, str)
-        and model_type != type_of_class
-        and model_type in family_of(type_of_class).published_as
+        and model_type != class_model_type
+        and model_type in family_of(class_model_type).published_as
     ):
-        return {**config_data, "model_type": type_of_class}, [
-            f"model_type: '{model_type}'; read as '{type_of_class}', for architectures names {class_name}"
+        return {**config_data, "model_type": class_model_type}, [
+            f"model_type: '{model_type}'; read as '{class_model_type}', for architectures names {class_name}"
         ]
     if (
         isinstance(model_type, str)
         and usual_name(model_type) in FILE_OF
-        and _reads_differently(config_data, usual_name(model_type), type_of_class)
+        and _reads_differently(config_data, usual_name(model_type), class_model_type)
     ):
         raise InputError(
-            f"architectures: {class_name} is a class of '{type_of_class}', but model_type says '{model_type}', and "
+            f"architectures: {class_name} is a class of '{class_model_type}', but model_type says '{model_type}', and "
             "these are "
             "and these are two models; expected fields that name one"
         )

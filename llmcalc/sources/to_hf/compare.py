@@ -157,7 +157,7 @@ def _plain_values(field_value: Any, hidden: int) -> Any:
                 }
         return part_table
     if isinstance(field_value, dict):
-        return {field_name: _plain_values(element, hidden) for field_name, element in field_value.items()}
+        return {field_name: _plain_values(nested_value, hidden) for field_name, nested_value in field_value.items()}
     if isinstance(field_value, list | tuple):
-        return [_plain_values(element, hidden) for element in field_value]
+        return [_plain_values(list_element, hidden) for list_element in field_value]
     return "gelu_tanh" if field_value == "gelu_new" else field_value

@@ -227,9 +227,9 @@ def kind_of(mixer: Any) -> str:
     return "sliding_attention" if has_window else "full_attention"
 
 
-def _parts_inside(part_or_parts: Any) -> Iterator[Part]:
+def _parts_inside(part_container: Any) -> Iterator[Part]:
     """Yields a component and all nested components."""
-    if isinstance(part_or_parts, Part):
-        yield part_or_parts
-        for field_name in type(part_or_parts).model_fields:
-            yield from _parts_inside(getattr(part_or_parts, field_name))
+    if isinstance(part_container, Part):
+        yield part_container
+        for field_name in type(part_container).model_fields:
+            yield from _parts_inside(getattr(part_container, field_name))

@@ -46,12 +46,12 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) ->
         "norm": norm,
         "norm_placement": "sandwich",
     }
-    positions = {"rows": config.size("position_embedding_size"), "axes": 2}
+    position_table = {"rows": config.size("position_embedding_size"), "axes": 2}
     clamp_count, merge_size = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
     image_rule = {**GEMMA4_BUDGET, "merge": merge_size}
     standardizes = config.flag("standardize")
     tower = vision_transformer(
-        config, block, positions=positions, standardize=standardizes, clamps=clamp_count, image=image_rule
+        config, block, positions=position_table, standardize=standardizes, clamps=clamp_count, image=image_rule
     )
     pooling: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
@@ -129,12 +129,12 @@ def _read_unified_vision(root_config: Config, config: Config, text_width: int) -
     """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
     embedding_width, unweighted_norm = config.size("mm_embed_dim"), rmsnorm(config.number("rms_norm_eps"), weight=False)
     patches = {"patch_size": config.size("patch_size") * config.size("pooling_kernel_size"), "bias": True}
-    positions = {"rows": config.size("mm_posemb_size"), "axes": 2}
+    position_table = {"rows": config.size("mm_posemb_size"), "axes": 2}
     embedder = {
         "type": "patches",
         "hidden_size": embedding_width,
         "patches": patches,
-        "positions": positions,
+        "positions": position_table,
         "norm": layernorm(1e-5),
         "image": {**GEMMA4_BUDGET, "merge": 1, "projects_padding": True},
     }

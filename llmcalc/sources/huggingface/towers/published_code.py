@@ -401,9 +401,11 @@ MINICPM_SLICES: Table = {"scale_resolution": 448, "max_slice_nums": 9}
 def _read_qwen_vl(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen-VL: OpenCLIP's encoder, whose position embedding has 256 rows, and a resampler."""
     config.require("output_dim", text_width)
-    norm, positions = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
+    norm, position_table = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
     usual_config, block = _with_width_fields(config, norm)
-    tower = vision_transformer(usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=positions)
+    tower = vision_transformer(
+        usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=position_table
+    )
     resampler = _query_projector(config, config.size("width"), text_width, config.size("n_queries"), True)
     return {"visual": tower, "resampler": resampler}
 

@@ -122,11 +122,11 @@ def _read_hyperclovax(root_config: Config, config: Config, text_width: int) -> T
 
 def _read_qwen3_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen3.5: a learned position embedding and RoPE."""
-    norm, positions = layernorm(1e-6), {"rows": config.size("num_position_embeddings")}
+    norm, position_table = layernorm(1e-6), {"rows": config.size("num_position_embeddings")}
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
     output_width = config.size("out_hidden_size")
     return _merging_encoder(
-        config, block, norm, output_width, patches=_patch_fields(config, bias=True), positions=positions
+        config, block, norm, output_width, patches=_patch_fields(config, bias=True), positions=position_table
     )
 
 

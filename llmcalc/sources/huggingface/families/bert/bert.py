@@ -148,7 +148,7 @@ def _read_albert(config: Config) -> Table:
         config.head == "none" or scores_sequences(config) or has_pretraining,
         class_count(config) if has_pretraining else None,
     )
-    model_fields = {**embedding_size(config, even_if_equal=True), **pooler_table}
+    model_fields = {**embedding_size(config, is_always_set=True), **pooler_table}
     return encoder(
         config,
         bert_block(config),
@@ -282,10 +282,10 @@ def bert_score(activation: str) -> Table:
     return {"transform": {"hidden_act": activation, "norm": None}}
 
 
-def embedding_size(config: Config, even_if_equal: bool = False) -> Table:
+def embedding_size(config: Config, is_always_set: bool = False) -> Table:
     """Returns the width of a factorized embedding if it differs from hidden_size; for ALBERT always."""
     embedding_width = config.size("embedding_size")
-    return {"embedding_size": embedding_width} if even_if_equal or embedding_width != config.size("hidden_size") else {}
+    return {"embedding_size": embedding_width} if is_always_set or embedding_width != config.size("hidden_size") else {}
 
 
 def input_size(model_fields: Table) -> Table:

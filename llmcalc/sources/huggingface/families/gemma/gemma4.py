@@ -108,7 +108,7 @@ def _read_gemma4(config: Config) -> Table:
 
 
 def _read_gemma4_unified(config: Config) -> Table:
-    return _gemma4_decoder(config, experts=False, per_layer=False)
+    return _gemma4_decoder(config, experts=False, has_layer_inputs=False)
 
 
 def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
@@ -129,7 +129,7 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     return norm, layer_kinds, mixer
 
 
-def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
+def _gemma4_decoder(config: Config, experts: bool, has_layer_inputs: bool) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
     dense_ffn = glu(config, act_field="hidden_activation")
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_ffn, "norm": norm}
@@ -145,7 +145,7 @@ def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
             "dense": dense_ffn,
         }
     stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if experts else "feed_forward")
-    if per_layer:
+    if has_layer_inputs:
         width_per_layer = config.size("hidden_size_per_layer_input")
         block["per_layer_input"] = {
             "hidden_size_per_layer_input": width_per_layer,

@@ -145,7 +145,9 @@ def _read_cohere_compass(config: Config) -> Table:
         )
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
-    stack = stack_of_variants({kind: {"attention": changes} for kind, changes in layer_tables.items()}, layer_kinds)
+    stack = stack_of_variants(
+        {attention_kind: {"attention": changes} for attention_kind, changes in layer_tables.items()}, layer_kinds
+    )
     return _parallel_decoder(
         config, attention(config, **_attention_biases(config)), glu(config), _layer_norm(config), stack
     )

@@ -19,14 +19,14 @@ from ...parts import Table, attention, decoder, glu, layer_table, moe, qk_norm_f
 
 
 def _read_minimind(config: Config) -> Table:
-    is_later = config.has("num_experts")
-    if is_later == config.has("n_routed_experts"):
+    is_later_version = config.has("num_experts")
+    if is_later_version == config.has("n_routed_experts"):
         raise config.error(
             "num_experts",
             config.data.get("num_experts"),
             "either num_experts (since 2026) or n_routed_experts (before)",
         )
-    return _read_later_version(config) if is_later else _read_earlier_version(config)
+    return _read_later_version(config) if is_later_version else _read_earlier_version(config)
 
 
 def _read_later_version(config: Config) -> Table:
@@ -55,8 +55,8 @@ def _read_earlier_version(config: Config) -> Table:
     ffn = glu(config, ffn_width=ffn_width)
     if config.flag("use_moe"):
         has_metas_names = "dim" in config.data
-        has_one = config.get("n_shared_experts") is not None
-        shared_count = int(has_one) if has_metas_names else config.count("n_shared_experts")
+        has_shared_expert = config.get("n_shared_experts") is not None
+        shared_count = int(has_shared_expert) if has_metas_names else config.count("n_shared_experts")
         shared_ffn = glu(config, ffn_width=ffn_width * shared_count) if shared_count else None
         ffn = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), ffn, shared_ffn)
     return decoder(config, layer_table(attention(config), ffn, norm), norm)
