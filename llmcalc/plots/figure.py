@@ -93,7 +93,7 @@ def require_matplotlib() -> None:
 def new_figure(width_inches: float, height_inches: float, **figure_options: Any) -> Figure:
     """Creates an empty figure in llmcalc's style, without a window.
 
-    width, height: inches; the width of a picture for a paper is that of its columns.
+    width_inches, height_inches: inches; the width of a picture for a paper is that of its columns.
     """
     require_matplotlib()
     from matplotlib import rc_context

@@ -347,5 +347,5 @@ class Flops(CountedAnswer, FlopCount):
     utilization: Utilization | None = None
 
     def report(self) -> Report:
-        answer_text = report(self.preset, self, self.rules, self.share, self.utilization)
-        return with_inputs(with_draft(answer_text, self.draft), self.inputs)
+        flops_report = report(self.preset, self, self.rules, self.share, self.utilization)
+        return with_inputs(with_draft(flops_report, self.draft), self.inputs)

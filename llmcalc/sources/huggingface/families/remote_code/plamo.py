@@ -81,9 +81,9 @@ def _read_plamo3(config: Config) -> Table:
         config.optional_size("window_size", "sliding_window"),
         config.data.get("interleaved_sliding_window"),
     )
-    mamba_period = config.size("sliding_window_pattern")
+    window_period = config.size("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default_kinds = ["sliding" if (layer + 1) % mamba_period else "full" for layer in range(depth)]
+    default_kinds = ["sliding" if (layer + 1) % window_period else "full" for layer in range(depth)]
     if isinstance(layer_windows, list):
         window_sizes = [window_size for window_size in layer_windows if window_size is not None]
         if (
