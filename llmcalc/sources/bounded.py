@@ -50,8 +50,8 @@ def open_regular(path: Path, expected_text: str, allows_stdin: bool = False) -> 
 def read_bytes(path: Path, byte_limit: int, expected_text: str, allows_stdin: bool = False) -> bytes:
     """Returns the content of a regular file of at most `byte_limit` bytes.
 
-    expected_text, allows_stdin: as of `open_regular`. Raises `InputError` as `open_regular` does, for a file that is too
-    large, and for a file that contains more or fewer bytes than its size says.
+    expected_text, allows_stdin: as of `open_regular`. Raises `InputError` as `open_regular` does, for a file that is
+    too large, and for a file that contains more or fewer bytes than its size says.
     """
     file, file_bytes = open_regular(path, expected_text, allows_stdin)
     with file:
