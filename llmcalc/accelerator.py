@@ -167,33 +167,33 @@ class Hardware(Record):
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether matrix units multiply bfloat16: NVIDIA's since Ampere; of other vendors nothing else is known."""
+        """Whether the matrix units multiply bfloat16: on NVIDIA since Ampere, assumed on other vendors' chips."""
         return self.compute_capability is None or float(self.compute_capability) >= 8.0
 
     @property
     def lacks_bfloat16(self) -> bool:
-        """Whether products in 16 bits run at the peak of float16, because no peak of bfloat16 is known."""
+        """Whether 16-bit products run at the peak of float16, because no bfloat16 peak is known."""
         return "float16" in self.peak_flops and "bfloat16" not in self.peak_flops
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU, and no TPU, Trainium, Inferentia, Ascend or Gaudi; true for a bare memory size."""
+        """Whether the accelerator is a GPU, not a TPU, Trainium, Inferentia, Ascend, Gaudi; true for a memory size."""
         unit_name = "" if self.compute_units is None else self.compute_units.name
         return self.vendor not in VENDORS_WITHOUT_GPUS and unit_name not in UNITS_OF_OTHERS
 
     @property
     def stores_nf4(self) -> bool:
-        """Whether bitsandbytes stores weights in nf4 on it: GPUs but Apple's, and Gaudi (its installation guide)."""
+        """Whether bitsandbytes stores weights in nf4 on the accelerator: on Gaudi, and on all GPUs except Apple's."""
         return self.vendor == "Intel" or self.has_8bit_optimizers
 
     @property
     def has_8bit_optimizers(self) -> bool:
-        """Whether bitsandbytes has optimizers for it: GPUs of NVIDIA, AMD and Intel (its installation guide)."""
+        """Whether bitsandbytes has optimizers for the accelerator: a GPU of NVIDIA, AMD or Intel."""
         return self.is_gpu and self.vendor != "Apple"
 
     @property
     def runs_fp8_weights(self) -> bool:
-        """Whether servers have kernels for weights and caches in fp8.
+        """Whether serving engines have fp8 kernels for weights and caches on the accelerator.
 
         vLLM has them for NVIDIA's GPUs since Ampere (Marlin), and elsewhere where matrix units multiply fp8. A bare
         memory size has them.
@@ -214,7 +214,7 @@ class Hardware(Record):
         ]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
         if not formats:
-            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._how_to_set('peak_flops')}")
+            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._setting_hint('peak_flops')}")
         raise InputError(
             f"{self.title}: no peak FLOP/s is known for {requested_format}; expected one of {', '.join(formats)}"
         )
@@ -226,7 +226,7 @@ class Hardware(Record):
         """
         if self.memory_bandwidth is None:
             raise InputError(
-                f"{self.title}: no memory bandwidth is known; {self._how_to_set('memory_bandwidth (bytes/s)')}"
+                f"{self.title}: no memory bandwidth is known; {self._setting_hint('memory_bandwidth (bytes/s)')}"
             )
         return self.memory_bandwidth
 
@@ -237,7 +237,7 @@ class Hardware(Record):
         """
         return self.peak(dtype) / self.bandwidth()
 
-    def _how_to_set(self, field_name: str) -> str:
+    def _setting_hint(self, field_name: str) -> str:
         if self.vendor:
             return f"{self.vendor} publishes none, or no source that a reader can open states it"
         return f"expected a named accelerator, or a TOML file of your own with {field_name}"

@@ -35,7 +35,7 @@ from .arguments import (
     tokens_of,
 )
 from .errors import InputError
-from .optional import included
+from .optional import included_part_names
 from .workload.counting import Pairs
 from .workload.execution import AttentionImplementation, LatentForm
 from .workload.setting import checked_values, declared, length_of
@@ -81,7 +81,7 @@ def params(
     from .questions.counts import ParamsQuestion, params_of_file
 
     parsed_options = options_of(options, rank=True)
-    include, rank = included(with_mtp, with_towers), parsed_options.rank_request()
+    include, rank = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
         is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or include)
         file_params = params_of_file(str(model), measure, has_changed_model=is_changed, rank=rank)
@@ -159,7 +159,7 @@ def flops(
         text("--recompute", recompute, "full"),
         one_of("--mla", mla, LatentForm),
         conventions,
-        included(with_mtp),
+        included_part_names(with_mtp),
         parsed_options.rank_request(),
         MeasuredRun(tokens_per_second, hardware, optional_length("--devices", devices), dtype),
         parsed_options.read_draft(draft),
@@ -299,7 +299,7 @@ def explain(
         optional_word("--recompute", recompute, RecomputeChoice),
         latex,
         bibtex,
-        included(with_mtp),
+        included_part_names(with_mtp),
         parsed_options.rank_request(),
         hardware,
         optional_word("--phase", phase, PassPhase),
@@ -416,7 +416,7 @@ def fit(
     receipt: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Tells whether a run fits (`.ok`), with `devices` in some layout over them, and which changes would make it fit.
+    """Finds whether a run fits on an accelerator (`.ok`), and the changes with which it would fit.
 
     hardware: the accelerator; default common ones, each with the fewest on which it fits.
     phase: default inference, or training if an option that only training has is given.
@@ -440,10 +440,10 @@ def fit(
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
     parsed_options = options_of(options, run=True, layout=True)
-    run_options = run_of(parsed_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    run_options = run_of(parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace)
     training_option = "" if global_batch is None else "--global-batch"
     settings = with_implied_phase(
-        run_options.settings, run_options.layout, parsed_options.gives(phase), training_option
+        run_options.settings, run_options.layout, parsed_options.setting_test(phase), training_option
     )
     question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
     return ask_fit(question, optional_length("--global-batch", global_batch))
@@ -482,8 +482,8 @@ def plan(
     from .studies.plan import Order
 
     parsed_options = options_of(options, run=True, layout=True)
-    run_options = run_of(parsed_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    settings = plan_settings(run_options.settings, parsed_options.gives(phase))
+    run_options = run_of(parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace)
+    settings = plan_settings(run_options.settings, parsed_options.setting_test(phase))
     question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
     by = optional_word("--by", by, Order)
     order_options = {"stack": stack, "overlap": overlap, "nic": nic, "calibrate": calibrate}
@@ -541,7 +541,7 @@ def time(
     time_options = declared_options(TimeOptions, locals())
     parsed_options = options_of(options, run=True, layout=True)
     question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
-    return ask_time(question, time_options, parsed_options.gives(phase), parsed_options.read)
+    return ask_time(question, time_options, parsed_options.setting_test(phase), parsed_options.read)
 
 
 def serve(
@@ -818,13 +818,13 @@ def verify(
     layout. The others: as on the command line.
     """
     from .parallel.layout_request import LayoutRequest
-    from .questions.witnesses import Verification
+    from .questions.witnesses import VerifyQuestion
     from .sources.presets import model_names
     from .witnesses.reference import Device
     from .witnesses.run import Witness
 
     parsed_options = options_of(options, layout=True)
-    verification = Verification(
+    verification = VerifyQuestion(
         all,
         one_of("--device", device, Device),
         one_of("--against", against, Witness),

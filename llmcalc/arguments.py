@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from .errors import InputError, shown, suggest
 from .model import ModelSpec
-from .optional import included
+from .optional import included_part_names
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
@@ -112,7 +112,7 @@ class Options(NamedTuple):
             return None
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
-    def gives(self, phase: Any) -> Callable[[str], bool]:
+    def setting_test(self, phase: Any) -> Callable[[str], bool]:
         """Returns a test of whether a setting is set in the call. phase: the phase in the call, if any."""
         return lambda setting_name: (phase if setting_name == "phase" else self.settings.get(setting_name)) is not None
 
@@ -132,7 +132,7 @@ READING = ("set", "head", "allow_unknown")
 def options_of(
     options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
 ) -> Options:
-    """Sorts the options of an API call into reading, rank, run and layout options.
+    """Sorts the options of an API call into options of reading a model, of a rank, of a run and of a layout.
 
     rank, run, layout: whether the function takes such options.
 
@@ -151,13 +151,17 @@ def options_of(
         from .parallel.layout_request import LayoutRequest
 
         names_by_subject[3] = declared(LayoutRequest)
-    known_names = [name for subject_names in names_by_subject for name in subject_names]
-    for name in options_by_name:
-        if name not in known_names:
-            raise InputError(f"{name}: there is no such option.{suggest(name, known_names)}")
+    known_names = [option_name for subject_names in names_by_subject for option_name in subject_names]
+    for option_name in options_by_name:
+        if option_name not in known_names:
+            raise InputError(f"{option_name}: there is no such option.{suggest(option_name, known_names)}")
     return Options(
         *(
-            {name: option_value for name, option_value in options_by_name.items() if name in subject_names}
+            {
+                option_name: option_value
+                for option_name, option_value in options_by_name.items()
+                if option_name in subject_names
+            }
             for subject_names in names_by_subject
         )
     )
@@ -174,26 +178,26 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
     )
 
 
-def optional_length(option: str, length: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def optional_length(option_name: str, length: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
-    return None if length is None else whole(option, length_of(option, length), least, most)
+    return None if length is None else whole(option_name, length_of(option_name, length), least, most)
 
 
-def optional_text(option: str, text_value: Any, example: str) -> str | None:
+def optional_text(option_name: str, text_value: Any, example: str) -> str | None:
     """Validates an optional text; None stays None. example: a valid text, for the error message."""
-    return None if text_value is None else text(option, text_value, example)
+    return None if text_value is None else text(option_name, text_value, example)
 
 
-def optional_word(option: str, word_value: Any, allowed_words: Any) -> Any:
+def optional_word(option_name: str, word_value: Any, allowed_words: Any) -> Any:
     """Validates an optional word of a `Literal`; None stays None."""
-    return None if word_value is None else one_of(option, word_value, allowed_words)
+    return None if word_value is None else one_of(option_name, word_value, allowed_words)
 
 
-def optional_count(option: str, count_value: Any) -> int | None:
+def optional_count(option_name: str, count_value: Any) -> int | None:
     """Parses a count such as `15T`; None stays None."""
     from .units import parse_count
 
-    return None if count_value is None else parse_count(str(count_value), option)
+    return None if count_value is None else parse_count(str(count_value), option_name)
 
 
 def batch_or_users(batch: Any, users: Any, phase: str) -> int:
@@ -268,7 +272,9 @@ def engine_questions_of(
     )
 
 
-def run_of(options: Options, hardware: Any, phase: Any, include: frozenset[str], workspace: str | None) -> RunOptions:
+def run_of(
+    options: Options, hardware: Any, phase: Any, included_parts: frozenset[str], workspace: str | None
+) -> RunOptions:
     """Returns the run that the options describe. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
@@ -279,7 +285,7 @@ def run_of(options: Options, hardware: Any, phase: Any, include: frozenset[str],
     return RunOptions(
         settings=settings_of(**options_by_name),
         layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
-        include=include,
+        include=included_parts,
         accelerators=tuple(find_accelerators(_hardware_names(hardware))),
         workspace=workspace,
     )
@@ -301,9 +307,9 @@ def run_question_of(
     return memory_question(
         model,
         options.read,
-        run_of(options, hardware, phase, included(with_mtp, with_towers), workspace),
+        run_of(options, hardware, phase, included_part_names(with_mtp, with_towers), workspace),
         launch_file=launch,
-        is_setting_given=options.gives(phase),
+        is_setting_given=options.setting_test(phase),
         allow_unknown=options.reading.get("allow_unknown", False),
         set=options.reading.get("set"),
         head=options.reading.get("head"),
@@ -312,8 +318,8 @@ def run_question_of(
     )
 
 
-def selection_of(kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
+def selection_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
     from .studies.selection import Selection
 
     least, most = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
-    return Selection(kind, attention, moe, least, most)
+    return Selection(model_kind, attention, moe, least, most)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .arguments import READING, Model, cache_format_of, options_of, run_of, selection_of, tokens_of
 from .errors import InputError
-from .optional import included
+from .optional import included_part_names
 from .plots import pictures
 from .plots.figure import figure_bytes, format_of
 from .workload.validation import one_of, whole
@@ -67,7 +67,9 @@ def _read_models(plotted_models: Iterable[Model], read_model: Callable[[Model], 
 
 
 def _draw_params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
-    return pictures.params_picture(_read_models(models, options_of(options).read), included(with_mtp, with_towers))
+    return pictures.params_picture(
+        _read_models(models, options_of(options).read), included_part_names(with_mtp, with_towers)
+    )
 
 
 def _draw_kv(*plotted_models: Model, kv_dtype: str = "bf16", **options: Any) -> Figure:
@@ -117,7 +119,7 @@ def _draw_memory(
     from .questions.runs import RunQuestion
 
     run_options = options_of(options, run=True)
-    settings_run = run_of(run_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    settings_run = run_of(run_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace)
     return pictures.memory_picture(RunQuestion(**vars(settings_run), preset=run_options.read(model)))
 
 
@@ -129,20 +131,27 @@ def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Sc
     return pictures.schedule_picture(layout, timetable)
 
 
-def _draw_time(ask: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
-    return pictures.time_picture(lambda: ask(model, **options), whole("--by-node", by_node, 1, 8))
+def _draw_time(compute_answer: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
+    return pictures.time_picture(lambda: compute_answer(model, **options), whole("--by-node", by_node, 1, 8))
 
 
-def _draw_roofline(ask: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
-    preset = options_of({name: options.pop(name) for name in READING if name in options}).read(model)
+def _draw_roofline(compute_answer: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
+    preset = options_of(
+        {option_name: options.pop(option_name) for option_name in READING if option_name in options}
+    ).read(model)
     phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
-    return pictures.roofline_picture(lambda phase: ask(preset, phase=phase, **options), phases)
+    return pictures.roofline_picture(lambda phase: compute_answer(preset, phase=phase, **options), phases)
 
 
 def _draw_serve(
-    ask: Ask, model: Model, *, input: int | str | None = None, output_tokens: int | str | None = None, **options: Any
+    compute_answer: Ask,
+    model: Model,
+    *,
+    input: int | str | None = None,
+    output_tokens: int | str | None = None,
+    **options: Any,
 ) -> Figure:
-    return pictures.serve_picture(lambda: ask(model, input=input, output=output_tokens, **options))
+    return pictures.serve_picture(lambda: compute_answer(model, input=input, output=output_tokens, **options))
 
 
 DRAWN: Mapping[str, Callable[..., Figure]] = {

@@ -89,8 +89,8 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     matching_names += [
         known_name for known_name in sorted_names if len(letters) > 2 and letters in _letters_and_digits(known_name)
     ]
-    lowercase_name, match_count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
-    similar_spellings = difflib.get_close_matches(lowercase_name, names_by_spelling, match_count, cutoff=0.6)
+    lowercase_name, name_count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
+    similar_spellings = difflib.get_close_matches(lowercase_name, names_by_spelling, name_count, cutoff=0.6)
     suggestions = list(
         dict.fromkeys([*matching_names, *(names_by_spelling[lowercase_name] for lowercase_name in similar_spellings)])
     )
@@ -102,7 +102,7 @@ def _letters_and_digits(compared_name: str) -> str:
     return "".join(character for character in compared_name.lower() if character.isalnum())
 
 
-def near_to(typed_name: str, known_names: Iterable[str]) -> str:
+def similar_name(typed_name: str, known_names: Iterable[str]) -> str:
     """Returns the known name within two typing errors of `typed_name`; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.
@@ -110,9 +110,9 @@ def near_to(typed_name: str, known_names: Iterable[str]) -> str:
     max_edits = min(2, len(typed_name) // 3)
     nearest_name = min(
         (
-            (edit_distance(typed_name.lower(), candidate.lower()), candidate)
-            for candidate in known_names
-            if abs(len(candidate) - len(typed_name)) <= max_edits
+            (edit_distance(typed_name.lower(), known_name.lower()), known_name)
+            for known_name in known_names
+            if abs(len(known_name) - len(typed_name)) <= max_edits
         ),
         default=None,
     )

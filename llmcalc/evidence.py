@@ -98,7 +98,7 @@ class FrameworkEvidence:
 
 def parts_of_kinds(**names: str) -> tuple[tuple[str, str], ...]:
     """Returns (kind, name) pairs of model parts. names: for each kind, a text with the parts' names."""
-    return tuple((part_kind, part_name) for part_kind, names_text in names.items() for part_name in names_text.split())
+    return tuple((part_kind, part_name) for part_kind, part_names in names.items() for part_name in part_names.split())
 
 
 LLAMA_PARTS = parts_of_kinds(
@@ -112,7 +112,7 @@ def by_torch(test_module: str) -> Witness:
     return Witness("exact", ON_META, test_module)
 
 
-def by_source(library_name: str, test_module: str) -> Witness:
+def source_code_witness(library_name: str, test_module: str) -> Witness:
     """Returns the witness of bytes that were read in a library's source code.
 
     library_name: the file of the library. test_module: the module that compares them with hand arithmetic.
@@ -132,7 +132,7 @@ def names_of(evidence: Iterable[Evidence], status: Status) -> str:
     )
 
 
-def witnesses_of(evidence: Iterable[Evidence], status: Status) -> str:
+def witness_texts(evidence: Iterable[Evidence], status: Status) -> str:
     """Returns the independent checks with a verification status, without repetitions."""
     return "; ".join(
         dict.fromkeys(evidence_entry.witness.name for evidence_entry in evidence if evidence_entry.status == status)

@@ -142,7 +142,7 @@ class ModelSpec(Part):
                 "false"
             )
         output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
-        for output_component in self.on_output():
+        for output_component in self.output_parts():
             output_component.check_output(output)
         check_widths(self.towers)
         return self
@@ -284,7 +284,7 @@ class ModelSpec(Part):
         assert stack is not None
         return stack
 
-    def on_output(self) -> list[OutputPart]:
+    def output_parts(self) -> list[OutputPart]:
         """The components that read the final hidden states, in addition to the output head."""
         parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
         return [component for component in parts if component is not None]
@@ -300,8 +300,8 @@ class ModelSpec(Part):
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
         scores_every_token = self.head.type != "classification" or self.head.over == "token"
-        goes_back = self.main.input_size is None and self.embedding_kernel is None and not self.tied_projection
-        return self.embedding_size if scores_every_token and goes_back else None
+        is_projected_back = self.main.input_size is None and self.embedding_kernel is None and not self.tied_projection
+        return self.embedding_size if scores_every_token and is_projected_back else None
 
     def tree(self) -> Node:
         """The tree of named nodes, derived from the program, over which counts are summed."""
@@ -418,17 +418,19 @@ class ModelSpec(Part):
             )
         return encoder.flow(recorder, x, encoder_axis)
 
-    def _record_output(self, recorder: Flow, x: Value, vocab: Axis, embedding_axis: Axis, table: Weight) -> None:
+    def _record_output(
+        self, recorder: Flow, x: Value, vocab: Axis, embedding_axis: Axis, embedding_table: Weight
+    ) -> None:
         """Records the components that read the final hidden states, and the vision and audio encoders."""
         recorder.hold(x=x)
-        values_read: dict[str, Value] = {}
+        output_values: dict[str, Value] = {}
         for component_name, component in (("pooler", self.pooler), ("contact_head", self.contact_head)):
             if component is not None:
-                values_read[component_name] = recorder.part(
+                output_values[component_name] = recorder.part(
                     component_name, component, x, role=component.role, stack=self.main
                 )
         if self.pooler is not None:
-            recorder.hold(pooled=values_read["pooler"])
+            recorder.hold(pooled=output_values["pooler"])
         output_states = x
         if self.top_size is not None:
             component_kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
@@ -439,12 +441,12 @@ class ModelSpec(Part):
             )
         recorder.result = x
         if self.head.type == "classification":
-            pooled_vector = values_read.get("pooler", x) if self.head.over == "sequence" else x
+            pooled_vector = output_values.get("pooler", x) if self.head.over == "sequence" else x
             recorder.result = recorder.part("classifier", self.head, pooled_vector)
         if self.head.type == "projection":
             recorder.result = recorder.part("projection", self.head, x)
         if isinstance(self.head, LMHead):
-            self._record_lm_head(recorder, self.head, x, output_states, vocab, embedding_axis, table)
+            self._record_lm_head(recorder, self.head, x, output_states, vocab, embedding_axis, embedding_table)
         if self.towers:
             with recorder.scope("towers", kind="towers", role="kept", optional=TOWERS.name, is_counted_whole=True):
                 record_towers(recorder, self.towers)
@@ -457,13 +459,13 @@ class ModelSpec(Part):
         output_states: Value,
         vocab: Axis,
         embedding_axis: Axis,
-        table: Weight,
+        embedding_table: Weight,
     ) -> None:
         """Records the language-model head, and the parts that propose or predict further tokens.
 
         x: what the head reads. output_states: the final hidden states, which the other parts read.
         """
-        output = table if self.tie_word_embeddings else None
+        output = embedding_table if self.tie_word_embeddings else None
         if self.mtp is not None and output is None:
             output = Weight("lm_head", (vocab,), x.axes)
         weight_role = self._weight_role("lm_head")
@@ -476,7 +478,7 @@ class ModelSpec(Part):
             recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed_tokens=proposed_axis)
         if self.mtp is not None:
             assert output is not None
-            self.mtp.flow(recorder, output_states, self.main, vocab, table, output)
+            self.mtp.flow(recorder, output_states, self.main, vocab, embedding_table, output)
 
     def reference(self) -> nn.Module:
         """Builds a PyTorch model with random weights.

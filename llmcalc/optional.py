@@ -39,7 +39,7 @@ WITHOUT_FLOPS = frozenset(name for name, part in OPTIONAL_PARTS.items() if not p
 """The names of optional parts of which only parameters are counted."""
 
 
-def included(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:
+def included_part_names(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:
     """Returns the names of the optional parts that a total includes."""
     is_requested = {MTP: with_mtp, TOWERS: with_towers}
     return frozenset(part.name for part, is_included in is_requested.items() if is_included)

@@ -49,10 +49,10 @@ def assert_counts(
         raise InputError(f"module: {shown(module)} is not an nn.Module; expected the model to compare")
     if inputs is not None and not isinstance(inputs, tuple | list):
         raise InputError("inputs: not a tuple; expected the arguments of the module in one, such as (token_ids,)")
-    tree = spec_of(spec).tree()
-    found_problems = _parameter_problems(module, tree)
+    node_tree = spec_of(spec).tree()
+    found_problems = _parameter_problems(module, node_tree)
     if inputs is not None:
-        found_problems += _flop_problems(module, tree, inputs, batch, seq)
+        found_problems += _flop_problems(module, node_tree, inputs, batch, seq)
     if found_problems:
         raise AssertionError("\n".join(map(printable, found_problems)))
 
@@ -74,14 +74,14 @@ def _restore_buffers(module: nn.Module) -> Iterator[None]:
                     buffer.copy_(saved_copy)
 
 
-def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
-    spec_total, counted_params = tree.total(total_params_of), parameters(module)
+def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
+    spec_total, counted_params = node_tree.total(total_params_of), parameters(module)
     module_total = counted_params.get("", 0)
     if module_total == spec_total:
         return []
     difference_text = units.difference(module_total - spec_total)
     problem_lines = [f"parameters: the module has {module_total:,}, the spec {spec_total:,} ({difference_text})"]
-    layers = [node for node in tree.children if node.kind == "layer"]
+    layers = [node for node in node_tree.children if node.kind == "layer"]
     depth = sum(node.repeat for node in layers)
     module_lists = sorted(
         {parameter.rpartition(".")[0] for parameter in counted_params if parameter.endswith(f".{depth - 1}")}, key=len
@@ -109,20 +109,24 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
             "  by the spec: "
             + ", ".join(
                 f"{child.segment} {child.total(total_params_of):,}"
-                for child in tree.children
+                for child in node_tree.children
                 if child.total(total_params_of)
             )
         )
         problem_lines.append(
             "  by the module: "
             + ", ".join(
-                f"{name} {counted_params[name]:,}" for name, _ in module.named_children() if counted_params.get(name)
+                f"{module_name} {counted_params[module_name]:,}"
+                for module_name, _ in module.named_children()
+                if counted_params.get(module_name)
             )
         )
     return problem_lines
 
 
-def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch: int, seq: int | None) -> list[str]:
+def _flop_problems(
+    module: nn.Module, node_tree: Node, inputs: tuple[Any, ...], batch: int, seq: int | None
+) -> list[str]:
     shape: tuple[int, ...] = tuple(getattr(inputs[0], "shape", ()))
     if len(shape) == 2:
         batch, seq = shape
@@ -131,10 +135,12 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
     with _restore_buffers(module):
         flops_by_path, _ = count_flops(module, lambda: module(*inputs))
     run_config = RunConfig(Workload(batch=batch, seq=seq))
-    spec_flops, measured_flops = tree.total(forward_of, run_config), flops_by_path.get("", 0)
+    spec_flops, measured_flops = node_tree.total(forward_of, run_config), flops_by_path.get("", 0)
     if measured_flops == spec_flops:
         return []
-    scores = tree.total(lambda op_use: forward_of(op_use) if isinstance(op_use.op, AttentionCore) else 0, run_config)
+    scores = node_tree.total(
+        lambda op_use: forward_of(op_use) if isinstance(op_use.op, AttentionCore) else 0, run_config
+    )
     hint_text = ""
     if measured_flops == 0:
         hint_text = (

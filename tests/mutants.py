@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
     Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
     # readers
-    Mutant("sources/huggingface/families/llama/llama.py", '"full" if i < first', '"full" if i <= first'),
+    Mutant("sources/huggingface/families/llama/llama.py", '"full" if layer < first', '"full" if layer <= first'),
     Mutant(
         "sources/huggingface/families/deepseek/deepseek.py",
         "width * shared_expert_count) if shared_expert_count",
@@ -65,8 +65,8 @@ MUTANTS = (
     ),
     Mutant(
         "sources/huggingface/parts.py",
-        "rotary_share = share if rotary_share is None else rotary_share",
-        "rotary_share = share",
+        "rotary_share = default_share if rotary_share is None else rotary_share",
+        "rotary_share = default_share",
     ),
     Mutant("sources/checkpoints/safetensors.py", "// 8 != tensor.nbytes", "// 8 < tensor.nbytes"),
     Mutant("sources/target.py", 'in ("none", "null")', 'in ("null",)'),

@@ -15,7 +15,7 @@ import pytest
 
 import llmcalc
 from llmcalc.arguments import READING
-from llmcalc.cli.help import with_help_all
+from llmcalc.cli.help import with_help_all_option
 from llmcalc.cli.main import COMMANDS, module_name
 from llmcalc.errors import InputError
 from llmcalc.plots.pictures import Picture
@@ -278,7 +278,7 @@ def options_of(command: str) -> set[str]:
     """The long names of a command's options, as names of Python. typer has the first one as the option's default."""
     module = import_module(f"llmcalc.cli.{module_name(command)}")
     found = set()
-    for parameter in inspect.signature(with_help_all(module.command)).parameters.values():
+    for parameter in inspect.signature(with_help_all_option(module.command)).parameters.values():
         for option in getattr(parameter.annotation, "__metadata__", ()):
             if type(option).__name__ == "OptionInfo":
                 names = [option.default, *(option.param_decls or ()), f"--{parameter.name}"]

@@ -7,10 +7,10 @@ import typer
 
 from .options import JunitOption, OfflineOption
 from .output import check_writable, open_whole_file
-from .target_options import OutputOptions, takes_target
+from .target_options import OutputOptions, add_target_options
 
 
-@takes_target
+@add_target_options
 def command(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The budget: a TOML file with a table [[model]] for each model.")

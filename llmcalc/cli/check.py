@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from .options import Target
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@takes_target
+@add_target_options
 def command(
     checkpoint: Annotated[
         str,

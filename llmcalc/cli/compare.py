@@ -8,7 +8,7 @@ from ..studies.compare import SORT_KEYS
 from ..studies.selection import Selection
 from .hardware import accelerator_option
 from .options import CacheDtype, Seq, TargetsOrNone, length_option, value_option
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 MOST_ON_A_SCREEN = 3
 """Largest number of models that are shortened to a screen; more are printed as a list."""
@@ -16,7 +16,7 @@ MOST_ON_A_SCREEN = 3
 SORT_HELP = f"Order by a quantity, smallest first: {', '.join(SORT_KEYS)}."
 
 
-@takes_target
+@add_target_options
 def command(
     targets: TargetsOrNone = None,
     everything: Annotated[bool, typer.Option("--all", help="Every preset, or those that the filters take.")] = False,

@@ -7,10 +7,10 @@ import typer
 from ..questions.listings import ModelFileFormat
 from .options import Output, Target, open_output
 from .output import store_remark
-from .target_options import TargetOptions, takes_target
+from .target_options import TargetOptions, add_target_options
 
 
-@takes_target
+@add_target_options
 def command(
     target: Target,
     to: Annotated[

@@ -4,17 +4,17 @@ from ..device_memory.settings import Settings
 from ..parallel.layout_request import LayoutRequest
 from ..questions.options import CostOptions
 from .hardware import OneAccelerator
-from .layout_options import takes_layout
+from .layout_options import add_layout_options
 from .options import TableOption, Target
-from .run_options import takes_settings
-from .setting_options import takes_declared
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .run_options import add_settings_options
+from .setting_options import add_declared_options
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@takes_settings
-@takes_layout
-@takes_declared("options", CostOptions)
-@takes_target
+@add_settings_options
+@add_layout_options
+@add_declared_options("options", CostOptions)
+@add_target_options
 def command(
     target: Target,
     hardware: OneAccelerator,

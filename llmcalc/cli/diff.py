@@ -8,10 +8,10 @@ import typer
 from ..errors import one_line
 from ..workload.lengths import MOST_CONTEXT
 from .options import CacheDtype, TableOption, Targets, length_option, value_option
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@takes_target
+@add_target_options
 def command(
     targets: Targets,
     git: Annotated[

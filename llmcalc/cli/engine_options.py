@@ -77,19 +77,19 @@ class EngineCommand(Command):
             ctx.meta[VALUES] = flag_values
         return super().parse_args(ctx, args)
 
-    def _refuse_idle_short_flags(self, ctx: Any, engine_record: Engine, args: Sequence[str]) -> None:
+    def _refuse_idle_short_flags(self, context: Any, engine_record: Engine, arguments: Sequence[str]) -> None:
         """Raises `InputError` for a short option of llmcalc that is a flag of the engine without an effect."""
         from ..frameworks.engines.flags import flags_by_spelling
 
         flags_by_name = flags_by_spelling(engine_record.known_flags())
-        for option in self.get_params(ctx):
+        for option in self.get_params(context):
             for option_name in option.opts:
-                flag = flags_by_name.get(option_name)
+                engine_flag = flags_by_name.get(option_name)
                 if (
                     option_name.startswith("--")
-                    or flag is None
-                    or not flag.is_idle
-                    or not any(_option_values(option_name, args))
+                    or engine_flag is None
+                    or not engine_flag.is_idle
+                    or not any(_option_values(option_name, arguments))
                 ):
                     continue
                 flags_text = "".join(
@@ -97,13 +97,13 @@ class EngineCommand(Command):
                     for engine_name in engine_record.flags_by_option.get(option.opts[0], "").split()
                 )
                 raise InputError(
-                    f"{option_name}: is {flag.names[0]} of {engine_record.title}, which changes no memory; expected "
-                    f"{option.opts[0]}{flags_text}, or remove it"
+                    f"{option_name}: is {engine_flag.names[0]} of {engine_record.title}, "
+                    f"which changes no memory; expected {option.opts[0]}{flags_text}, or remove it"
                 )
 
-    def _launched_engines(self, args: Sequence[str]) -> list[str]:
+    def _launched_engines(self, arguments: Sequence[str]) -> list[str]:
         """Returns the engine that all servers of a launch file share; none without a launch file."""
-        launch_files = list(_option_values("--launch", args))
+        launch_files = list(_option_values("--launch", arguments))
         if not launch_files:
             return []
         from ..frameworks.server_files.read import engines_of
@@ -111,27 +111,27 @@ class EngineCommand(Command):
         engine_names = engines_of(launch_files[-1])
         return engine_names if len(engine_names) == 1 else []
 
-    def _llmcalc_options(self, ctx: Any) -> dict[str, bool]:
+    def _llmcalc_options(self, context: Any) -> dict[str, bool]:
         """Returns for each option of llmcalc whether it takes a value."""
         llmcalc_names = (*SHARED_OPTIONS, *self.beside_engines)
         return {
             option_name: not option.is_flag
-            for option in self.get_params(ctx)
+            for option in self.get_params(context)
             if option.name in llmcalc_names and hasattr(option, "is_flag")
             for option_name in (*option.opts, *option.secondary_opts)
         }
 
 
-def _option_values(option: str, args: Sequence[str]) -> Iterable[str]:
+def _option_values(option: str, arguments: Sequence[str]) -> Iterable[str]:
     """Yields the values of an option on a command line."""
-    for i, argument in enumerate(args):
+    for argument_index, argument in enumerate(arguments):
         option_name, equals_sign, option_value = argument.partition("=")
         if argument == "--":
             return
         if option_name == option and equals_sign:
             yield option_value
-        elif argument == option and i + 1 < len(args):
-            yield args[i + 1]
+        elif argument == option and argument_index + 1 < len(arguments):
+            yield arguments[argument_index + 1]
 
 
 def require_engine(receipt: str | None, engine: Sequence[str] | None, launch_file: Path | None = None) -> None:

@@ -4,11 +4,11 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from ..optional import included
+from ..optional import included_part_names
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..questions.counts import PassPhase, Quantity
 from ..symbolic.formulas import RecomputeChoice
-from .layout_options import takes_rank
+from .layout_options import add_rank_options
 from .options import (
     AttentionImplementationOption,
     CacheDtype,
@@ -19,7 +19,7 @@ from .options import (
     length_option,
     value_option,
 )
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 NodeArgument: TypeAlias = Annotated[
     str | None,
@@ -32,8 +32,8 @@ NodeArgument: TypeAlias = Annotated[
 ]
 
 
-@takes_rank
-@takes_target
+@add_rank_options
+@add_target_options
 def command(
     target: Target,
     node: NodeArgument = None,
@@ -81,7 +81,7 @@ def command(
     from ..questions.counts import ExplainQuestion
     from ..sources.preset import name_in_errors
 
-    included_parts = included(with_mtp)
+    included_parts = included_part_names(with_mtp)
     explain_question = ExplainQuestion(
         node,
         quantity,

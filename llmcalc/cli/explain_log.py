@@ -6,10 +6,10 @@ import typer
 
 from .hardware import accelerator_option
 from .options import TableOption, TargetOrNone, value_option
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@takes_target
+@add_target_options
 def command(
     log: Annotated[
         str,

@@ -7,14 +7,14 @@ import typer
 
 from ..device_memory.settings import Settings
 from ..errors import InputError
-from ..optional import included
+from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
 from .hardware import accelerator_option
-from .layout_options import takes_layout
+from .layout_options import add_layout_options
 from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given, length_option, value_option
-from .run_options import CublasWorkspace, takes_settings
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .run_options import CublasWorkspace, add_settings_options
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
 class COMMAND(EngineCommand):
@@ -23,9 +23,9 @@ class COMMAND(EngineCommand):
     beside_engines = ("users", "seq", "devices")
 
 
-@takes_settings
-@takes_layout
-@takes_target
+@add_settings_options
+@add_layout_options
+@add_target_options
 def command(
     context: typer.Context,
     settings: Settings,
@@ -84,7 +84,7 @@ def command(
         )
         return
     assert target is not None
-    included_parts = included(with_mtp, with_towers)
+    included_parts = included_part_names(with_mtp, with_towers)
     run_question = RunQuestion(
         preset=target_options.load(target, included_parts),
         settings=with_implied_phase(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ..optional import included
+from ..optional import included_part_names
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import join_reports
 from ..workload.execution import AttentionImplementation, LatentForm
@@ -13,7 +13,7 @@ from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import USUAL
 from ..workload.workload import Phase
 from .hardware import accelerator_option
-from .layout_options import takes_rank
+from .layout_options import add_rank_options
 from .options import (
     Batch,
     DraftOption,
@@ -28,8 +28,8 @@ from .options import (
     phase_option,
     value_option,
 )
-from .setting_options import takes_inputs
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .setting_options import add_input_options
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_HELP = (
     f"New tokens of each sequence; {USUAL:,}, or all learned positions where they are fewer, if not given. In "
@@ -49,9 +49,9 @@ DTYPE_HELP = "With --tokens-per-second, number format of the products, whose pea
 RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, …)."
 
 
-@takes_inputs
-@takes_rank
-@takes_target
+@add_input_options
+@add_rank_options
+@add_target_options
 def command(
     targets: Targets,
     batch: Batch = None,
@@ -96,7 +96,7 @@ def command(
     from ..sources.preset import name_in_errors
     from ..studies.utilization import MeasuredRun
 
-    included_parts = included(with_mtp)
+    included_parts = included_part_names(with_mtp)
     flops_question = FlopsQuestion(
         batch_of(batch, users, phase or "forward") or 1,
         seq,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from .options import shell_completion_of, value_option
-from .target_options import OutputOptions, takes_target
+from .target_options import OutputOptions, add_target_options
 
 
 def _hardware_names() -> Iterable[str]:
@@ -18,12 +18,12 @@ def _hardware_names() -> Iterable[str]:
 complete_name = shell_completion_of(_hardware_names)
 
 
-def accelerator_option(default: str = "") -> Any:
-    """Returns the option `--hardware` for one accelerator. default: a sentence for the help that states the default."""
+def accelerator_option(default_text: str = "") -> Any:
+    """Returns the option `--hardware` for one accelerator. default_text: the help's sentence on the default."""
     return value_option(
         "--hardware",
         "NAME",
-        f"The accelerator: a name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file.{default}",
+        f"The accelerator: a name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file.{default_text}",
         completion=complete_name,
     )
 
@@ -42,7 +42,7 @@ Names = Annotated[
 ]
 
 
-@takes_target
+@add_target_options
 def command(names: Names = None, *, output_options: OutputOptions) -> None:
     """Accelerators: memory, bandwidths, dense peak FLOP/s.
     With names: every figure, and where each one is from.

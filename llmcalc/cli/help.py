@@ -46,7 +46,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuses an option name in the place of another option's value, which typer would accept."""
-        takes_value = {
+        valued_options = {
             option_name: not option.is_flag
             for option in self.get_params(ctx)
             if hasattr(option, "is_flag")
@@ -55,7 +55,7 @@ class Command(TyperCommand):
         for argument, next_argument in pairwise(args):
             if argument == "--":
                 break
-            if takes_value.get(argument) and next_argument in takes_value:
+            if valued_options.get(argument) and next_argument in valued_options:
                 raise InputError(
                     f"{argument}: expects a value before {next_argument} ({ctx.command_path} --help explains)"
                 )
@@ -73,12 +73,12 @@ class Command(TyperCommand):
             if panel_record is None or (parameter.name in self.uncommon and not lists_all):
                 continue
             if parameter.param_type_name == "argument":
-                panel, label = ARGUMENTS, str(parameter.metavar or parameter.name)
+                panel, option_label = ARGUMENTS, str(parameter.metavar or parameter.name)
             else:
                 panel = getattr(parameter, "rich_help_panel", None) or ("Output" if _is_help(parameter) else OTHER)
-                label = panel_record[0] if lists_all else _short_name(parameter, panel_record[0])
+                option_label = panel_record[0] if lists_all else _short_name(parameter, panel_record[0])
             rows_by_panel.setdefault(panel, []).append(
-                (label, panel_record[1] if lists_all else _first_sentence(panel_record[1]))
+                (option_label, panel_record[1] if lists_all else _first_sentence(panel_record[1]))
             )
         if len(rows_by_panel.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command with few options needs no headings
             every_record = [
@@ -132,7 +132,7 @@ def _show_all_options(ctx: typer.Context, is_requested: bool) -> None:
         raise typer.Exit()
 
 
-def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
+def with_help_all_option(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the option `--help-all` to a command."""
     signature = inspect.signature(command)
     option = typer.Option(
@@ -151,18 +151,20 @@ def with_help_all(command: Callable[..., None]) -> Callable[..., None]:
 
     type_hints = get_type_hints(command, include_extras=True)
     parameters = [
-        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(key, argument.annotation))
-        for key, argument in signature.parameters.items()
+        argument.replace(
+            kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(parameter_name, argument.annotation)
+        )
+        for parameter_name, argument in signature.parameters.items()
     ]
     return with_signature(run, command, [*parameters, parameter])
 
 
-def summary_of(module: str) -> str:
+def command_summary(module_name: str) -> str:
     """Returns the first line of a command's help from the source file, without importing the command.
 
-    module: full name of the command's module, or of a package of commands.
+    module_name: full name of the command's module, or of a package of commands.
     """
-    spec = find_spec(module)
+    spec = find_spec(module_name)
     if spec is None or spec.origin is None:
         return ""
     for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:

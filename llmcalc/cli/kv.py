@@ -12,10 +12,10 @@ from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import MOST_CONTEXT, USUAL
 from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
-from .layout_options import takes_rank
+from .layout_options import add_rank_options
 from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, length_option, value_option
-from .setting_options import takes_inputs
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .setting_options import add_input_options
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 SEQ_HELP = (
     f"Tokens of each sequence; the context that the model was made for if not given, at most {MOST_CONTEXT:,}, and "
@@ -26,9 +26,9 @@ SEQ_HELP = (
 COMMAND = EngineCommand
 
 
-@takes_inputs
-@takes_rank
-@takes_target
+@add_input_options
+@add_rank_options
+@add_target_options
 def command(
     context: typer.Context,
     targets: Targets,
@@ -43,8 +43,7 @@ def command(
     engine: EngineOption = None,
     hardware: Annotated[str | None, accelerator_option(" For --engine.")] = None,
     quantize: Annotated[
-        str | None,
-        value_option("--quantize", "SCHEME", "For --engine: scheme of the weights; default as published."),
+        str | None, value_option("--quantize", "SCHEME", "For --engine: scheme of the weights; default as published.")
     ] = None,
     table: TableOption = None,
     *,

@@ -15,7 +15,7 @@ def layout_options() -> dict[str, OptionOfCommand]:
     return {**options_of(LayoutRequest), "framework": _framework_option()}
 
 
-def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
+def add_layout_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces a command's parameter `layout_request` by the options of a layout."""
     return replace_parameter("layout_request", layout_options(), lambda chosen: LayoutRequest(**chosen))(command)
 
@@ -26,7 +26,9 @@ def _framework_option() -> OptionOfCommand:
 
     framework_records = [framework(framework_name) for framework_name in NAMES]
     implied_frameworks = (
-        f"{record.name} {record.implied_by[0]}" for record in framework_records if record.implied_by is not None
+        f"{framework_record.name} {framework_record.implied_by[0]}"
+        for framework_record in framework_records
+        if framework_record.implied_by is not None
     )
     name_list = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
     setting = declared(LayoutRequest)["framework"]
@@ -36,7 +38,7 @@ def _framework_option() -> OptionOfCommand:
     return option_of(setting, help=help, metavar="NAME", complete=lambda: NAMES)
 
 
-def takes_rank(command: Callable[..., None]) -> Callable[..., None]:
+def add_rank_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces a command's parameter `rank_request` by the options of one counted rank."""
     options = {option_name: option_of(rank_setting) for option_name, rank_setting in rank_settings().items()}
     return replace_parameter("rank_request", options, lambda chosen: RankRequest(**chosen))(command)

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..characters import let_streams_replace_characters
 from ..errors import InputError, suggest
-from .help import Command, printable_help, summary_of, with_help_all
+from .help import Command, command_summary, printable_help, with_help_all_option
 from .output import discard_stream, drop_remarks, print_line, print_remarks
 
 COMMANDS = (
@@ -81,7 +81,10 @@ class LazyGroup(TyperGroup):
         """Writes the first line of each command's help, without importing the command."""
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(command, summary_of(f"{__package__}{self.within}.{module_name(command)}")) for command in self.names]
+                [
+                    (command, command_summary(f"{__package__}{self.within}.{module_name(command)}"))
+                    for command in self.names
+                ]
             )
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -89,18 +92,21 @@ class LazyGroup(TyperGroup):
             # shell completion of an incomplete name, or an option, which typer reports
             if ctx.resilient_parsing or cmd_name.startswith("-"):
                 return None
-            group = f"llmcalc{self.within.replace('.', ' ')}"
+            group_name = f"llmcalc{self.within.replace('.', ' ')}"
             if _is_model(cmd_name):
                 example = next(command_name for command_name in ("memory", "params") if command_name in self.names)
-                raise InputError(f"'{cmd_name}' is a model; expected a command first: {group} {example} {cmd_name}")
+                raise InputError(
+                    f"'{cmd_name}' is a model; expected a command first: {group_name} {example} {cmd_name}"
+                )
             raise InputError(
-                f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} ({group} --help lists all)"
+                f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} "
+                f"({group_name} --help lists all)"
             )
-        return built_command(self.within, cmd_name)
+        return build_command(self.within, cmd_name)
 
 
 @cache
-def built_command(parent_package: str, command_name: str) -> Any:
+def build_command(parent_package: str, command_name: str) -> Any:
     """Imports a command's module and builds the command's options, once per process.
 
     parent_package: as `LazyGroup.within`.
@@ -109,7 +115,7 @@ def built_command(parent_package: str, command_name: str) -> Any:
     if hasattr(module, "COMMANDS"):
         return typer.main.get_command(_command_group(command_name, module))
     typer_app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    typer_app.command(command_name, cls=getattr(module, "COMMAND", Command))(with_help_all(module.command))
+    typer_app.command(command_name, cls=getattr(module, "COMMAND", Command))(with_help_all_option(module.command))
     gc.freeze()  # imported objects stay: no collection needs to traverse them
     gc.set_threshold(COLLECTED_OBJECTS)
     gc.enable()  # `run` has disabled it
@@ -160,9 +166,9 @@ def main() -> None:
         drop_remarks()
         exit_code = 130
     except BrokenPipeError:
-        exit_code = _pipe_closed()
+        exit_code = _handle_closed_pipe()
     except SystemExit as stop:  # typer raises it for a closed pipe
-        exit_code = _pipe_closed() if isinstance(stop.__context__, BrokenPipeError) else stop.code
+        exit_code = _handle_closed_pipe() if isinstance(stop.__context__, BrokenPipeError) else stop.code
     except OSError as error:
         if error.filename is None:
             discard_stream(sys.stdout)  # else the interpreter may try to write again at its end, and exit with 120
@@ -191,7 +197,7 @@ def _print_error(error_message: str) -> int:
     return 2
 
 
-def _pipe_closed() -> int:
+def _handle_closed_pipe() -> int:
     """Handles a closed output pipe, as in `llmcalc … | head`, and returns exit code 0."""
     discard_stream(sys.stdout)
     return 0

@@ -9,15 +9,15 @@ from .. import units
 from ..device_memory.settings import Settings
 from ..errors import InputError
 from ..frameworks.launch.file_kinds import launch_files
-from ..optional import included
+from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, require_engine, show_servers
 from .hardware import complete_name
-from .layout_options import takes_layout
+from .layout_options import add_layout_options
 from .options import DraftOption, TableOption, TargetOrNone, WithMtp, WithTowers, is_given, value_option
 from .output import store_remark
-from .run_options import CublasWorkspace, takes_settings
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .run_options import CublasWorkspace, add_settings_options
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 HARDWARE_HELP = (
     "Accelerators on which it should fit. A name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file; "
@@ -28,9 +28,9 @@ HARDWARE_HELP = (
 COMMAND = EngineCommand
 
 
-@takes_settings
-@takes_layout
-@takes_target
+@add_settings_options
+@add_layout_options
+@add_target_options
 def command(
     context: typer.Context,
     settings: Settings,
@@ -82,7 +82,7 @@ def command(
             raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
         show_servers(ask_engine_memory, context, hardware[0] if hardware else None, target_options, output_options)
         return
-    included_parts = included(with_mtp, with_towers)
+    included_parts = included_part_names(with_mtp, with_towers)
     run_question = memory_question(
         target,
         lambda name: target_options.load(name, included_parts),

@@ -337,7 +337,7 @@ OutputFile: TypeAlias = Annotated[Path | None, _file_option("--output-file")]
 """The file of a command whose `--output` is the tokens of an answer."""
 
 
-def _include_option(part: OptionalPart) -> Any:
+def _optional_part_option(part: OptionalPart) -> Any:
     return typer.Option(part.option, help=f"Include {part.title}. They count in the totals.", rich_help_panel="Model")
 
 
@@ -355,8 +355,8 @@ DraftOption: TypeAlias = Annotated[
         completion=complete_target,
     ),
 ]
-WithMtp: TypeAlias = Annotated[bool, _include_option(MTP)]
-WithTowers: TypeAlias = Annotated[bool, _include_option(TOWERS)]
+WithMtp: TypeAlias = Annotated[bool, _optional_part_option(MTP)]
+WithTowers: TypeAlias = Annotated[bool, _optional_part_option(TOWERS)]
 
 
 def open_output(output_path: Path | None) -> AbstractContextManager[IO[str]]:

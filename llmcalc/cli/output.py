@@ -164,6 +164,6 @@ def _write_error(output_path: Path, option_name: str, os_error: OSError) -> Inpu
 
 
 def _current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

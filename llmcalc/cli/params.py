@@ -5,16 +5,16 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from ..optional import included
+from ..optional import included_part_names
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import join_reports
-from .layout_options import takes_rank
+from .layout_options import add_rank_options
 from .options import DraftOption, TableOption, Targets, WithMtp, WithTowers
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@takes_rank
-@takes_target
+@add_rank_options
+@add_target_options
 def command(
     targets: Targets,
     with_mtp: WithMtp = False,
@@ -39,7 +39,7 @@ def command(
     from ..questions.counts import ParamsQuestion, params_of_file
     from ..sources.preset import name_in_errors
 
-    included_parts = included(with_mtp, with_towers)
+    included_parts = included_part_names(with_mtp, with_towers)
     params_question = ParamsQuestion(included_parts, rank_request, target_options.load_draft(draft))
     reports = []
     for target in targets:

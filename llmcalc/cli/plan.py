@@ -5,21 +5,21 @@ from typing import Annotated, Literal
 import typer
 
 from ..device_memory.settings import Settings
-from ..optional import included
+from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
 from ..questions.options import OPTIONS_OF_AN_ORDER, TimeOptions
 from .hardware import OneAccelerator
-from .layout_options import takes_layout
+from .layout_options import add_layout_options
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, length_option, value_option
-from .run_options import CublasWorkspace, takes_settings
-from .setting_options import takes_declared
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .run_options import CublasWorkspace, add_settings_options
+from .setting_options import add_declared_options
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@takes_settings
-@takes_layout
-@takes_declared("time_options", TimeOptions, OPTIONS_OF_AN_ORDER)
-@takes_target
+@add_settings_options
+@add_layout_options
+@add_declared_options("time_options", TimeOptions, OPTIONS_OF_AN_ORDER)
+@add_target_options
 def command(
     context: typer.Context,
     target: Target,
@@ -65,7 +65,7 @@ def command(
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
-    include = included(with_mtp, with_towers)
+    include = included_part_names(with_mtp, with_towers)
     run_question = RunQuestion(
         preset=target_options.load(target, include),
         settings=plan_settings(settings, lambda name: is_given(context, name)),

@@ -7,7 +7,7 @@ import typer
 from ..questions.listings import SORTS
 from ..studies.selection import Selection
 from .options import complete_target
-from .target_options import OutputOptions, takes_target
+from .target_options import OutputOptions, add_target_options
 
 Names = Annotated[
     list[str] | None,
@@ -32,7 +32,7 @@ else:
     Sort = Literal[tuple(SORTS)]  # typer accepts the keys alone; a type checker cannot read them from a dict
 
 
-@takes_target
+@add_target_options
 def command(
     names: Names = None,
     sort: Annotated[Sort, typer.Option("--sort", help="Order of the list, smallest or oldest first.")] = "name",

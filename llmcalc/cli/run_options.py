@@ -31,6 +31,6 @@ def settings_options() -> dict[str, OptionOfCommand]:
     return options | {option_name: option_of(setting) for option_name, setting in SHORTHANDS.items()}
 
 
-def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+def add_settings_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces the parameter `settings` of a command by the options of `Settings`."""
     return replace_parameter("settings", settings_options(), settings_with_shorthands)(command)

@@ -4,12 +4,12 @@ from ..questions.options import ServeOptions
 from .hardware import OneAccelerator
 from .options import TableOption, Target
 from .serve_options import serve_answer
-from .setting_options import takes_declared
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .setting_options import add_declared_options
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@takes_declared("options", ServeOptions)
-@takes_target
+@add_declared_options("options", ServeOptions)
+@add_target_options
 def command(
     target: Target,
     hardware: OneAccelerator,

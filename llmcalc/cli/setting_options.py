@@ -117,7 +117,7 @@ def replace_parameter(
     return decorate
 
 
-def takes_declared(
+def add_declared_options(
     parameter: str, settings: type, field_names: Iterable[str] = ()
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by the options for a class of settings.
@@ -127,6 +127,6 @@ def takes_declared(
     return replace_parameter(parameter, options_of(settings, field_names), lambda chosen: settings(**chosen))
 
 
-def takes_inputs(command: CommandFunction) -> CommandFunction:
+def add_input_options(command: CommandFunction) -> CommandFunction:
     """Replaces the parameter `inputs` of a command by the options of images and audio."""
-    return takes_declared("inputs", Inputs)(command)
+    return add_declared_options("inputs", Inputs)(command)

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from .options import AllowUnknown, CacheDtype, OfflineOption, Overrides, Seq, TargetOrNone, value_option
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@takes_target
+@add_target_options
 def command(
     target: TargetOrNone = None,
     params: Annotated[str | None, value_option("--params", "N", "Budget of parameters, such as 8B.")] = None,

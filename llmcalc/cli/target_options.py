@@ -56,13 +56,13 @@ class TargetOptions(NamedTuple):
         """Whether the options change fields of the model."""
         return bool(self.overrides or self.head)
 
-    def load(self, target: str, include: frozenset[str] = frozenset()) -> Preset:
-        """Reads a model. The reader's notes, and parts of `include` that the model lacks, become remarks on stderr."""
+    def load(self, target: str, included_parts: frozenset[str] = frozenset()) -> Preset:
+        """Reads a model. The reader's notes, and included parts that the model lacks, become remarks on stderr."""
         from ..sources.target import load
 
         preset = load(target, tuple(self.overrides or ()), self.head, self.allow_unknown)
         absent_parts = [
-            OPTIONAL_PARTS[part_name] for part_name in sorted(include) if not getattr(preset.model, part_name)
+            OPTIONAL_PARTS[part_name] for part_name in sorted(included_parts) if not getattr(preset.model, part_name)
         ]
         missing_parts = (
             f"{part_name.option} changes nothing: the counted model has no {part_name.title}"
@@ -173,7 +173,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
 """
 
 
-def takes_target(command: CommandFunction) -> CommandFunction:
+def add_target_options(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameters `target_options`, `selection` and `output_options` by typer options."""
     for parameter in inspect.signature(command).parameters:
         if parameter in OPTIONS:

@@ -5,13 +5,13 @@ from typing import Any
 from ..questions.options import TimeOptions
 from .options import TableOption
 from .setting_options import options_of, replace_parameter
-from .target_options import OutputOptions, takes_target
-from .time_options import OPTIONS_OF_A_REPORT, TimedRun, takes_timed_run
+from .target_options import OutputOptions, add_target_options
+from .time_options import OPTIONS_OF_A_REPORT, TimedRun, add_timed_run_options
 
 
-@takes_timed_run
+@add_timed_run_options
 @replace_parameter("report_options", options_of(TimeOptions, OPTIONS_OF_A_REPORT), dict)
-@takes_target
+@add_target_options
 def command(
     timed_run: TimedRun, report_options: dict[str, Any], table: TableOption = None, *, output_options: OutputOptions
 ) -> None:

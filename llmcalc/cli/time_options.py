@@ -14,7 +14,7 @@ import typer
 from ..device_memory.settings import Settings, settings_with_shorthands
 from ..frameworks.launch.file_kinds import launch_files
 from ..frozen import frozen
-from ..optional import included
+from ..optional import included_part_names
 from ..parallel.layout_request import LayoutRequest
 from ..questions.options import TimeOptions
 from ..workload.setting import declared
@@ -106,16 +106,16 @@ class TimedRun:
             with_mtp=bool(self.include),
         )
 
-    def ask(self, run_question: RunQuestion, **more_options: Any) -> ReportedAnswer:
-        """Returns the answer about the run's time. more_options: additional fields of `TimeOptions`."""
+    def ask(self, run_question: RunQuestion, **time_fields: Any) -> ReportedAnswer:
+        """Returns the answer about the run's time. time_fields: additional fields of `TimeOptions`."""
         from ..questions.times import ask_time
         from ..sources.preset import name_in_errors
 
         with name_in_errors(run_question.preset):
-            return ask_time(run_question, replace(self.options, **more_options), self.is_given, self.load)
+            return ask_time(run_question, replace(self.options, **time_fields), self.is_given, self.load)
 
 
-def takes_timed_run(command: CommandFunction) -> CommandFunction:
+def add_timed_run_options(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameter `timed_run` by the options of a timed run."""
     run_options, layout = settings_options(), layout_options()
     target_options, read_options = OPTIONS["target_options"]
@@ -131,7 +131,7 @@ def takes_timed_run(command: CommandFunction) -> CommandFunction:
             option_values["launch"],
             TimeOptions(**{name: option_values[name] for name in TIME_OPTIONS}),
             option_values["target"],
-            included(option_values["with_mtp"]),
+            included_part_names(option_values["with_mtp"]),
             read_options(option_values),
             partial(is_given, option_values["command_context"]),
         )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from ..errors import InputError, shown, suggest
 from ..sources.files import LARGEST_CONFIG, require_shallow
 from ..sources.names import STDIN
-from .main import built_command
+from .main import build_command
 
 TOOLS = ("params", "flops", "kv", "memory", "fit", "plan", "time", "serve", "compare")
 """Commands that are tools."""
@@ -58,8 +58,12 @@ class Tool(NamedTuple):
     @property
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
-        common_schemas = {key: value_schema for key, value_schema in self.arguments.items() if key in self.common}
-        other_names = ", ".join(key for key in self.arguments if key not in self.common)
+        common_schemas = {
+            argument_name: value_schema
+            for argument_name, value_schema in self.arguments.items()
+            if argument_name in self.common
+        }
+        other_names = ", ".join(argument_name for argument_name in self.arguments if argument_name not in self.common)
         texts: list[str] = []
         if other_names:
             texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}.")
@@ -83,7 +87,7 @@ def all_tools() -> tuple[Tool, ...]:
 
 
 def _tool_of_command(command_name: str) -> Tool:
-    command = built_command("", command_name)
+    command = build_command("", command_name)
     parameters = {
         _argument_name(command_name, parameter): parameter for parameter in command.params if _is_input(parameter)
     }

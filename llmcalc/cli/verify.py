@@ -8,14 +8,14 @@ import typer
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from ..witnesses.reference import Device
 from ..witnesses.run import Witness
-from .layout_options import takes_layout
+from .layout_options import add_layout_options
 from .options import JunitOption, TableOption, TargetsOrNone, length_option
 from .output import check_writable, open_whole_file
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@takes_layout
-@takes_target
+@add_layout_options
+@add_target_options
 def command(
     targets: TargetsOrNone = None,
     everything: Annotated[
@@ -61,19 +61,19 @@ def command(
     """Compare every closed form with a model that runs.
     Parameters, FLOPs, cache, memory; exit code 1 on any mismatch.
     """
-    from ..questions.witnesses import Verification
+    from ..questions.witnesses import VerifyQuestion
     from ..reports.junit import junit
     from ..sources.presets import model_names
     from ..witnesses.distributed.launch import rank_of_process
 
-    verification = Verification(
+    verification = VerifyQuestion(
         everything, device, against, batch, seq, every_layer, memory, distributed, layout_request, num_microbatches
     )
     verification.check_targets(bool(targets))
     if junit_file is not None:
         check_writable(junit_file, "--junit")
     answer = verification.answer(
-        _with_progress(list(model_names()) if everything else list(targets or ())), target_options.load
+        _names_with_progress_bar(list(model_names()) if everything else list(targets or ())), target_options.load
     )
     if junit_file is not None:
         with open_whole_file(junit_file, "--junit") as output_stream:
@@ -84,7 +84,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _with_progress(model_names: list[str]) -> Iterator[str]:
+def _names_with_progress_bar(model_names: list[str]) -> Iterator[str]:
     """Yields the models' names, with a progress bar on stderr if it is a terminal and there are several names."""
     from rich.console import Console
     from rich.progress import track

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 from pydantic import AfterValidator, Field, StrictBool
 from pydantic_core import CoreSchema, core_schema
 
-from ..evidence import UNTESTED, Witness, by_source, by_torch
+from ..evidence import UNTESTED, Witness, by_torch, source_code_witness
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -99,7 +99,7 @@ ONE_TOKEN = Axis("vocab", 1)
 BY_TORCH = by_torch("tests/simulator/test_eager.py")
 """The witness of a part whose examples are compared with torch's own operations."""
 
-PUBLISHED = by_source(
+PUBLISHED = source_code_witness(
     "published kernels of recurrent layers (llmcalc/simulator/published)", "tests/simulator/published/test_published.py"
 )
 """The witness of a recurrent part, which runs the kernels that a library publishes."""

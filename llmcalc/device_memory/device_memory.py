@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..accelerator import Fit, Hardware
 from ..errors import InputError
-from ..evidence import ON_META, Evidence, Status, names_of, weakest, witnesses_of
+from ..evidence import ON_META, Evidence, Status, names_of, weakest, witness_texts
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.caching_allocator import CachingAllocator
@@ -169,7 +169,7 @@ def with_evidence(memory_term: Term, evidence: Sequence[Evidence]) -> Term:
         return replace(
             memory_term, status=weakest_status, witness=f"no measurement of {names_of(evidence, weakest_status)}"
         )
-    checks_text = witnesses_of(evidence, weakest_status)
+    checks_text = witness_texts(evidence, weakest_status)
     if memory_term.witness == ON_META:
         checks_text = f"torch on meta, and {checks_text}" if weakest_status == "source" else checks_text
     else:

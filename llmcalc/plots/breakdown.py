@@ -8,7 +8,7 @@ from .. import units
 from ..reports.palette import BOUNDS, FAINT, INK
 from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration_text, range_ends_text, unit_of
 from ..studies.run_time import Node, TimedRun
-from .figure import draw_heading, in_style, is_narrow, new_figure
+from .figure import draw_heading, in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ NARROW_ROOM = 2
 """The same in a picture for one column of a paper, whose text is as large and whose bars are shorter."""
 
 
-@in_style
+@in_llmcalc_style
 def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 3) -> Figure:
     """Draws two panels: the parts of the time with the estimate's range, and the nodes in the colours of their bounds.
 

@@ -11,8 +11,8 @@ from ..costs.context_length import longest_sequence
 from ..costs.flops import flops, run_config_of
 from ..reports.palette import FAINT, INK
 from ..sources.preset import Preset
-from .figure import in_style, is_narrow, narrow_text, new_figure
-from .labels import escape_label, spread_labels, tick_text
+from .figure import in_llmcalc_style, is_narrow, new_figure, text_for_one_column
+from .labels import axis_tick_text, escape_label, spread_labels
 from .series import curve_style
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
     return _plot_curves(models, token_flops_of, "FLOPs of one more token", units.flops, 10, ax)
 
 
-@in_style
+@in_llmcalc_style
 def _plot_curves(
     models: Sequence[Preset],
-    values_of: Callable[[Preset], list[float]],
+    curve_function: Callable[[Preset], list[float]],
     title: str,
     write_value: Callable[[Any], str],
     log_base: int,
@@ -68,7 +68,7 @@ def _plot_curves(
     """Draws one curve per model. write_value: formats a value. log_base: base of the vertical axis."""
     figure_height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
     figure = new_figure(8, figure_height) if ax is None else ax.figure
-    model_curves = [(preset, values_of(preset)) for preset in models]
+    model_curves = [(preset, curve_function(preset)) for preset in models]
     _draw_curves(figure.subplots() if ax is None else ax, model_curves, title, write_value, log_base)
     return figure  # type: ignore[return-value]
 
@@ -81,8 +81,8 @@ def _draw_curves(
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=log_base)
     ax.margins(x=0)
-    for i, (preset, curve_values) in enumerate(curves):
-        line_style = curve_style(i)
+    for curve_index, (preset, curve_values) in enumerate(curves):
+        line_style = curve_style(curve_index)
         longest_context = longest_sequence(preset.model) or CONTEXTS[-1]
         plotted_values = [
             curve_value if tokens <= longest_context else float("nan")
@@ -96,9 +96,9 @@ def _draw_curves(
     ax.xaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_locator(LogLocator(log_base, numticks=9))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda curve_value, _: tick_text(curve_value, write_value)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda curve_value, _: axis_tick_text(curve_value, write_value)))
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-    ax.set_xlabel(narrow_text("tokens of the context; dotted past what the model was made for", 2.4))
+    ax.set_xlabel(text_for_one_column("tokens of the context; dotted past what the model was made for", 2.4))
     ax.set_title(title, color=INK, fontweight="bold", pad=14 if is_narrow() else None)
     if is_narrow():
         ax.tick_params(axis="x", labelsize=8)
@@ -113,10 +113,10 @@ def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) ->
     label_heights = spread_labels(
         [label_height for _, label_height in end_points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
     )
-    for i, ((preset, _), curve_end, label_height) in enumerate(
+    for curve_index, ((preset, _), curve_end, label_height) in enumerate(
         zip(model_curves, curve_ends, label_heights, strict=True)
     ):
-        colour = curve_style(i).colour
+        colour = curve_style(curve_index).colour
         curve_line = {
             "arrowstyle": "-",
             "color": colour,

@@ -77,12 +77,12 @@ def wrapped_text(text: str, width_inches: float, font_points: float = 10, font_w
     return "\n".join(filter(None, lines))
 
 
-def narrow_text(text: str, width_inches: float = 2.9, font_points: float = 10) -> str:
+def text_for_one_column(text: str, width_inches: float = 2.9, font_points: float = 10) -> str:
     """Breaks a text into lines of this width in a one-column picture, and returns it unchanged in other pictures."""
     return wrapped_text(text, width_inches, font_points) if is_narrow() else text
 
 
-def needs_matplotlib() -> None:
+def require_matplotlib() -> None:
     """Raises `MissingExtra` if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
@@ -90,28 +90,30 @@ def needs_matplotlib() -> None:
         raise MissingExtra("a plot", "matplotlib", "plot") from None
 
 
-def new_figure(width: float, height: float, **figure_options: Any) -> Figure:
+def new_figure(width_inches: float, height_inches: float, **figure_options: Any) -> Figure:
     """Creates an empty figure in llmcalc's style, without a window.
 
-    width, height: inches; the width of a picture for a paper is that of its columns.
+    width_inches, height_inches: inches; the width of a picture for a paper is that of its columns.
     """
-    needs_matplotlib()
+    require_matplotlib()
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        return _notebook_figure()(figsize=(figure_width(width), height), layout="constrained", **figure_options)
+        return _notebook_figure()(
+            figsize=(figure_width(width_inches), height_inches), layout="constrained", **figure_options
+        )
 
 
 P = ParamSpec("P")
 Drawn = TypeVar("Drawn")
 
 
-def in_style(draw_picture: Callable[P, Drawn]) -> Callable[P, Drawn]:
+def in_llmcalc_style(draw_picture: Callable[P, Drawn]) -> Callable[P, Drawn]:
     """Wraps a drawing function to use llmcalc's style. Raises `MissingExtra` without matplotlib."""
 
     @wraps(draw_picture)
     def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> Drawn:
-        needs_matplotlib()
+        require_matplotlib()
         from matplotlib import rc_context
 
         with rc_context(STYLE):
@@ -124,7 +126,7 @@ def draw_heading(figure: Figure, heading_text: str, subtitle: str = "") -> None:
     """Writes a figure's heading above the panels, aligned left. subtitle: a text below it in smaller letters."""
     heading_text = wrapped_text(heading_text, figure.get_figwidth() - 0.2, 12, "bold")
     if subtitle:
-        subtitle = narrow_text(subtitle, figure.get_figwidth() - 0.2, 9)
+        subtitle = text_for_one_column(subtitle, figure.get_figwidth() - 0.2, 9)
         subtitle_top = 1 - (0.06 + 0.2 * len(heading_text.splitlines())) / figure.get_figheight()
         figure.text(0.01, subtitle_top, subtitle, ha="left", va="top", color=INK, fontsize=9)
         heading_text += "\n" * len(subtitle.splitlines())

@@ -51,7 +51,7 @@ RINGS: tuple[tuple[float, float, Any], ...] = tuple(
 """Places around a point at growing distances, for names that must be written."""
 
 
-def tick_text(tick_value: float, write_value: Callable[[Any], str]) -> str:
+def axis_tick_text(tick_value: float, write_value: Callable[[Any], str]) -> str:
     """Writes an axis value in the unit of the value's magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
     number_text, _, unit_text = write_value(tick_value).partition(" ")
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit_text}".strip()
@@ -64,8 +64,8 @@ def spread_labels(wanted_heights: Sequence[float], least_distance: float) -> lis
     """
     sorted_indices = sorted(range(len(wanted_heights)), key=wanted_heights.__getitem__)
     label_blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
-    for rank, i in enumerate(sorted_indices):
-        mean_height, label_count = wanted_heights[i] - rank * least_distance, 1
+    for rank, point_index in enumerate(sorted_indices):
+        mean_height, label_count = wanted_heights[point_index] - rank * least_distance, 1
         while label_blocks and label_blocks[-1][0] >= mean_height:
             label_below, label_count_below = label_blocks.pop()
             mean_height, label_count = (
@@ -76,8 +76,8 @@ def spread_labels(wanted_heights: Sequence[float], least_distance: float) -> lis
     mean_heights = [mean_height for mean_height, label_count in label_blocks for _ in range(label_count)]
     highest_start = max(1 - (len(sorted_indices) - 1) * least_distance, 0.0)
     label_heights = [0.0] * len(sorted_indices)
-    for rank, (i, mean_height) in enumerate(zip(sorted_indices, mean_heights, strict=True)):
-        label_heights[i] = min(max(mean_height, 0.0), highest_start) + rank * least_distance
+    for rank, (point_index, mean_height) in enumerate(zip(sorted_indices, mean_heights, strict=True)):
+        label_heights[point_index] = min(max(mean_height, 0.0), highest_start) + rank * least_distance
     return label_heights
 
 
@@ -106,7 +106,7 @@ def _shift_from_edge(centre_shift: float, radius: float) -> float:
     return centre_shift + math.copysign(radius, centre_shift) if centre_shift else 0
 
 
-def place_names(
+def label_points(
     ax: Axes,
     data_points: Sequence[tuple[float, float]],
     point_names: Sequence[str],

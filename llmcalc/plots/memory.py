@@ -12,7 +12,7 @@ from ..device_memory.estimate import Memory
 from ..reports.memory import KIND_NAMES, PHASE_NAMES
 from ..reports.memory_notes import run_text
 from ..reports.palette import FAINT, INK, KINDS
-from .figure import draw_heading, in_style, is_narrow, narrow_text, new_figure
+from .figure import draw_heading, in_llmcalc_style, is_narrow, new_figure, text_for_one_column
 from .labels import escape_label
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad
 """Background of a text that may overlap a line."""
 
 
-@in_style
+@in_llmcalc_style
 def memory(title: str, memory_estimate: Memory, accelerator_fits: Sequence[Fit] = ()) -> Figure:
     """Draws two panels: stacked bars of the memory by kind and phase, and memory over time, module by module.
 
@@ -81,7 +81,7 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit] = 
     ax.set_yticks(range(len(bar_rows)), [bar_name for bar_name, _ in bar_rows])
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,g}")
-    ax.set_xlabel(narrow_text(f"{byte_scale.name}; of each phase the tensors at its highest point, by kind"))
+    ax.set_xlabel(text_for_one_column(f"{byte_scale.name}; of each phase the tensors at its highest point, by kind"))
     ax.margins(x=0.12)
     _draw_capacities(ax, accelerator_fits, device, byte_scale.factor, is_vertical=True)
     legend_place = {"bbox_to_anchor": (-0.6, -0.32), "ncols": 2} if is_narrow() else {"bbox_to_anchor": (1.01, 1.0)}
@@ -99,9 +99,9 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Fit
     ax.step(range(len(point_bytes)), point_bytes, where="mid", color=INK, linewidth=1)
     ax.fill_between(range(len(point_bytes)), point_bytes, step="mid", color=FAINT, alpha=0.4)
     phase_starts = [
-        i
-        for i, timeline_point in enumerate(timeline_points)
-        if i == 0 or timeline_points[i - 1].phase != timeline_point.phase
+        point_index
+        for point_index, timeline_point in enumerate(timeline_points)
+        if point_index == 0 or timeline_points[point_index - 1].phase != timeline_point.phase
     ]
     for phase_start, phase_end in zip(phase_starts, [*phase_starts[1:], len(timeline_points)], strict=True):
         if phase_start:

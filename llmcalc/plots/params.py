@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .. import units
 from ..costs.params import ParameterCount
 from ..reports.palette import COMPONENTS, INK, OTHER
-from .figure import in_style, is_narrow, new_figure
+from .figure import in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ NAMES = {
 """Component → its name in a legend, if that differs."""
 
 
-@in_style
+@in_llmcalc_style
 def params(counts_by_model: Sequence[tuple[str, ParameterCount]], ax: Axes | None = None) -> Figure:
     """Draws a 100 % bar per model in order, with the number of parameters.
 
@@ -103,7 +103,7 @@ def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) 
 
 def _text_colour(colour: str) -> str:
     """Returns white or ink, whichever contrasts more with a colour (WCAG's relative luminance)."""
-    rgb_fractions = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    rgb_fractions = [int(colour[digit_index : digit_index + 2], 16) / 255 for digit_index in (1, 3, 5)]
     red, green, blue = (
         channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in rgb_fractions
     )

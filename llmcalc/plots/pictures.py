@@ -13,7 +13,7 @@ from ..errors import InputError, suggest
 from ..sources.preset import Preset, name_in_errors
 from ..sources.presets import find_preset, model_names
 from ..studies.selection import EVERY_MODEL, Selection
-from .figure import needs_matplotlib
+from .figure import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,18 +32,18 @@ MOST_PASSES = 100_000
 """Largest number of forward passes in a drawn schedule, which takes seconds."""
 
 
-def params_picture(models: Sequence[Preset], include: frozenset[str] = frozenset()) -> Figure:
+def params_picture(models: Sequence[Preset], included_parts: frozenset[str] = frozenset()) -> Figure:
     """Draws the parameters of models: a bar per model, by component."""
-    needs_matplotlib()
+    require_matplotlib()
     from ..costs.params import params
     from .params import params as plot_params
 
-    return plot_params([(preset.display, params(preset.model, include)) for preset in models])
+    return plot_params([(preset.display, params(preset.model, included_parts)) for preset in models])
 
 
 def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
     """Draws the KV cache of one sequence against its tokens."""
-    needs_matplotlib()
+    require_matplotlib()
     from ..costs.cache import kv
     from .context import cache as plot_cache
 
@@ -55,7 +55,7 @@ def kv_picture(models: Sequence[Preset], kv_dtype: str = "bfloat16") -> Figure:
 
 def flops_picture(models: Sequence[Preset]) -> Figure:
     """Draws the FLOPs of one more token against its context length."""
-    needs_matplotlib()
+    require_matplotlib()
     from .context import plot_flops
 
     return plot_flops(models)
@@ -65,7 +65,7 @@ def shape_picture(
     models: Sequence[Preset], shape_count: int = 24, seq: int | None = None, kv_dtype: str = "bfloat16"
 ) -> Figure:
     """Draws shapes with the same number of parameters, deep to wide. shape_count: shapes per model."""
-    needs_matplotlib()
+    require_matplotlib()
     from ..studies.shape import budget_for, family, find_shapes
     from .shapes import shape as plot_shapes
 
@@ -85,7 +85,7 @@ def aspect_picture(selection: Selection = EVERY_MODEL, labelled_names: Sequence[
 
     Raises `InputError` for a label that is no preset, or none of those drawn.
     """
-    needs_matplotlib()
+    require_matplotlib()
     from ..questions.listings import select_presets
     from ..studies.compare import quantities
     from .shapes import aspect as plot_aspect
@@ -115,15 +115,15 @@ def _preset_of_label(name_or_alias: str) -> str:
     return preset
 
 
-def memory_picture(question: RunQuestion) -> Figure:
+def memory_picture(run_question: RunQuestion) -> Figure:
     """Draws the memory of one device by phase, with the capacity of named accelerators."""
-    needs_matplotlib()
+    require_matplotlib()
     from .memory import memory as plot_memory
 
-    with name_in_errors(question.preset):
-        memory = question.on_one_device()
-        accelerator_fits = [memory.device.fit_on(hardware) for hardware in question.accelerators]
-        return plot_memory(question.preset.display, memory, accelerator_fits)
+    with name_in_errors(run_question.preset):
+        run_memory = run_question.memory_on_one_device()
+        accelerator_fits = [run_memory.device.fit_on(hardware) for hardware in run_question.accelerators]
+        return plot_memory(run_question.preset.display, run_memory, accelerator_fits)
 
 
 def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
@@ -142,7 +142,7 @@ def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
 
 def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
     """Draws the timetable of a pipeline schedule."""
-    needs_matplotlib()
+    require_matplotlib()
     from .schedule import plot_schedule as picture
 
     return picture(layout, timetable)
@@ -153,7 +153,7 @@ def time_picture(compute_answer: Callable[[], ReportedAnswer], node_depth: int =
 
     node_depth: levels of the model's tree that are drawn.
     """
-    needs_matplotlib()
+    require_matplotlib()
     from .breakdown import plot_time
 
     answer = compute_answer()
@@ -162,18 +162,18 @@ def time_picture(compute_answer: Callable[[], ReportedAnswer], node_depth: int =
 
 
 def roofline_picture(compute_answer: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
-    """Draws the products of passes under an accelerator's roofline. compute_answer: returns a phase's `time`."""
-    needs_matplotlib()
+    """Draws matrix products under an accelerator's roofline. compute_answer: computes the answer of `time`."""
+    require_matplotlib()
     from .roofline import plot_roofline
 
     answers = [compute_answer(phase) for phase in phases]
     tables = [answer.report().tables[0] for answer in answers]
-    titled_runs = [(answer.result, table.aside) for answer, table in zip(answers, tables, strict=True)]
+    titled_runs = [(answer.result, report_table.aside) for answer, report_table in zip(answers, tables, strict=True)]
     return plot_roofline(tables[0].title, titled_runs)
 
 
 def roofline_phases(model_decodes: bool, phase: str) -> tuple[Phase, ...]:
-    """Returns the passes of a roofline plot: in inference a prompt and, for a model that decodes, a token.
+    """Returns the phases of a roofline plot: for inference prefill, and decoding if the model decodes.
 
     model_decodes: whether the model does. Raises `InputError` for a phase that is no single pass of inference.
     """
@@ -185,13 +185,15 @@ def roofline_phases(model_decodes: bool, phase: str) -> tuple[Phase, ...]:
 
 
 def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
-    """Draws servers under load. compute_answer: gives the answer of `serve`. Raises `InputError` if no server fits."""
-    needs_matplotlib()
+    """Draws servers under load. compute_answer: computes the answer of `serve`. Raises `InputError` if it has none."""
+    require_matplotlib()
     from ..studies.server import Limits
     from .servers import plot_servers
 
     answer = compute_answer()
-    table = answer.report().tables[0]
+    report_table = answer.report().tables[0]
     if not answer.result.servers:
-        raise InputError(f"{table.heading}: there is nothing to draw; expected more --devices or a shorter request")
-    return plot_servers(table.heading, table.aside, answer.result, Limits(**answer.document["limits"]))
+        raise InputError(
+            f"{report_table.heading}: there is nothing to draw; expected more --devices or a shorter request"
+        )
+    return plot_servers(report_table.heading, report_table.aside, answer.result, Limits(**answer.document["limits"]))

@@ -11,8 +11,8 @@ from ..reports.palette import FAINT, INK, SERIES
 from ..studies.run_time import TimedRun
 from ..timing.price import TimeEstimator
 from ..timing.traffic import Traffic
-from .figure import draw_heading, in_style, narrow_text, new_figure
-from .labels import FAR_PLACES, PLACES, escape_label, place_names
+from .figure import draw_heading, in_llmcalc_style, new_figure, text_for_one_column
+from .labels import FAR_PLACES, PLACES, escape_label, label_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ NEAR = 0.06
 """Distance of two points below which they have one name, in decades of either axis."""
 
 
-@in_style
+@in_llmcalc_style
 def plot_roofline(title: str, titled_runs: Sequence[tuple[TimedRun, str]]) -> Figure:
     """Draws the matrix products of one or several passes under the roofline of an accelerator.
 
@@ -57,7 +57,7 @@ def plot_roofline(title: str, titled_runs: Sequence[tuple[TimedRun, str]]) -> Fi
     ax.xaxis.set_major_formatter("{x:,g}")
     ax.yaxis.set_major_formatter("{x:,g}")
     ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-    ax.set_xlabel(narrow_text("FLOPs per byte of memory; a point's area is its share of the pass's time"))
+    ax.set_xlabel(text_for_one_column("FLOPs per byte of memory; a point's area is its share of the pass's time"))
     ax.set_ylabel("TFLOP/s")
     draw_heading(figure, f"{escape_label(title)} under the roof of {escape_label(first_run.hardware.title)}")
     legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
@@ -78,7 +78,7 @@ def _pass_text(timed_run: TimedRun, pass_name: str, seconds: float) -> str:
     legend_text = (
         f"{escape_label(pass_name)}{memory_hint}; points: {units.percent(seconds / timed_run.seconds, 0)} of its time"
     )
-    return narrow_text(legend_text, 3.8, 9)
+    return text_for_one_column(legend_text, 3.8, 9)
 
 
 def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
@@ -95,7 +95,7 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
         for sample_index in range(SAMPLES + 1)
     ]
     drawn_points = []
-    datasheet_text = narrow_text(f"roof of the datasheet: {_roof_text(timed_run, ridge_intensity)}", 3.8, 9)
+    datasheet_text = text_for_one_column(f"roof of the datasheet: {_roof_text(timed_run, ridge_intensity)}", 3.8, 9)
     for peak_rate, bandwidth, roof_line, roof_name in (
         (timed_run.peak, device.bandwidth, "-", datasheet_text),
         (
@@ -153,7 +153,7 @@ def _name_points(
         first_point if not other_points else f"{first_point} and {len(other_points)} more"
         for first_point, *other_points in names_by_point.values()
     ]
-    place_names(ax, list(names_by_point), pass_words, roof_points, (*PLACES, *FAR_PLACES), list(point_radii.values()))
+    label_points(ax, list(names_by_point), pass_words, roof_points, (*PLACES, *FAR_PLACES), list(point_radii.values()))
 
 
 def _marker_area(time_share: float) -> float:

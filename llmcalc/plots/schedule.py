@@ -9,7 +9,7 @@ from ..parallel.layout import Layout
 from ..parallel.schedules import Kind, Timetable
 from ..reports import palette
 from ..reports.schedule import PASSES, costs_text, pass_kinds_of, schedule_title
-from .figure import draw_heading, figure_width, in_style, narrow_text, new_figure
+from .figure import draw_heading, figure_width, in_llmcalc_style, new_figure, text_for_one_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ HEIGHT = 0.8
 """Height of a bar, in rows."""
 
 
-@in_style
+@in_llmcalc_style
 def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
     shortest_pass = min(timetable.costs.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
@@ -104,8 +104,8 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
-    pale_text = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
-    ax.set_xlabel(narrow_text(f"time, with {costs_text(timetable)}{numbers_text}{pale_text}", 2.4))
+    shade_note = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
+    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{shade_note}", 2.4))
     _draw_legend(ax, timetable)
 
 

@@ -9,7 +9,7 @@ from ..reports.palette import FAINT, INK, SERIES
 from ..reports.serve import layout_text, users_text
 from ..studies.server import Limits, LoadPoint
 from ..studies.serving import Servers
-from .figure import draw_heading, in_style, is_narrow, new_figure
+from .figure import draw_heading, in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@in_style
+@in_llmcalc_style
 def plot_servers(title: str, subtitle: str, studied_servers: Servers, latency_limits: Limits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the chosen server's TPOT by users.
 
@@ -28,13 +28,13 @@ def plot_servers(title: str, subtitle: str, studied_servers: Servers, latency_li
     """
     figure = new_figure(11, 8.6 if is_narrow() else 5.4)
     front_axes, load_axes = figure.subplots(2, 1) if is_narrow() else figure.subplots(1, 2, width_ratios=(1.25, 1))
-    draw_front(front_axes, studied_servers, latency_limits)
-    draw_load(load_axes, studied_servers, latency_limits)
+    draw_pareto_front(front_axes, studied_servers, latency_limits)
+    draw_load_curve(load_axes, studied_servers, latency_limits)
     draw_heading(figure, escape_label(title), escape_label(subtitle))
     return figure
 
 
-def shown_index(studied_servers: Servers) -> int:
+def shown_server_index(studied_servers: Servers) -> int:
     """Returns the index of the chosen server, or without one, of the server with the most tokens/s per device."""
     return studied_servers.front[-1][0] if studied_servers.chosen is None else studied_servers.chosen.index
 
@@ -45,7 +45,7 @@ def front_points(studied_servers: Servers) -> list[tuple[int, LoadPoint]]:
     return [(server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.front]
 
 
-def draw_front(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> None:
+def draw_pareto_front(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> None:
     """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen load."""
     front_servers = front_points(studied_servers)
     front_indices = list(dict.fromkeys(server_index for server_index, _ in front_servers))
@@ -71,7 +71,7 @@ def draw_front(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> No
         zorder=2,
     )
     if studied_servers.chosen is not None:
-        _mark_chosen(ax, studied_servers.chosen.point)
+        _mark_chosen_server(ax, studied_servers.chosen.point)
     if latency_limits.tpot is not None:
         ax.axvline(1e3 * latency_limits.tpot, color=INK, linestyle="--", linewidth=1)
     ax.set_xscale("log")
@@ -87,7 +87,7 @@ def _tpot_milliseconds(load_points: Sequence[LoadPoint]) -> list[float]:
     return [1e3 * float(curve_point.tpot.estimate) for curve_point in load_points]
 
 
-def _mark_chosen(ax: Axes, chosen_point: LoadPoint) -> None:
+def _mark_chosen_server(ax: Axes, chosen_point: LoadPoint) -> None:
     """Draws a star at the chosen load, and a whisker for the range of its TPOT."""
     low_ms, estimate, high_ms = (
         1e3 * float(range_end)
@@ -102,9 +102,9 @@ def _mark_chosen(ax: Axes, chosen_point: LoadPoint) -> None:
     )
 
 
-def draw_load(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> None:
+def draw_load_curve(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> None:
     """Draws the TPOT of one server against its users, with the range as a band."""
-    server_index = shown_index(studied_servers)
+    server_index = shown_server_index(studied_servers)
     curve = studied_servers.curves[server_index]
     users = [curve_point.concurrency for curve_point in curve]
     low_curve, high_curve = (
@@ -137,7 +137,7 @@ def draw_load(ax: Axes, studied_servers: Servers, latency_limits: Limits) -> Non
 
 
 def _plain_numbers(ax: Axes) -> None:
-    """Writes whole numbers at the ticks of logarithmic axes, of few decades at 1, 2 and 5 of each."""
+    """Labels the ticks of logarithmic axes with plain numbers, at 1, 2 and 5 of each decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     formatter = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")

@@ -11,8 +11,8 @@ from ..reports.palette import COMPONENTS, FAINT, INK
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import ShapeStudy
-from .figure import axes_of_panels, draw_heading, in_style, is_narrow, new_figure
-from .labels import PLACES, RINGS, escape_label, place_names, tick_text
+from .figure import axes_of_panels, draw_heading, in_llmcalc_style, is_narrow, new_figure
+from .labels import PLACES, RINGS, axis_tick_text, escape_label, label_points
 from .series import CurveStyle, curve_style
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@in_style
+@in_llmcalc_style
 def shape(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | None = None) -> Figure:
     """Draws two panels against h/L: KV cache per token, and forward FLOPs per token over the parameters.
 
@@ -45,7 +45,7 @@ def shape(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | 
     ):
         _ratio_axis(ax_of_panel, is_vertical=True)
         ax_of_panel.set_title(title, color=INK)
-    cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(round(value), units.memory)))
+    cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis_tick_text(round(value), units.memory)))
     cache_axes.legend(frameon=False, fontsize=9)
     budget_kinds = " and ".join(sorted({shape_study.budget.kind for _, shape_study in named_studies}))
     if figure is not None:
@@ -105,7 +105,7 @@ ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
 """Titles of the vertical axes."""
 
 
-@in_style
+@in_llmcalc_style
 def aspect(
     models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None, labelled_names: Sequence[str] = ()
 ) -> Figure:
@@ -120,8 +120,10 @@ def aspect(
     figure = new_figure(12, 2.9 * panel_rows if is_narrow() else 8.4) if ax is None else None
     axes = axes_of_panels(figure.subplots(panel_rows, 4 // panel_rows) if figure is not None else ax, 4)
     plotted_models = [
-        (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_quantity))
-        for ax_of_panel, (title, x_quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
+        (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_axis_quantity))
+        for ax_of_panel, (title, x_axis_quantity) in zip(
+            axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True
+        )
     ]
     if figure is not None:
         _add_title(figure, f"Proportions of {len(models):,} models", axes[0])
@@ -137,7 +139,7 @@ def aspect(
             if labelled_names
             else distinct_points[:MOST_NAMES]
         )
-        place_names(
+        label_points(
             ax_of_panel,
             [(model_point.x, model_point.y) for model_point in labelled_points],
             [model_point.name for model_point in labelled_points],
@@ -174,14 +176,16 @@ class Point(NamedTuple):
     preset: str
 
 
-def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_quantity: str) -> list[Point]:
+def _draw_scatter(
+    ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_axis_quantity: str
+) -> list[Point]:
     """Draws a point per model. Returns all points, those farthest from the median first."""
     from matplotlib.ticker import FuncFormatter
 
     points_by_kind: dict[bool, list[Point]] = {False: [], True: []}
     for preset, quantities in models:
         quantity_value = quantities.shape.aspect_ratio if title == ASPECT else quantities.shape.feed_forward_ratio
-        x_value = float(quantities.parameters) if x_quantity == "parameters" else _year_as_number(preset.released)
+        x_value = float(quantities.parameters) if x_axis_quantity == "parameters" else _year_as_number(preset.released)
         if quantity_value and x_value:
             points_by_kind[quantities.shape.mixture_of_experts].append(
                 Point(x_value, quantity_value, preset.display, preset.name)
@@ -200,12 +204,12 @@ def _draw_scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: 
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter("{x:g}")
         ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-    if x_quantity == "parameters":
+    if x_axis_quantity == "parameters":
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(
             FuncFormatter(lambda quantity_value, _: units.count(int(quantity_value)).replace(".00", ""))
         )
-    ax.set_xlabel(x_quantity)
+    ax.set_xlabel(x_axis_quantity)
     ax.set_ylabel(title)
     model_points = [*points_by_kind[False], *points_by_kind[True]]
     median_value = sorted(point.y for point in model_points)[len(model_points) // 2] if model_points else 1

@@ -50,7 +50,7 @@ def ask_compare(
     hardware: accelerator on which a token of every user is timed; default none. users: sequences at once; default 1.
     Raises `InputError` for users without an accelerator.
     """
-    from ..reports.compare import Load, report
+    from ..reports.compare import DecodingLoad, report
     from ..studies.compare import quantities, sort_order
 
     tokens = (
@@ -58,16 +58,21 @@ def ask_compare(
     )  # the same for all
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
-    device_load = None if hardware is None else Load(hardware.title, users or 1)
+    device_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
     compared_quantities = []
     for preset, parameter_count in compared_models:
         with name_in_errors(preset):
-            model = quantities(preset.model, tokens, kv_dtype, parameter_count)
+            model_quantities = quantities(preset.model, tokens, kv_dtype, parameter_count)
             if hardware is not None:
-                model = replace(model, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype))
-            compared_quantities.append(model)
-    sorted_models = [(compared_models[i][0], compared_quantities[i]) for i in sort_order(compared_quantities, sort_key)]
-    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, load=device_load))
+                model_quantities = replace(
+                    model_quantities, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype)
+                )
+            compared_quantities.append(model_quantities)
+    sorted_models = [
+        (compared_models[model_index][0], compared_quantities[model_index])
+        for model_index in sort_order(compared_quantities, sort_key)
+    ]
+    return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=device_load))
 
 
 def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
@@ -169,5 +174,5 @@ class ShapeQuestion:
                 )
 
 
-def _parse_count(count_value: str | float | None, option: str) -> int | None:
-    return None if count_value is None else parse_count(str(count_value), option)
+def _parse_count(count_value: str | float | None, option_name: str) -> int | None:
+    return None if count_value is None else parse_count(str(count_value), option_name)

@@ -420,7 +420,7 @@ class ExplainQuestion:
             raise InputError(
                 f"--phase decode: {preset.model.model_without_tokens} does not decode; expected prefill or training"
             )
-        stack = self.stack or ("torch" if phase == "training" else usual_stack(hardware))
-        formulas = time_formulas(preset.model, self.node, hardware, stack, phase, batch, seq)
-        time_setting = {"node": self.node, "hardware": hardware.name, "stack": stack, "phase": phase}
+        software_stack = self.stack or ("torch" if phase == "training" else usual_stack(hardware))
+        formulas = time_formulas(preset.model, self.node, hardware, software_stack, phase, batch, seq)
+        time_setting = {"node": self.node, "hardware": hardware.name, "stack": software_stack, "phase": phase}
         return ReportedAnswer(formulas, lambda: report(preset, formulas, time_setting | {"batch": batch, "seq": seq}))

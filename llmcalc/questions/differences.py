@@ -26,7 +26,7 @@ SHORT = 10
 """Number of digits of a commit in a title."""
 
 
-class Pair(NamedTuple):
+class ModelPair(NamedTuple):
     """Two models to compare.
 
     before, after: the models; None for a missing one.
@@ -40,10 +40,10 @@ class Pair(NamedTuple):
     unread: str = ""
 
 
-class Changes(NamedTuple):
+class ModelPairs(NamedTuple):
     """The pairs of models to compare, and the files that are not compared. skipped: file → reason."""
 
-    pairs: Sequence[Pair]
+    pairs: Sequence[ModelPair]
     skipped: Mapping[Path, str]
 
 
@@ -55,7 +55,7 @@ def changes_to_compare(
     head_choice: Any = None,
     allow_unknown: bool = False,
     has_overrides: bool = False,
-) -> Changes:
+) -> ModelPairs:
     """Returns the pairs of models to compare.
 
     model_targets: two models, or with `git` any number of files.
@@ -71,19 +71,19 @@ def changes_to_compare(
             raise InputError("--models-only: two models are compared; expected --git REF with files")
         if len(model_targets) != 2:
             raise InputError(f"diff: {plural(len(model_targets), 'TARGET')}; expected two, or --git REF with files")
-        return Changes([Pair(read_model(model_targets[0]), read_model(model_targets[1]))], {})
+        return ModelPairs([ModelPair(read_model(model_targets[0]), read_model(model_targets[1]))], {})
     if has_overrides:
         raise InputError("--set: the files are compared as they are; expected no --set with --git")
     paths = [Path(target) for target in model_targets]
     skip_reasons = {path: _reason_to_skip(path, git) for path in paths} if models_only else {}
     skipped = {path: skip_reason for path, skip_reason in skip_reasons.items() if skip_reason}
-    return Changes(
+    return ModelPairs(
         [_versions_of_file(path, git, read_model, head_choice, allow_unknown) for path in paths if path not in skipped],
         skipped,
     )
 
 
-def ask_diff(compared_changes: Changes, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
+def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
     """Computes the differences between the two models of every pair.
 
     seq: tokens per sequence; default the shorter context length of a pair.
@@ -107,7 +107,7 @@ def _reason_to_skip(path: Path, commit: str) -> str:
     if path.suffix != ".json":
         return ""
     reasons: list[str] = []
-    for read_version in (_current_text, partial(text_at_commit, commit)):
+    for read_version in (_current_file_text, partial(text_at_commit, commit)):
         try:
             file_text = read_version(path)
         except NotAModelText as error:
@@ -124,7 +124,7 @@ def _reason_to_skip(path: Path, commit: str) -> str:
     return reasons[0].removeprefix(f"{path}: ").removeprefix(f"{commit}:{path}: ") if reasons else ""
 
 
-def _current_text(path: Path) -> str | None:
+def _current_file_text(path: Path) -> str | None:
     """Returns the text of a file; None if it does not exist. Raises `NotAModelText` if it is too large or not text."""
     try:
         return read_text(path) if path.exists() else None
@@ -134,7 +134,7 @@ def _current_text(path: Path) -> str | None:
 
 def _versions_of_file(
     path: Path, ref: str, read_model: Callable[[Any], Preset], head_choice: Any, allow_unknown: bool
-) -> Pair:
+) -> ModelPair:
     """Reads a file's model at a commit and now; None for a missing or unreadable version."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
@@ -154,4 +154,6 @@ def _versions_of_file(
         unread_text = str(error)
     if model_before is None and model_now is None:
         raise InputError(f"{path}: exists neither here nor in {ref}; expected a config.json or a .toml description")
-    return Pair(model_before, model_now, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread_text)
+    return ModelPair(
+        model_before, model_now, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread_text
+    )

@@ -18,7 +18,7 @@ TIMED_CACHES = {"auto": None, "bf16": None, "bfloat16": None, "fp8": "fp8", "fp8
 """Word of an engine for the format of the cache → that of llmcalc; None for the published one."""
 
 
-def option_time(
+def decoded_token_time(
     preset: Preset, engine: Engine, version: EngineVersion, layout_option: EngineOption, users: int
 ) -> TimedRun | None:
     """Estimates the seconds in which an engine decodes one token for all users, at the longest request length.
@@ -28,8 +28,8 @@ def option_time(
     """
     from ..studies.decoding import decoded_token
 
-    memory = layout_option.memory
-    layout, settings = memory.layout, memory.settings
+    engine_memory = layout_option.memory
+    layout, settings = engine_memory.layout, engine_memory.settings
     cache_word = str(settings.get(engine.field_of("--kv-dtype"), "auto"))
     is_untimed = settings.get("quantization", "none") != "none" or any(
         "speculative" in format_field for format_field in settings
@@ -44,9 +44,9 @@ def option_time(
     }
     run = RunQuestion(
         preset=preset,
-        settings=settings_of(phase="decode", batch=1, seq=memory.max_model_len, **chosen_formats),
+        settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),
         accelerators=(layout_option.hardware,),
     )
-    stack = engine.stack(numbers_of(version.version))
+    software_stack = engine.stack(numbers_of(version.version))
     users_of_replica = -(-users // layout.dp)
-    return decoded_token(run.on_one_device(), layout_option.hardware, layout, users_of_replica, stack)
+    return decoded_token(run.memory_on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack)

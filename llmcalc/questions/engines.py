@@ -21,7 +21,7 @@ from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
 from ..sources.presets import known_checkpoint, scheme_in_name
-from .engine_times import option_time
+from .engine_times import decoded_token_time
 from .receipts import ReceiptFile
 
 if TYPE_CHECKING:
@@ -75,16 +75,18 @@ class EngineQuestion:
         for engine_text in self.engines:
             engine, version = engine_and_version(engine_text)
             hardware = _served_accelerator(engine, accelerator)
-            flags = self.flags(engine)
+            engine_flags = self.flags(engine)
             receipt = self.receipt_of(engine, version)
             if receipt is not None:
-                flags = receipt.with_receipt(flags, hardware)
+                engine_flags = receipt.with_receipt(engine_flags, hardware)
             with self.place_in_errors():
-                memory = engine.memory_on(self.preset, hardware, version, flags)
-                changes = engine.changes_on(self.preset, hardware, version, flags) if includes_changes else ()
+                engine_memory = engine.memory_on(self.preset, hardware, version, engine_flags)
+                changes = engine.changes_on(self.preset, hardware, version, engine_flags) if includes_changes else ()
             if receipt is not None:
-                memory = replace(memory, notes=(*memory.notes, *receipt.notes(memory)))
-            yield EngineUse(self.preset, engine, version, hardware, flags, memory, tuple(changes), launch=self.launch)
+                engine_memory = replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
+            yield EngineUse(
+                self.preset, engine, version, hardware, engine_flags, engine_memory, tuple(changes), launch=self.launch
+            )
 
     def receipt_of(self, engine: Engine, version: EngineVersion) -> ReceiptFile | None:
         """Returns the receipt (a measured log) for an engine; None without a receipt."""
@@ -93,10 +95,10 @@ class EngineQuestion:
     def flags(self, engine: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.place_in_errors():
-            flags = read_values(
+            engine_flags = read_values(
                 engine.title, engine.known_flags(), self.values, engine.flags_by_option, engine.other_ways
             )
-        return flags | ({} if self.quantize is None else {"quantize": self.quantize})
+        return engine_flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 
 def engine_questions(
@@ -185,7 +187,7 @@ def _model_of_server(
 
 
 def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[Preset, str | None]:
-    """Returns a TARGET, and the scheme in the name of the checkpoint in its place; None where another is stated.
+    """Returns a TARGET, and the quantization scheme in the launch file's model name; None if another is stated.
 
     The name of another model is replaced with its scheme.
     """
@@ -201,11 +203,13 @@ def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[P
     return preset.model_copy(update={"notes": (*preset.notes, note)}), scheme
 
 
-def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:
+def ask_servers(
+    questions: Sequence[EngineQuestion], ask_question: Callable[[EngineQuestion], ReportedAnswer]
+) -> ReportedAnswer:
     """Answers questions about a launch file's servers, with one document and one screen per server."""
     from ..reports.document import join_reports
 
-    answers = [ask(question) for question in questions]
+    answers = [ask_question(question) for question in questions]
     if len(answers) == 1:
         return answers[0]
     results = [answer.result for answer in answers]
@@ -231,8 +235,10 @@ def ask_engine_cache(engine_question: EngineQuestion) -> ReportedAnswer:
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
     """Returns the answer about the memory of one or several engines."""
     memories = [engine_use.memory for engine_use in engine_uses]
-    answered_memory = memories[0] if len(memories) == 1 else memories
-    return ReportedAnswer(answered_memory, lambda: make_report(engine_uses), all(memory.starts for memory in memories))
+    memory_result = memories[0] if len(memories) == 1 else memories
+    return ReportedAnswer(
+        memory_result, lambda: make_report(engine_uses), all(engine_memory.starts for engine_memory in memories)
+    )
 
 
 def ask_engine_fit(
@@ -249,10 +255,10 @@ def ask_engine_fit(
         raise InputError("--engine: fit answers for one engine; expected it once")
     engine, version = engine_and_version(engine_question.engines[0])
     user_count = users or 1
-    flags = engine_question.flags(engine)
+    engine_flags = engine_question.flags(engine)
     if seq is not None and engine_question.launch is not None:
-        _drop_length_of_file(engine, engine_question.launch, flags)
-    flags = engine.flags_for_users(engine_question.preset, flags, user_count, seq)
+        _drop_context_length(engine, engine_question.launch, engine_flags)
+    engine_flags = engine.flags_for_users(engine_question.preset, engine_flags, user_count, seq)
     accelerators: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if engine_question.hardware is None
@@ -261,7 +267,7 @@ def ask_engine_fit(
     receipt = engine_question.receipt_of(engine, version)
 
     def flags_on(hardware: Hardware) -> dict[str, Any]:
-        return flags if receipt is None else receipt.with_receipt(flags, hardware)
+        return engine_flags if receipt is None else receipt.with_receipt(engine_flags, hardware)
 
     max_devices = devices or MOST_DEVICES
     options: list[EngineOption] = []
@@ -279,36 +285,54 @@ def ask_engine_fit(
             with engine_question.place_in_errors():  # raises for sizes that were typed
                 engine.memory_on(engine_question.preset, hardware, version, flags_on(hardware))
         raise InputError("--devices: no layout divides the model over so many; expected another number")
-    options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
-    hardware, memory = options[0].hardware, options[0].memory
+    options.sort(
+        key=lambda layout_option: (
+            not layout_option.serves,
+            layout_option.memory.devices,
+            layout_option.hardware.capacity_bytes,
+        )
+    )
+    hardware, engine_memory = options[0].hardware, options[0].memory
     flag_changes: tuple[FlagChange, ...] = ()
     if engine_question.hardware is not None:
-        layout = options[0].flags if memory.devices > 1 else {}  # what a single device lacks is a change
-        flags = {**flags_on(hardware), **layout}
-        memory = engine.memory_on(engine_question.preset, hardware, version, flags)
+        layout = options[0].flags if engine_memory.devices > 1 else {}  # what a single device lacks is a change
+        engine_flags = {**flags_on(hardware), **layout}
+        engine_memory = engine.memory_on(engine_question.preset, hardware, version, engine_flags)
         flag_changes = tuple(
-            change_for_users(flag_change, -(-user_count // memory.data_parallel_ranks))
-            for flag_change in engine.changes_on(engine_question.preset, hardware, version, flags)
+            change_for_users(flag_change, -(-user_count // engine_memory.data_parallel_ranks))
+            for flag_change in engine.changes_on(engine_question.preset, hardware, version, engine_flags)
         )
     engine_use = EngineUse(
-        engine_question.preset, engine, version, hardware, flags, memory, flag_changes, launch=engine_question.launch
+        engine_question.preset,
+        engine,
+        version,
+        hardware,
+        engine_flags,
+        engine_memory,
+        flag_changes,
+        launch=engine_question.launch,
     )
     if receipt is not None:
-        options[0] = _with_notes(options[0], receipt)
+        options[0] = _with_receipt_notes(options[0], receipt)
     engine_serves = options[0].serves
     is_named = engine_question.hardware is not None
 
     def report() -> Report:
-        token_times = [option_time(engine_question.preset, engine, version, option, user_count) for option in options]
+        token_times = [
+            decoded_token_time(engine_question.preset, engine, version, layout_option, user_count)
+            for layout_option in options
+        ]
         return fit_report(engine_use, options, token_times, user_count, is_named)
 
     return ReportedAnswer(options, report, engine_serves)
 
 
-def _with_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
+def _with_receipt_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
     """Returns the layout option with notes about the measured log, which the answer prints."""
-    memory = layout_option.memory
-    return replace(layout_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
+    engine_memory = layout_option.memory
+    return replace(
+        layout_option, memory=replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
+    )
 
 
 def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:
@@ -319,11 +343,11 @@ def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:
     return flag_change._replace(starts=flag_change.starts and flag_change.max_concurrency >= users)
 
 
-def _drop_length_of_file(engine: Engine, server: LaunchedServer, flags: dict[str, Any]) -> None:
+def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: dict[str, Any]) -> None:
     """Removes the launch file's context length from the flags: the length of the users' requests replaces it."""
     length_field = engine.field_of("--seq")
     if length_field not in server.overridden:
-        flags.pop(length_field, None)
+        engine_flags.pop(length_field, None)
 
 
 def _served_accelerator(engine: Engine, hardware: Hardware) -> Hardware:
@@ -340,7 +364,7 @@ def _fewest_devices(
     engine: Engine,
     version: EngineVersion,
     hardware: Hardware,
-    flags: Mapping[str, Any],
+    engine_flags: Mapping[str, Any],
     users: int,
     max_devices: int,
 ) -> list[EngineOption]:
@@ -350,10 +374,12 @@ def _fewest_devices(
     """
     serving_options: list[EngineOption] = []
     tried_options: list[EngineOption] = []
-    for layout_flags, memory in engine.layouts(engine.server(preset, hardware, version, flags), max_devices):
-        if serving_options and memory.devices > serving_options[0].memory.devices:
+    for layout_flags, engine_memory in engine.layouts(
+        engine.server(preset, hardware, version, engine_flags), max_devices
+    ):
+        if serving_options and engine_memory.devices > serving_options[0].memory.devices:
             break
-        tried_options.append(EngineOption(hardware, layout_flags, memory, memory.holds(users)))
+        tried_options.append(EngineOption(hardware, layout_flags, engine_memory, engine_memory.holds(users)))
         serving_options += tried_options[-1:] if tried_options[-1].serves else []
         if serving_options and not engine.shows_alternatives:
             break

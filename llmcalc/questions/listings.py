@@ -38,7 +38,7 @@ def is_stale(preset: Preset, today: date) -> bool:
 
 
 @frozen(repr=False)
-class Listing(ReportedAnswer):
+class ListAnswer(ReportedAnswer):
     """An answer that lists presets or accelerators.
 
     in_full: whether each entry is printed as a table of all its fields.
@@ -76,7 +76,7 @@ def ask_presets(
     shows_details: bool = False,
     only_stale: bool = False,
     today: date | None = None,
-) -> Listing:
+) -> ListAnswer:
     """Lists the presets whose name equals or contains a given name.
 
     shows_details: whether each is described in full.
@@ -98,10 +98,10 @@ def ask_presets(
             raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
     listed_presets = sorted(select_presets(selection, matching_presets), key=SORTS[sort])
     lists_in_full = shows_details or is_exact
-    return Listing(tuple(listed_presets), lambda: report(listed_presets, lists_in_full), in_full=lists_in_full)
+    return ListAnswer(tuple(listed_presets), lambda: report(listed_presets, lists_in_full), in_full=lists_in_full)
 
 
-def ask_hardware(requested_names: Sequence[str] = ()) -> Listing:
+def ask_hardware(requested_names: Sequence[str] = ()) -> ListAnswer:
     """Describes the named accelerators in full, or lists all accelerators."""
     from ..reports.hardware import report
     from ..sources.hardware import find_hardware, hardware_names, load_hardware
@@ -109,7 +109,7 @@ def ask_hardware(requested_names: Sequence[str] = ()) -> Listing:
     listed_accelerators = [find_hardware(hardware_name) for hardware_name in requested_names] or [
         load_hardware(hardware_name) for hardware_name in hardware_names()
     ]
-    return Listing(
+    return ListAnswer(
         tuple(listed_accelerators),
         lambda: report(listed_accelerators, bool(requested_names)),
         in_full=bool(requested_names),

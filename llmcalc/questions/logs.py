@@ -109,18 +109,18 @@ class _LoggedRun:
 
 def read_flags(log_reading: LogReading, engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the modelled flags in the log, and a note for each refused flag."""
-    flag_by_field = {flag.field: flag for flag in engine.known_flags() if not flag.is_idle}
-    flags: dict[str, Any] = {}
+    flag_by_field = {engine_flag.field: engine_flag for engine_flag in engine.known_flags() if not engine_flag.is_idle}
+    engine_flags: dict[str, Any] = {}
     notes: list[str] = []
     for flag_name, flag_value in log_reading.flags.items():
         if flag_name not in flag_by_field or flag_value in ("auto", ""):
             continue
         try:
-            flags[flag_name] = flag_by_field[flag_name].read(flag_value)
+            engine_flags[flag_name] = flag_by_field[flag_name].read(flag_value)
         except InputError as error:
             if flag_value is not False:
                 notes.append(f"computed without {error}")
-    return flags, notes
+    return engine_flags, notes
 
 
 def _named_hardware(printed_name: str) -> Hardware | None:
@@ -149,32 +149,36 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
     logged_run = _LoggedRun(log_reading, log_question)
     preset = logged_run.preset()
     computed_bytes: dict[tuple[str, str], int] = {}
-    memory: EngineMemory | None = None
+    engine_memory: EngineMemory | None = None
     hardware: Hardware | None = None
     version: EngineVersion | None = None
     helpful_flag = ""
     if log_reading.program in FOLDERS:
         hardware = logged_run.hardware()
         if preset is not None and hardware is not None:
-            version, memory, helpful_flag = _engine_run(logged_run, preset, hardware)
+            version, engine_memory, helpful_flag = _engine_run(logged_run, preset, hardware)
         elif preset is not None:
             unplaced_run = _LoggedRun(log_reading, log_question, scheme_in_name=logged_run.scheme_in_name)
-            _, memory, _ = _engine_run(unplaced_run, preset, ANY_DEVICE, uses_logged_cache=True)
-    if memory is not None:
-        computed_bytes = {(term.name, term.device): term.bytes for term in memory.terms if term.bytes}
-        computed_bytes |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
-    is_placed = memory is not None and memory.layout is None and "n_gpu_layers" in log_reading.flags
+            _, engine_memory, _ = _engine_run(unplaced_run, preset, ANY_DEVICE, uses_logged_cache=True)
+    if engine_memory is not None:
+        computed_bytes = {
+            (memory_term.name, memory_term.device): memory_term.bytes
+            for memory_term in engine_memory.terms
+            if memory_term.bytes
+        }
+        computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
+    is_placed = engine_memory is not None and engine_memory.layout is None and "n_gpu_layers" in log_reading.flags
     if is_placed and NO_MEMORY in logged_run.missing:  # layers lie where the log says, whatever memory the devices have
         logged_run.missing.remove(NO_MEMORY)
-    if memory is not None and hardware is None and not is_placed:
-        known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in memory.settings else [])}
+    if engine_memory is not None and hardware is None and not is_placed:
+        known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in engine_memory.settings else [])}
         computed_bytes = {
             term_key: term_bytes for term_key, term_bytes in computed_bytes.items() if term_key in known_terms
         }
     compared_terms = tuple(
-        _term_beside_logged_value(term, log_reading, preset, computed_bytes) for term in log_reading.terms
+        _term_beside_logged_value(memory_term, log_reading, preset, computed_bytes) for memory_term in log_reading.terms
     )
-    if log_reading.program not in FOLDERS and any(term.computed is None for term in compared_terms):
+    if log_reading.program not in FOLDERS and any(memory_term.computed is None for memory_term in compared_terms):
         logged_run.missing.append(f"the settings of the run: a log of {log_reading.title} does not have them")
     wrong_term, helpful_flag = _wrong_term_and_flag(log_reading, compared_terms, helpful_flag)
     return ExplainedLog(
@@ -210,49 +214,60 @@ def _engine_run(
         raise InputError(
             f"--engine {logged_run.question.engine}: the log is of {log_reading.title}; expected {log_reading.program}"
         )
-    flags, notes = read_flags(log_reading, engine)
+    engine_flags, notes = read_flags(log_reading, engine)
     logged_run.notes.extend([*notes, *filter(None, [log_reading.note])])
-    cache = next((term.value for term in log_reading.terms if term.name == "kv_cache" and term.value > 0), 0)
-    if uses_logged_cache and cache and any(flag.field == CACHE_SIZE for flag in engine.known_flags()):
-        flags[CACHE_SIZE] = cache
+    cache = next(
+        (
+            memory_term.value
+            for memory_term in log_reading.terms
+            if memory_term.name == "kv_cache" and memory_term.value > 0
+        ),
+        0,
+    )
+    if uses_logged_cache and cache and any(engine_flag.field == CACHE_SIZE for engine_flag in engine.known_flags()):
+        engine_flags[CACHE_SIZE] = cache
     scheme_name = logged_run.question.quantize or log_reading.scheme or logged_run.scheme_in_name
     if scheme_name:
-        flags["quantize"] = scheme_name
+        engine_flags["quantize"] = scheme_name
     try:
-        memory = engine.memory_on(preset, hardware, version, flags)
+        engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
     except InputError as error:
-        flags.pop("quantization", None)
+        engine_flags.pop("quantization", None)
         if logged_run.question.quantize is None:
-            flags.pop("quantize", None)
+            engine_flags.pop("quantize", None)
         logged_run.notes.append(f"computed without {error}")
         try:
-            memory = engine.memory_on(preset, hardware, version, flags)
+            engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
         except InputError as second:
             logged_run.missing.append(str(second))
             return version, None, ""
     if engine.budgets_free_memory and log_reading.free is not None:
-        flags[RECEIPT_FIELD] = LoggedSizes(
-            logged_run.question.file, bytes_in_use_before_run(log_reading, hardware), memory.settings
+        engine_flags[RECEIPT_FIELD] = LoggedSizes(
+            logged_run.question.file, bytes_in_use_before_run(log_reading, hardware), engine_memory.settings
         )
-        memory = engine.memory_on(preset, hardware, version, flags)
-    fp8_word = _fp8_flag_value(engine, flags)
-    if fp8_word and _has_half_cache_bytes(log_reading, memory):
-        flags["kv_cache_dtype"] = fp8_word
-        memory = engine.memory_on(preset, hardware, version, flags)
+        engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
+    fp8_word = _fp8_flag_value(engine, engine_flags)
+    if fp8_word and _has_half_cache_bytes(log_reading, engine_memory):
+        engine_flags["kv_cache_dtype"] = fp8_word
+        engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
         logged_run.notes.append(
             f"the cache has half the bytes per token: computed with {engine.spelling('kv_cache_dtype')} {fp8_word}, "
             "which "
             "the log does not show; the checkpoint may say so"
         )
-    logged_run.notes.extend(memory.notes)
+    logged_run.notes.extend(engine_memory.notes)
     if not log_reading.refused:
-        return version, memory, ""
-    measured_bytes = {term.name: term.value for term in log_reading.terms if term.unit == "bytes"}
+        return version, engine_memory, ""
+    measured_bytes = {
+        memory_term.name: memory_term.value for memory_term in log_reading.terms if memory_term.unit == "bytes"
+    }
     logged_sizes = LoggedSizes(
-        logged_run.question.file, bytes_in_use_before_run(log_reading, hardware) | measured_bytes, memory.settings
+        logged_run.question.file,
+        bytes_in_use_before_run(log_reading, hardware) | measured_bytes,
+        engine_memory.settings,
     )
-    flag_changes = engine.changes_on(preset, hardware, version, {**flags, RECEIPT_FIELD: logged_sizes})
-    return version, memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
+    flag_changes = engine.changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
+    return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
 
 
 def bytes_in_use_before_run(log_reading: LogReading, hardware: Hardware) -> dict[str, int]:
@@ -260,22 +275,22 @@ def bytes_in_use_before_run(log_reading: LogReading, hardware: Hardware) -> dict
     return {} if log_reading.free is None else {"non_torch": hardware.capacity_bytes - log_reading.free}
 
 
-def _fp8_flag_value(engine: Engine, flags: Mapping[str, Any]) -> str:
+def _fp8_flag_value(engine: Engine, engine_flags: Mapping[str, Any]) -> str:
     """Returns the engine's flag value for an fp8 cache; empty if the format is set or there is no such flag."""
-    flag_by_field = {flag.field: flag for flag in engine.known_flags()}
-    if "kv_cache_dtype" in flags or "kv_cache_dtype" not in flag_by_field:
+    flag_by_field = {engine_flag.field: engine_flag for engine_flag in engine.known_flags()}
+    if "kv_cache_dtype" in engine_flags or "kv_cache_dtype" not in flag_by_field:
         return ""
     return next((flag_word for flag_word in flag_by_field["kv_cache_dtype"].words if flag_word.startswith("fp8")), "")
 
 
-def _has_half_cache_bytes(log_reading: LogReading, memory: EngineMemory) -> bool:
+def _has_half_cache_bytes(log_reading: LogReading, engine_memory: EngineMemory) -> bool:
     """Whether the logged cache bytes per token are half of the computed bytes, as for a cache in fp8."""
     logged_bytes = {log_term.name: log_term.value for log_term in log_reading.terms}
     cache_bytes, cache_tokens = logged_bytes.get("kv_cache", 0), logged_bytes.get("kv_tokens", 0)
-    computed_bytes = memory.bytes_of("kv_cache")
-    if not (cache_bytes and cache_tokens and computed_bytes and memory.kv_tokens):
+    computed_bytes = engine_memory.bytes_of("kv_cache")
+    if not (cache_bytes and cache_tokens and computed_bytes and engine_memory.kv_tokens):
         return False
-    return abs(computed_bytes / memory.kv_tokens / (cache_bytes / cache_tokens) - 2) < FP8_TOLERANCE
+    return abs(computed_bytes / engine_memory.kv_tokens / (cache_bytes / cache_tokens) - 2) < FP8_TOLERANCE
 
 
 FP8_TOLERANCE = 0.08
@@ -328,7 +343,9 @@ def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
         cache = kv(preset.model, 1, log_reading.cache_tokens, log_reading.cache_dtype)
     except InputError:
         return None
-    is_uniform = all(group.width is not None and group.tokens == log_reading.cache_tokens for group in cache.groups)
+    is_uniform = all(
+        cache_group.width is not None and cache_group.tokens == log_reading.cache_tokens for cache_group in cache.groups
+    )
     return cache.bytes if is_uniform else None
 
 
@@ -342,19 +359,19 @@ def _wrong_term_and_flag(
     if log_reading.off:
         return log_reading.off, log_reading.flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
-    causing_terms = [
+    failing_terms = [
         compared_term for compared_term in wrong_terms if compared_term.term.name not in CONSEQUENCES
     ] or wrong_terms
-    if not causing_terms and not log_reading.refused:
+    if not failing_terms and not log_reading.refused:
         return "", ""
     most_different_term = max(
-        causing_terms,
+        failing_terms,
         key=lambda compared_term: abs((compared_term.computed or 0) - compared_term.term.value),
         default=None,
     )
     wrong_term = "kv_cache" if most_different_term is None else most_different_term.term.name
     if log_reading.note and not helpful_flag and wrong_term in ("profile_run", "kv_cache"):
         return wrong_term, ""  # what compiled is off, which no flag changes
-    flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
+    engine_flags = engine(log_reading.program).flag_of if log_reading.program in FOLDERS else {}
     flag_of_log = log_reading.flag if wrong_term == "kv_cache" else ""
-    return wrong_term, helpful_flag or flag_of_log or flags.get(wrong_term, "")
+    return wrong_term, helpful_flag or flag_of_log or engine_flags.get(wrong_term, "")

@@ -73,25 +73,29 @@ def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields each row's line number and its filled cells."""
     file_bytes = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
-        reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
-        reader.fieldnames = [name.strip().replace("-", "_") for name in reader.fieldnames or ()]
+        csv_reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
+        csv_reader.fieldnames = [column_name.strip().replace("-", "_") for column_name in csv_reader.fieldnames or ()]
         columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
-        for name in reader.fieldnames:
-            if reader.fieldnames.count(name) > 1:
-                raise InputError(f"{path}: column {shown(name)} is there twice; expected one")
-            if name not in columns:
+        for column_name in csv_reader.fieldnames:
+            if csv_reader.fieldnames.count(column_name) > 1:
+                raise InputError(f"{path}: column {shown(column_name)} is there twice; expected one")
+            if column_name not in columns:
                 raise InputError(
-                    f"{path}: column {shown(name)} is no option of time; expected seconds, and options such as phase, "
-                    f"users, seq and tp.{suggest(str(name), columns)}"
+                    f"{path}: column {shown(column_name)} is no option of time; "
+                    "expected seconds, and options such as phase, "
+                    f"users, seq and tp.{suggest(str(column_name), columns)}"
                 )
-        if "seconds" not in reader.fieldnames:
+        if "seconds" not in csv_reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
-        for row_number, row_cells in enumerate(reader):
+        for row_number, row_cells in enumerate(csv_reader):
             if row_number >= MOST_ROWS:
                 raise InputError(f"{path}: more than {MOST_ROWS} rows; expected at most so many")
             if None in row_cells or None in row_cells.values():
-                raise InputError(f"{path}:{reader.line_num}: has another number of cells than the heading")
-            yield reader.line_num, {name: cell.strip() for name, cell in row_cells.items() if cell.strip()}
+                raise InputError(f"{path}:{csv_reader.line_num}: has another number of cells than the heading")
+            yield (
+                csv_reader.line_num,
+                {column_name: cell_text.strip() for column_name, cell_text in row_cells.items() if cell_text.strip()},
+            )
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not UTF-8 text; expected a .csv file") from None
     except csv.Error as error:
@@ -122,10 +126,10 @@ def _measured_run(
         )
     seconds_on = estimated_run.seconds_on
     assert seconds_on is not None
-    device, stack = estimated_run.device, estimated_run.stack
+    device, software_stack = estimated_run.device, estimated_run.stack
 
     def seconds_with(factors: Factors) -> float:
-        return seconds_on(factors.device(device), factors.stack(stack))
+        return seconds_on(factors.device(device), factors.stack(software_stack))
 
     kernel_group = (
         estimated_run.phase,

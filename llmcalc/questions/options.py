@@ -222,8 +222,7 @@ class ServeOptions:
         Any, of_load("Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", metavar="TARGET")
     ] = None
     mem_fraction_static: Annotated[
-        float | None,
-        of_load("Share of the memory for weights and cache, of SGLang.", parse=parse_share, metavar="P"),
+        float | None, of_load("Share of the memory for weights and cache, of SGLang.", parse=parse_share, metavar="P")
     ] = None
     acceptance: Annotated[
         float | None,

@@ -40,10 +40,12 @@ class ReceiptFile:
     @cached_property
     def parsed_log(self) -> LogReading:
         """The parsed log. Raises `InputError` for a log of another engine or without measured memory terms."""
-        reading = read_log(self.file, read_log_text(self.file))
-        if reading.program != self.engine.name:
-            raise InputError(f"--receipt {self.file}: is a log of {reading.title}; expected one of {self.engine.title}")
-        return reading
+        log_reading = read_log(self.file, read_log_text(self.file))
+        if log_reading.program != self.engine.name:
+            raise InputError(
+                f"--receipt {self.file}: is a log of {log_reading.title}; expected one of {self.engine.title}"
+            )
+        return log_reading
 
     @cached_property
     def other_model(self) -> str:
@@ -82,28 +84,31 @@ class ReceiptFile:
             raise InputError(f"--receipt {self.file}: {reason}; expected a log of this model and version")
         return measured_terms
 
-    def with_receipt(self, flags: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
+    def with_receipt(self, engine_flags: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
         """Returns the engine's flags, completed with the flags that the log of `--receipt` states.
 
-        What the log does not state is a default where the log lists the arguments, else it is as in `flags`.
+        What the log does not state is a default where the log lists the arguments, else it is as in `engine_flags`.
         """
         logged_flags, _ = read_flags(self.parsed_log, self.engine)
         typed_flags = {
             flag_name: flag_value
-            for flag_name, flag_value in flags.items()
+            for flag_name, flag_value in engine_flags.items()
             if flag_name in ("quantize", "quantization")
         }
-        logged_run = {**(typed_flags if self.parsed_log.has_arguments else flags), **logged_flags}
+        logged_run = {**(typed_flags if self.parsed_log.has_arguments else engine_flags), **logged_flags}
         try:
-            memory = self.engine.memory_on(self.preset, hardware, self.version, logged_run)
+            engine_memory = self.engine.memory_on(self.preset, hardware, self.version, logged_run)
         except InputError:  # flags of the log that do not hold for this model
-            memory = self.engine.memory_on(self.preset, hardware, self.version, flags)
+            engine_memory = self.engine.memory_on(self.preset, hardware, self.version, engine_flags)
         bytes_in_use = bytes_in_use_before_run(self.parsed_log, hardware) if self.engine.budgets_free_memory else {}
-        return {**flags, RECEIPT_FIELD: LoggedSizes(self.file, bytes_in_use | self.terms, memory.settings)}
+        return {
+            **engine_flags,
+            RECEIPT_FIELD: LoggedSizes(self.file, bytes_in_use | self.terms, engine_memory.settings),
+        }
 
-    def notes(self, memory: EngineMemory) -> Iterator[str]:
+    def notes(self, engine_memory: EngineMemory) -> Iterator[str]:
         """Yields notes on logged terms that are not used, with the reason, and on terms that the log lacks."""
-        measured_terms = {memory_term.name for memory_term in memory.terms if memory_term.status == "measured"}
+        measured_terms = {memory_term.name for memory_term in engine_memory.terms if memory_term.status == "measured"}
         dropped_terms = [term_name for term_name in self.terms if term_name not in measured_terms]
         if self.other_model:
             yield f"{self.file} is of {self.other_model}: only {', '.join(self.terms)} of it is used"

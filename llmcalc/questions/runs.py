@@ -89,10 +89,10 @@ class RunQuestion(RunOptions):
 
     @property
     def tokens(self) -> int:
-        """Tokens per sequence, for the search of the nearest possible layouts."""
+        """The number of tokens per sequence, from which the nearest possible layouts are searched."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
-    def on_one_device(self) -> Memory:
+    def memory_on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
         preset, cuda_runtime = self.preset, self.runtime_on(self.hardware)
         other_models: list[UnreplayedBytes] = []
@@ -110,7 +110,7 @@ class RunQuestion(RunOptions):
 
     @property
     def _trains_in_float16(self) -> bool:
-        """Whether the run is training in 16 bits of no stated format, on an accelerator without bfloat16."""
+        """Whether the run trains in float16: in 16 bits without a stated format, on an accelerator without bfloat16."""
         settings = self.settings
         has_format = settings.precision is not None or settings.dtype is not None or self.launch is not None
         lacks_bfloat16 = self.hardware is not None and self.hardware.lacks_bfloat16
@@ -147,7 +147,7 @@ def with_implied_phase(
     training_option_name: an option of the command itself that asks for training; default none.
     Raises `InputError` for users of a run that is training.
     """
-    typed_training_option = training_option(layout) or _framework_of_training(layout) or training_option_name
+    typed_training_option = training_option(layout) or _training_framework_option(layout) or training_option_name
     if is_setting_given("phase") or not typed_training_option:
         return settings.with_usual_recomputation()
     if is_setting_given("users"):
@@ -155,7 +155,7 @@ def with_implied_phase(
     return settings.with_(phase="training").with_usual_recomputation()
 
 
-def _framework_of_training(layout: LayoutRequest) -> str:
+def _training_framework_option(layout: LayoutRequest) -> str:
     """Returns the option that names a training-only framework; empty without such an option."""
     if layout.framework is None:
         return ""
@@ -208,28 +208,34 @@ def memory_question(
 
     gpu = run_options.accelerators[0].name.upper() if run_options.accelerators else ASSUMED
     date = version_date(run_options.layout.framework_version or "")
-    options = _options_beside_a_file(run_options.settings, run_options.layout)
-    launch = read_launch(
+    options = _options_beside_file(run_options.settings, run_options.layout)
+    launched_run = read_launch(
         launch_file, run_options.layout.devices, allow_unknown, release_date=date, gpu_name=gpu, options=options
     )
     if is_setting_given("phase") and run_options.settings.phase != "training":
-        raise InputError(f"--phase: {launch.where} starts training; remove the option")
-    for field, option_value in model_options.items() if launch.spec is not None else ():
+        raise InputError(f"--phase: {launched_run.where} starts training; remove the option")
+    for field, option_value in model_options.items() if launched_run.spec is not None else ():
         if option_value:
-            raise InputError(f"{option(field)}: {launch.where} defines the model that it trains; remove the option")
-    if launch.spec is None:
-        preset = model_of_file(target, launch.target, launch.where, read_model)
-        if target is not None and is_stated(launch.target) and launch.target not in (preset.name, *preset.aliases):
-            replacement_note = f"the model of the file, {shown(launch.target)}, is replaced by TARGET"
-            launch = replace(launch, notes=(*launch.notes, replacement_note))
+            raise InputError(
+                f"{option(field)}: {launched_run.where} defines the model that it trains; remove the option"
+            )
+    if launched_run.spec is None:
+        preset = model_of_file(target, launched_run.target, launched_run.where, read_model)
+        if (
+            target is not None
+            and is_plain_model_name(launched_run.target)
+            and launched_run.target not in (preset.name, *preset.aliases)
+        ):
+            replacement_note = f"the model of the file, {shown(launched_run.target)}, is replaced by TARGET"
+            launched_run = replace(launched_run, notes=(*launched_run.notes, replacement_note))
     elif target is None:
-        preset = Preset(name=str(launch_file), model=launch.spec)
+        preset = Preset(name=str(launch_file), model=launched_run.spec)
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
-    launch = with_known_targets(with_published_weights(launch, preset), preset.model, preset.checkpoint)
-    launch = launch.with_stage_sizes(preset.model.main.num_hidden_layers)
-    run_options = replace(run_options, settings=Settings(**{"phase": "training", **launch.settings}))
-    return RunQuestion(preset=preset, **vars(run_options), launch=launch)
+    launched_run = with_known_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
+    launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
+    run_options = replace(run_options, settings=Settings(**{"phase": "training", **launched_run.settings}))
+    return RunQuestion(preset=preset, **vars(run_options), launch=launched_run)
 
 
 def _require_target(target: Any, command: str) -> Any:
@@ -241,7 +247,7 @@ def _require_target(target: Any, command: str) -> Any:
     return target
 
 
-def is_stated(model_name: str) -> bool:
+def is_plain_model_name(model_name: str) -> bool:
     """Whether a launch file names its model as plain text, not through a shell variable or command."""
     return bool(model_name) and not model_name.startswith(("$", "`"))
 
@@ -256,7 +262,7 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         return read_model(target)
     if not model_name:
         raise InputError(f"missing argument TARGET: {place_in_error} names no model; add TARGET, the model's name")
-    if not is_stated(model_name):
+    if not is_plain_model_name(model_name):
         raise InputError(
             f"{place_in_error}: the model, '{model_name[:80]}', is known only when the script runs; add TARGET, the "
             "model's name"
@@ -285,7 +291,7 @@ _PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
 """The path of a folder or a file, which a launch file may name on another machine."""
 
 
-def _options_beside_a_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
+def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
     """Returns the settings and layout options that the user typed in addition to a launch file."""
     return {
         field.name: option_value
@@ -299,24 +305,24 @@ HALF_FORMATS = ("bfloat16", "float16")
 """Number formats of 16 bits, in which weights are trained as they are published."""
 
 
-def with_published_weights(launch: Launch, preset: Preset) -> Launch:
+def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     """Returns the run in the published weights' number format, if the program keeps that format.
 
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16.
     """
-    if not launch.published_weights or preset.dtype not in HALF_FORMATS:
-        return launch
+    if not launched_run.published_weights or preset.dtype not in HALF_FORMATS:
+        return launched_run
     settings = {
         setting_name: setting_value
-        for setting_name, setting_value in launch.settings.items()
+        for setting_name, setting_value in launched_run.settings.items()
         if setting_name != "precision"
     }
     dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
     return replace(
-        launch,
+        launched_run,
         settings={**settings, "dtype": preset.dtype, "master_weights": "none"},
-        notes=(*launch.notes, dtype_note),
+        notes=(*launched_run.notes, dtype_note),
     )
 
 
@@ -326,7 +332,9 @@ def check_precision(settings: Settings, framework_record: Framework) -> None:
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
-        frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
+        frameworks = [
+            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
+        ]
         expected_formats = (
             f"--framework {' or '.join(frameworks)}" if frameworks else "llmcalc time, which has it, or bf16-master"
         )
@@ -378,20 +386,16 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
     for the model.
     """
     run = run if draft_preset is None else _with_draft_model(run, draft_preset)
-    layout, launch = run.layout, run.launch
-    answer_fields: dict[str, Any] = {
-        "preset": run.preset,
-        "accelerators": run.accelerators,
-        "workspace": run.workspace,
-    }
-    if launch is None and not layout.has_options:
+    layout, launched_run = run.layout, run.launch
+    answer_fields: dict[str, Any] = {"preset": run.preset, "accelerators": run.accelerators, "workspace": run.workspace}
+    if launched_run is None and not layout.has_options:
         if run.settings.recompute == SELECTIVE:  # without a framework
             run = replace(run, settings=run.settings.with_(recompute="attention"))
         if run.settings.precision in NARROW_PRODUCTS:  # the page has no frameworks at first
             from ..frameworks.registry import framework_of
 
             check_precision(run.settings, framework_of(layout))
-        one_device_question = run.on_one_device()
+        one_device_question = run.memory_on_one_device()
         return DeviceUse.of_result(one_device_question, **answer_fields, draft=_draft_of(run, one_device_question))
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
@@ -399,19 +403,24 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
     from ..reports.ranks_answer import RanksUse
     from ..studies.step_size import with_usual_micro_batches
 
-    framework_record = framework_of(layout) if launch is None else framework(launch.framework)
+    framework_record = framework_of(layout) if launched_run is None else framework(launched_run.framework)
     check_precision(run.settings, framework_record)
     version = layout.framework_version or ""
-    run_memory = run.with_framework(framework_record).on_one_device()
+    run_memory = run.with_framework(framework_record).memory_on_one_device()
     with suggest_nearest_layouts(
         run.preset.model,
-        layout if launch is None else NO_LAYOUT_OPTIONS,
+        layout if launched_run is None else NO_LAYOUT_OPTIONS,
         run.tokens,
         check_layout=partial(framework_record.check_layout, run_memory),
     ):
-        if launch is not None:
+        if launched_run is not None:
             ranks = Cluster.with_framework(
-                run_memory, launch.layout, framework_record, version, launch.own_settings, launch.frozen
+                run_memory,
+                launched_run.layout,
+                framework_record,
+                version,
+                launched_run.own_settings,
+                launched_run.frozen,
             )
         elif run.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
@@ -425,7 +434,7 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
             ranks = Cluster.with_framework(
                 with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version
             )
-        ranks_answer = RanksUse.of_result(ranks, **answer_fields, launch=launch)
+        ranks_answer = RanksUse.of_result(ranks, **answer_fields, launch=launched_run)
         _ = ranks_answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return ranks_answer
 
@@ -462,45 +471,46 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
     with suggest_nearest_layouts(preset.model, layout, run.tokens):
         if layout.devices is not None and settings.phase == "training":
             hardware = run.hardware
-            over_devices = answer_that_fits(
+            layout_answer = answer_that_fits(
                 run,
                 lambda memory, layout: fit_devices(memory, hardware, layout, global_batch),
                 lambda fit_result: fit_result.fit.verdict != "no",
             )
             return ReportedAnswer(
-                over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
+                layout_answer, lambda: reports.devices_report(preset, layout_answer), layout_answer.fit.verdict != "no"
             )
         check_precision(settings, framework_of(layout))
-        run_memory = run.with_framework(framework_of(layout)).on_one_device()
+        run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
         if layout.devices is None:
             usual_engine = UsualEngine.of_run(preset, run_memory, run.hardware)
             has_gguf_file = usual_engine is not None and has_gguf_weights(run_memory)
             fit_answer = (usual_engine.fitting(run_memory) if usual_engine and has_gguf_file else None) or fit(
                 run_memory, run.hardware
             )
-            served = ServedUsers.of_answer(fit_answer, usual_engine)
-            fit_answer = with_decoding_seconds(fit_answer, run.hardware, served.users)
+            served_users = ServedUsers.of_answer(fit_answer, usual_engine)
+            fit_answer = with_decoding_seconds(fit_answer, run.hardware, served_users.users)
             device_options = hardware_options(
-                run_memory,
-                run.accelerators,
-                layout,
-                run.runtime_on,
-                partial(gguf_fit, preset, run_memory),
+                run_memory, run.accelerators, layout, run.runtime_on, partial(gguf_fit, preset, run_memory)
             )
             if fit_answer.fit.verdict == "no":
-                sufficient = [change for change in fit_answer.changes if change.fit.verdict != "no"]
-                on_several = changes_on_several(
+                sufficient_changes = [change for change in fit_answer.changes if change.fit.verdict != "no"]
+                device_changes = changes_on_several(
                     run_memory,
                     device_options,
                     layout,
                     run.runtime_on,
-                    changes_beside_devices(run_memory, run.hardware, sufficient),
+                    changes_beside_devices(run_memory, run.hardware, sufficient_changes),
                 )
-                changes = (*served.changes, *sufficient, *on_several, *fit_answer.changes[len(sufficient) :])
+                changes = (
+                    *served_users.changes,
+                    *sufficient_changes,
+                    *device_changes,
+                    *fit_answer.changes[len(sufficient_changes) :],
+                )
                 fit_answer = replace(fit_answer, changes=changes)
             return ReportedAnswer(
                 fit_answer,
-                lambda: reports.report(preset, fit_answer, device_options, served.notes),
+                lambda: reports.report(preset, fit_answer, device_options, served_users.notes),
                 fit_answer.fit.verdict != "no",
             )
         serving_answer = fit_serving(run_memory, run.hardware, layout)
@@ -530,7 +540,7 @@ def ask_which_hardware(run: RunQuestion, global_batch: int | None = None) -> Rep
         raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
     with suggest_nearest_layouts(preset.model, layout, run.tokens):
         check_precision(run.settings, framework_of(layout))
-        run_memory = run.with_framework(framework_of(layout)).on_one_device()
+        run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
         engine_fit = partial(gguf_fit, preset, run_memory)
         options = hardware_options(run_memory, accelerators, layout, run.runtime_on, engine_fit)
@@ -552,19 +562,19 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
     """
     from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
-    layout, refusal, is_planned = run.layout, None, False
+    layout, refusal_error, is_planned = run.layout, None, False
     first_framework, *other_frameworks = frameworks_for_plans(layout, run.hardware)
     yields_all = run.settings.lora_rank is not None and bool(other_frameworks)
     if yields_all:
         other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
     for framework_record in (first_framework, *other_frameworks):
-        run_layout, run_memory = layout, run.with_framework(framework_record).on_one_device()
+        run_layout, run_memory = layout, run.with_framework(framework_record).memory_on_one_device()
         try:
             framework_record.check(run_memory, layout.framework_version or "")
         except InputError as error:
-            refusal = error
+            refusal_error = error
             continue
-        if refusal is not None and framework_record.name in WHOLE_WEIGHTS:
+        if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
             if run.hardware is not None and run_memory.states.total_bytes > run.hardware.capacity_bytes:
                 continue
             is_divided = any(
@@ -572,17 +582,17 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
             )
             if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                 continue
-            group_sizes: dict[str, Any] = {
+            parallel_degrees: dict[str, Any] = {
                 group_name: getattr(layout, group_name) or 1 for group_name in ("tp", "cp", "pp", "ep")
             }
-            run_layout = replace(layout, **group_sizes, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
+            run_layout = replace(layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
         is_planned = True
         yield run_memory, replace(run_layout, framework=framework_record.name)
         if framework_record is first_framework or not yields_all:
             return
     if not is_planned:
-        assert refusal is not None
-        raise refusal
+        assert refusal_error is not None
+        raise refusal_error
 
 
 Answer = TypeVar("Answer")
@@ -595,18 +605,18 @@ def answers_of_planned_runs(
     from ..frameworks.registry import framework_of
 
     refuse_missing_units(run)
-    refusal, is_answered = None, False
+    refusal_error, is_answered = None, False
     for run_memory, layout in planned_runs(run):
         check_precision(run.settings, framework_of(layout))
         try:
             run_answer = answer_run(run_memory, layout)
         except InputError as error:
-            refusal = refusal or error
+            refusal_error = refusal_error or error
             continue
         is_answered = True
         yield run_answer
-    if refusal is not None and not is_answered:
-        raise refusal
+    if refusal_error is not None and not is_answered:
+        raise refusal_error
 
 
 def answer_that_fits(
@@ -669,13 +679,16 @@ def ask_plan(
     layout_plan = first_fitting_plan(list(layout_plans))
     suggestions = ""
     if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
-        workload, rules = layout_plan.memory.states.workload, layout_plan.framework.layouts
-        batches = layout_plan.global_batch, int(workload.batch)
+        workload, layout_rules = layout_plan.memory.states.workload, layout_plan.framework.layouts
+        batch_sizes = layout_plan.global_batch, int(workload.batch)
         suggestions = nearest_layouts_text(
-            preset.model, layout, workload.seq, check_layout=lambda nearest: check_planned(nearest, rules, *batches)
+            preset.model,
+            layout,
+            workload.seq,
+            check_layout=lambda nearest: check_planned(nearest, layout_rules, *batch_sizes),
         )
         if not suggestions and BATCH in layout_plan.plan.refused:
-            suggestions = f"{BATCH}; expected such as --global-batch {divisible_batch(layout.devices, *batches)}"
+            suggestions = f"{BATCH}; expected such as --global-batch {divisible_batch(layout.devices, *batch_sizes)}"
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )

@@ -19,7 +19,7 @@ from ..workload.setting import option
 from ..workload.validation import LARGEST
 from .options import DRAFT_TOKENS, ServeOptions, TimeOptions
 from .runs import RunQuestion
-from .times import stack_of_engine, timed_run
+from .times import software_stack_of_engine, timed_run
 
 if TYPE_CHECKING:
     from ..frameworks.engines.engine import Engine
@@ -49,8 +49,11 @@ def ask_serve(
     server_study = serve_study(preset, hardware, options, read_model)
     calibration = _calibration_of_options(preset, hardware, options, read_model)
     if calibration is not None:
-        device, stack = calibration.factors.device(server_study.device), calibration.factors.stack(server_study.stack)
-        server_study = replace(server_study, device=device, stack=stack)
+        device, software_stack = (
+            calibration.factors.device(server_study.device),
+            calibration.factors.stack(server_study.stack),
+        )
+        server_study = replace(server_study, device=device, stack=software_stack)
     server_search = server_study.answer()
     ok = server_search.chosen is not None
     return ReportedAnswer(server_search, lambda: with_calibration(report(server_study, server_search), calibration), ok)
@@ -108,23 +111,26 @@ def serve_study(
     cached_share = options.prefix_hit or 0.0
     if trace is not None:
         trace = replace(trace, cached_share=cached_share)
-    input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
-    assert input is not None
-    assert output is not None
-    if input + output > LARGEST:
+    input_tokens, output_tokens = (
+        (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
+    )
+    assert input_tokens is not None
+    assert output_tokens is not None
+    if input_tokens + output_tokens > LARGEST:
         raise InputError(
-            f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
+            f"--input, --output: {input_tokens + output_tokens:,} tokens of a request are too many; "
+            f"expected at most {LARGEST:,}"
         )
-    request_shape = Requests(input, output, int(cached_share * input))
+    request_shape = Requests(input_tokens, output_tokens, int(cached_share * input_tokens))
     longest_request = request_shape.total_tokens if trace is None else trace.longest_request
     latency_limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
-    stack = find_stack(options.stack or stack_of_engine(options.engine, hardware), "inference")
+    software_stack = find_stack(options.stack or software_stack_of_engine(options.engine, hardware), "inference")
     return ServeStudy(
         preset,
         hardware,
         device_of(hardware, options.nic),
-        stack,
+        software_stack,
         engine_record,
         version,
         dict(_runs_by_format(preset, hardware, options, longest_request)),
@@ -207,15 +213,15 @@ def _speculation_of_options(
     tokens = options.draft_tokens or DRAFT_TOKENS
     if options.draft == "mtp" and preset.model.mtp is None:
         raise InputError("--draft mtp: the model has no modules of multi-token prediction; expected a TARGET or ngram")
-    method = options.draft if options.draft in ("mtp", "ngram") else "model"
+    draft_method = options.draft if options.draft in ("mtp", "ngram") else "model"
     draft = None
-    if method == "model":
+    if draft_method == "model":
         draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
         reads_states = states_reader_of(draft.model) is not None
         check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
     spec = None if draft is None else draft.model
-    return Speculation(tokens, options.acceptance, spec, method == "mtp"), engine_record.draft_flags(
-        method, draft, tokens
+    return Speculation(tokens, options.acceptance, spec, draft_method == "mtp"), engine_record.draft_flags(
+        draft_method, draft, tokens
     )
 
 
@@ -258,7 +264,7 @@ def _runs_by_format(
         }
         settings = settings_of(phase="decode", batch=1, seq=sequence_length, **chosen_formats)
         run = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
-        format_runs.append((format_pair, run.on_one_device()))
+        format_runs.append((format_pair, run.memory_on_one_device()))
     return format_runs
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..studies.run_time import TimedRun, TimeSettings
 
 
-def time_phase(run: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]) -> Settings:
+def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]) -> Settings:
     """Returns the settings with the phase to time filled in.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
@@ -71,11 +71,11 @@ def ask_time(
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     if len(run.accelerators) > 1:
         raise InputError("--hardware: the time is of one accelerator; expected it once")
-    run = replace(run, settings=time_phase(run, options, is_setting_given))
+    run = replace(run, settings=settings_with_phase(run, options, is_setting_given))
     options, calibration = _calibrated_options(run, options, read_model)
     estimated_run = timed_run(run, options)
-    measured = options.measured
-    explanation = None if measured is None else (measured, explain_measured(estimated_run, measured))
+    measured_time = options.measured
+    explanation = None if measured_time is None else (measured_time, explain_measured(estimated_run, measured_time))
     return ReportedAnswer(
         estimated_run,
         lambda: with_calibration(report(run.preset, estimated_run, options.by_node, explanation), calibration),
@@ -114,7 +114,7 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     with suggest_nearest_layouts(*layout_question):
         run_memory, framework_record, layout = training_run(run)
         micro_batches, chosen_options = micro_batches_of(run_memory, layout, options.global_batch), ""
-        needed_bytes = _bytes_of_training(run_memory, framework_record, layout, micro_batches)
+        needed_bytes = _peak_training_bytes(run_memory, framework_record, layout, micro_batches)
         fastest_layout_plan = _fastest_fitting_layout(run, options) if needed_bytes > hardware.capacity_bytes else None
         if fastest_layout_plan is not None:
             candidate, framework_record = fastest_layout_plan.plan.feasible[0], fastest_layout_plan.framework
@@ -136,7 +136,7 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     return replace(timed_run, resident_bytes=needed_bytes, chosen_options=chosen_options, is_planned=is_planned)
 
 
-def _bytes_of_training(run_memory: Memory, framework_record: Framework, layout: Layout, micro_batches: int) -> int:
+def _peak_training_bytes(run_memory: Memory, framework_record: Framework, layout: Layout, micro_batches: int) -> int:
     """Returns the peak tensor bytes of a layout's largest rank; without activations if they are unknown."""
     memory_estimate = framework_record.estimate(run_memory)
     try:
@@ -200,10 +200,10 @@ def _no_layout_error(plan: Plan, run: RunQuestion, devices: int | None) -> Input
             f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {reason}; expected "
             "--step with a measured step"
         )
-    more_memory = "more devices" if run.settings.recompute == "full" else "more devices, --recompute full"
+    memory_advice = "more devices" if run.settings.recompute == "full" else "more devices, --recompute full"
     return InputError(
         f"--devices {devices}: no layout of {plan.tried:,} fits the memory of {run.hardware.title}; expected "
-        f"{more_memory}, or --step with a measured step"
+        f"{memory_advice}, or --step with a measured step"
     )
 
 
@@ -217,15 +217,15 @@ def training_run(run: RunQuestion) -> tuple[Memory, Framework, Layout]:
 
     if run.launch is not None:
         framework_record = framework(run.launch.framework)
-        return run.with_framework(framework_record).on_one_device(), framework_record, run.launch.layout
+        return run.with_framework(framework_record).memory_on_one_device(), framework_record, run.launch.layout
     layout = run.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
         needs_framework = layout.framework is not None and run.settings.lora_rank is not None
         _, layout = planned_run(_without_adapters(run) if needs_framework else run)
         framework_record = framework_of(layout)
-        return run.with_framework(framework_record).on_one_device(), framework_record, layout_of(layout)
+        return run.with_framework(framework_record).memory_on_one_device(), framework_record, layout_of(layout)
     framework_record = framework_of(layout)
-    return run.with_framework(framework_record).on_one_device(), framework_record, ONE_DEVICE
+    return run.with_framework(framework_record).memory_on_one_device(), framework_record, ONE_DEVICE
 
 
 def _without_adapters(run: RunQuestion) -> RunQuestion:
@@ -265,14 +265,14 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
     from ..studies.run_time import TimeSettings
     from ..timing.stack import stack_of_vendor
 
-    launch = run.launch
-    file_settings = None if launch is None else launch.own_settings
+    launched_run = run.launch
+    file_settings = None if launched_run is None else launched_run.own_settings
     has_format = framework_record.product_format is not None and file_settings is not None
-    stack = options.stack or framework_record.stack(launch, bool(run.settings.compile))
-    if options.stack is None and launch is None and run.hardware is not None:
-        stack = stack_of_vendor(run.hardware.vendor, "training") or stack
+    software_stack = options.stack or framework_record.stack(launched_run, bool(run.settings.compile))
+    if options.stack is None and launched_run is None and run.hardware is not None:
+        software_stack = stack_of_vendor(run.hardware.vendor, "training") or software_stack
     return TimeSettings(
-        stack,
+        software_stack,
         options.overlap,
         options.nic,
         framework_record.product_format(file_settings)
@@ -335,7 +335,7 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
             raise InputError(f"{option(field)}: is of prompts; expected {expected_option}")
     hardware = run.hardware
     assert hardware is not None
-    layout_request, run_memory = run.layout, run.on_one_device()
+    layout_request, run_memory = run.layout, run.memory_on_one_device()
     for field in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field) not in (None, 1, 0):
             raise InputError(f"{option(field)}: is of training; expected --phase training")
@@ -344,7 +344,11 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
         settings = TimeSettings(
             options.stack
             or framework_stack
-            or (stack_of_engine(options.engine, hardware) if options.engine else usual_stack(hardware, run_memory)),
+            or (
+                software_stack_of_engine(options.engine, hardware)
+                if options.engine
+                else usual_stack(hardware, run_memory)
+            ),
             options.overlap,
             options.nic,
             factors=options.factors or UNCHANGED,
@@ -380,7 +384,7 @@ def serving_layout(run_memory: Memory, hardware: Hardware, layout_request: Layou
     return serving_replicas(run_memory.with_(phase="inference"), hardware, layout_request)[1].layout
 
 
-def stack_of_engine(engine_text: str | None, hardware: Hardware) -> str:
+def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str:
     """Returns an engine's time stack: the record's stack for the version, else the stack with the engine's name.
 
     Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.

@@ -57,10 +57,10 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
     numbered_rows = _json_rows(path, file_text) if file_text.lstrip().startswith("{") else _csv_rows(path, file_text)
     requests: list[TracedRequest] = []
     input_tokens = 0
-    for line_number, row_fields in numbered_rows:
+    for line_number, row_cells in numbered_rows:
         if len(requests) >= MOST_REQUESTS:
             raise InputError(f"{path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
-        requests.append(_traced_request(f"{path}:{line_number}", row_fields))
+        requests.append(_traced_request(f"{path}:{line_number}", row_cells))
         input_tokens += requests[-1].input
         if input_tokens > MOST_INPUT:
             raise InputError(
@@ -78,10 +78,10 @@ def _csv_rows(path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[s
     try:
         csv_reader = csv.DictReader(io.StringIO(file_text), strict=True)
         _check_columns(f"{path}", csv_reader.fieldnames or ())
-        for row_fields in csv_reader:
-            if None in row_fields or None in row_fields.values():
+        for row_cells in csv_reader:
+            if None in row_cells or None in row_cells.values():
                 raise InputError(f"{path}:{csv_reader.line_num}: has another number of cells than the heading")
-            yield csv_reader.line_num, row_fields
+            yield csv_reader.line_num, row_cells
     except csv.Error as error:
         raise InputError(f"{path}: {error}; expected {EXPECTED}") from None
 
@@ -91,13 +91,13 @@ def _json_rows(path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[
         if not line_text.strip():
             continue
         try:
-            row_fields = json.loads(line_text)
+            row_cells = json.loads(line_text)
         except (ValueError, RecursionError):
             raise InputError(f"{path}:{line_number}: is no JSON object; expected one on each line") from None
-        if not isinstance(row_fields, dict):
+        if not isinstance(row_cells, dict):
             raise InputError(f"{path}:{line_number}: is no JSON object; expected one on each line")
-        _check_columns(f"{path}:{line_number}", row_fields)
-        yield line_number, row_fields
+        _check_columns(f"{path}:{line_number}", row_cells)
+        yield line_number, row_cells
 
 
 def _check_columns(place_in_error: str, column_names: Any) -> None:
@@ -112,16 +112,16 @@ def _check_columns(place_in_error: str, column_names: Any) -> None:
             raise InputError(f"{place_in_error}: the column '{column_name}' is missing; expected {', '.join(COLUMNS)}")
 
 
-def _traced_request(place_in_error: str, row_fields: Mapping[str, Any]) -> TracedRequest:
+def _traced_request(place_in_error: str, row_cells: Mapping[str, Any]) -> TracedRequest:
     tokens = [
         whole(
             f"{place_in_error}: {column_name}",
-            length_of(f"{place_in_error}: {column_name}", _cell_value(row_fields[column_name])),
+            length_of(f"{place_in_error}: {column_name}", _cell_value(row_cells[column_name])),
             most=MOST_TOKENS,
         )
         for column_name in ("input", "output")
     ]
-    return TracedRequest(_arrival_seconds(f"{place_in_error}: arrival", _cell_value(row_fields["arrival"])), *tokens)
+    return TracedRequest(_arrival_seconds(f"{place_in_error}: arrival", _cell_value(row_cells["arrival"])), *tokens)
 
 
 def _cell_value(cell_value: Any) -> Any:

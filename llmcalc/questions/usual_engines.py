@@ -16,15 +16,7 @@ from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..sources.preset import Preset
 from ..studies.decoding import has_gguf_weights, usual_stack
-from ..studies.fit import (
-    MOST_BATCH,
-    MOST_SEQ,
-    Change,
-    Fitting,
-    cli_options,
-    largest_fitting_number,
-    single_changes,
-)
+from ..studies.fit import MOST_BATCH, MOST_SEQ, Change, Fitting, cli_options, largest_fitting_number, single_changes
 
 FORMATS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
@@ -49,9 +41,13 @@ class UsualEngine:
     @classmethod
     def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
         """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
-        settings, stack = memory.settings, usual_stack(hardware, memory)
-        records = [framework for framework in map(engine, FOLDERS) if framework.stack(NEWEST) == stack]
-        if settings.phase not in ("inference", "decode") or not records or not records[0].runs_on(hardware):
+        settings, software_stack = memory.settings, usual_stack(hardware, memory)
+        engine_records = [framework for framework in map(engine, FOLDERS) if framework.stack(NEWEST) == software_stack]
+        if (
+            settings.phase not in ("inference", "decode")
+            or not engine_records
+            or not engine_records[0].runs_on(hardware)
+        ):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
         typed_options = {
@@ -59,30 +55,32 @@ class UsualEngine:
             for format_field, format_name in format_settings.items()
             if format_name is not None
         }
-        return cls(preset, records[0], hardware, int(memory.states.workload.seq), typed_options)
+        return cls(preset, engine_records[0], hardware, int(memory.states.workload.seq), typed_options)
 
     def memory_of(self, users: int) -> EngineMemory | None:
         """Returns the engine's memory for this number of users; None if unsupported or unknown."""
         try:
-            memory: EngineMemory = self.record.memory(self._server_of(users))
+            engine_memory: EngineMemory = self.record.memory(self._server_of(users))
         except InputError:
             return None
-        return memory
+        return engine_memory
 
     def _server_of(self, users: int) -> Any:
         """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
         server_options = dict(self.options)
         scheme_name = server_options.pop("quantize", None)
-        flags = read_values(self.record.title, self.record.known_flags(), server_options, self.record.flags_by_option)
-        flags |= {} if scheme_name is None else {"quantize": scheme_name}
+        engine_flags = read_values(
+            self.record.title, self.record.known_flags(), server_options, self.record.flags_by_option
+        )
+        engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.record.shows_alternatives:  # layers on the host are another run
-            flags |= {"n_gpu_layers": "all", "fit": "off"}
-        flags = self.record.flags_for_users(self.preset, flags, users, self.seq)
+            engine_flags |= {"n_gpu_layers": "all", "fit": "off"}
+        engine_flags = self.record.flags_for_users(self.preset, engine_flags, users, self.seq)
         _, version = engine_and_version(self.record.name)
-        return self.record.server(self.preset, self.hardware, version, flags)
+        return self.record.server(self.preset, self.hardware, version, engine_flags)
 
     def lacks_kernels(self, users: int) -> bool:
-        """Whether it has no kernels on the accelerator for the weights, the cache or the attention."""
+        """Whether the engine has no kernels on the accelerator for the weights, the cache or the attention."""
         try:
             self._server_of(users)
         except MissingKernels:
@@ -93,11 +91,11 @@ class UsualEngine:
 
     def most_users(self, users: int) -> int:
         """Returns the number of users whose requests the engine's cache holds; all users if its memory is unknown."""
-        memory = self.memory_of(users)
-        if memory is None or memory.holds(users):
+        engine_memory = self.memory_of(users)
+        if engine_memory is None or engine_memory.holds(users):
             return users
         divides_cache = self.record.serving_flags is None  # one cache for any number of users
-        return min(users, int(memory.all_users())) if divides_cache and memory.starts else 0
+        return min(users, int(engine_memory.all_users())) if divides_cache and engine_memory.starts else 0
 
     def device_bytes(self, users: int) -> int | None:
         """Returns the bytes on the device with the highest need, with the bytes in use before the engine starts.
@@ -112,12 +110,16 @@ class UsualEngine:
         except InputError:
             return None
         largest_bytes = max(
-            (sum(term.bytes for term in memory_terms if term.device == device) for device in server.devices), default=0
+            (
+                sum(memory_term.bytes for memory_term in memory_terms if memory_term.device == device)
+                for device in server.devices
+            ),
+            default=0,
         )
         return int(largest_bytes + self.hardware.capacity_bytes - server.free_bytes)
 
     def change(self, users: int) -> Change | None:
-        """Returns the change from torch's kernels to the engine, which reads prompts in pieces.
+        """Returns the change of a run from torch's kernels to this engine, which reads prompts in chunks.
 
         None where the engine fills a budget, or does not hold the users.
         """
@@ -127,7 +129,7 @@ class UsualEngine:
         return Change(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
 
     def fitting(self, run_memory: Memory) -> Fitting | None:
-        """Returns whether a run fits with the engine's buffers; None if the buffers are unknown."""
+        """Returns whether a run fits beside the engine's buffers; None if the buffers' bytes are unknown."""
         users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
         if device_bytes is None:
@@ -146,15 +148,15 @@ class UsualEngine:
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
         return Fitting(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
-    def _largest_fitting(self, bytes_of: Callable[[int], int | None], given_number: int, maximum: int) -> int:
+    def _largest_fitting(self, bytes_function: Callable[[int], int | None], user_count: int, maximum: int) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
-        too_many = 2 * self.hardware.capacity_bytes
+        unfitting_bytes = 2 * self.hardware.capacity_bytes
 
-        def needed_bytes(tried_number: int) -> int:
-            device_bytes = bytes_of(tried_number)
-            return too_many if device_bytes is None else device_bytes
+        def needed_bytes(tried_users: int) -> int:
+            device_bytes = bytes_function(tried_users)
+            return unfitting_bytes if device_bytes is None else device_bytes
 
-        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, given_number, maximum)
+        return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, user_count, maximum)
 
 
 def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> Fit | None:

@@ -53,11 +53,13 @@ def ask_check(preset: Preset, checkpoint_name: str, checkpoint: Checkpoint) -> R
     from ..reports.checkpoint import check_report
     from ..witnesses.checkpoint import match_tensors
 
-    match = match_tensors(preset.model, checkpoint)
-    return ReportedAnswer(match, lambda: check_report(preset, checkpoint_name, checkpoint, match), match.ok)
+    tensor_match = match_tensors(preset.model, checkpoint)
+    return ReportedAnswer(
+        tensor_match, lambda: check_report(preset, checkpoint_name, checkpoint, tensor_match), tensor_match.ok
+    )
 
 
-class Verified(NamedTuple):
+class VerifyResult(NamedTuple):
     """The result of `llmcalc verify`. verdicts: one per model. skipped: reasons by model that could not be compared."""
 
     verdicts: list[Verdict]
@@ -65,7 +67,7 @@ class Verified(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verification:
+class VerifyQuestion:
     """The question of `llmcalc verify`, which compares formulas with a running model. Fields are options."""
 
     everything: bool = False
@@ -103,16 +105,16 @@ class Verification:
         from ..reports.verify import report
         from ..simulator.lowering import Unsupported
 
-        verified = Verified([], {})
+        verify_result = VerifyResult([], {})
         for target in model_targets:
             try:
-                verified.verdicts.append(self._verdict_of_model(read_model(target)))
+                verify_result.verdicts.append(self._verdict_of_model(read_model(target)))
             except InputError as error:
                 if not self.everything or (self.against == "reference" and not isinstance(error, Unsupported)):
                     raise
-                verified.skipped[target] = str(error).removeprefix(f"{target}: ")
-        ok = bool(verified.verdicts) and all(verdict.ok for verdict in verified.verdicts)
-        return ReportedAnswer(verified, lambda: report(*verified), ok)
+                verify_result.skipped[target] = str(error).removeprefix(f"{target}: ")
+        ok = bool(verify_result.verdicts) and all(verdict.ok for verdict in verify_result.verdicts)
+        return ReportedAnswer(verify_result, lambda: report(*verify_result), ok)
 
     def _verdict_of_model(self, preset: Preset) -> Verdict:
         with name_in_errors(preset):
@@ -133,10 +135,10 @@ class Verification:
         layout = self.layout
         if is_started_by_torchrun() and layout.devices is None:
             layout = replace(layout, devices=int(os.environ["WORLD_SIZE"]))
-        given_layout = layout.layout()
+        typed_layout = layout.layout()
         return (
-            given_layout
-            if layout.devices is not None or given_layout.world > 1
+            typed_layout
+            if layout.devices is not None or typed_layout.world > 1
             else replace(layout, devices=2).layout()
         )
 

@@ -59,7 +59,7 @@ class Answer(ABC):
     def _repr_html_(self) -> str:
         from .formats.html import tables_html
 
-        return tables_html(self.report().brief(rest_text=".document"))
+        return tables_html(self.report().brief(omission_text=".document"))
 
     @classmethod
     def of_result(cls, result: Any, **other_fields: Any) -> Self:

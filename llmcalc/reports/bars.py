@@ -41,8 +41,8 @@ def timeline_bar(byte_counts: Sequence[int], maximum: int) -> str:
         return ""
     bar_length = min(WIDTH, len(byte_counts))
     value_ranges = [
-        byte_counts[len(byte_counts) * i // bar_length : len(byte_counts) * (i + 1) // bar_length]
-        for i in range(bar_length)
+        byte_counts[len(byte_counts) * point_index // bar_length : len(byte_counts) * (point_index + 1) // bar_length]
+        for point_index in range(bar_length)
     ]
     return "".join(
         LEVELS[min(len(LEVELS) - 1, max(value_range) * len(LEVELS) // max(1, maximum))] for value_range in value_ranges

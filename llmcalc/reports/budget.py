@@ -133,11 +133,15 @@ def _budget_data(file_name: str, checks: list[Check]) -> dict[str, Any]:
 
 def junit(file_name: str, checks: list[Check]) -> str:
     """Returns JUnit XML with a suite per model and a test case per bound."""
-    root = ET.Element("testsuites", name="llmcalc budget")
+    suites_element = ET.Element("testsuites", name="llmcalc budget")
     for target in dict.fromkeys(check.target for check in checks):
         model_checks = [check for check in checks if check.target == target]
         test_suite = ET.SubElement(
-            root, "testsuite", name=target, tests=str(len(model_checks)), failures=str(count_violations(model_checks))
+            suites_element,
+            "testsuite",
+            name=target,
+            tests=str(len(model_checks)),
+            failures=str(count_violations(model_checks)),
         )
         for check in model_checks:
             test_case = ET.SubElement(
@@ -145,7 +149,7 @@ def junit(file_name: str, checks: list[Check]) -> str:
             )
             if (checked_limit := check.violated_limit) is not None:
                 ET.SubElement(test_case, "failure", message=failure_message(check, checked_limit))
-    return xml_text(root)
+    return xml_text(suites_element)
 
 
 def failure_message(check: Check, checked_limit: Limit) -> str:

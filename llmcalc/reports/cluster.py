@@ -18,8 +18,15 @@ from ..studies.rollout_phases import RolloutPhase
 from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
 from .document import Column, Report, Row, Table, without_repetitions
-from .memory import PHASE_COLUMNS, accelerators_table, kind_parts, phase_parts, phase_rows, verdict_text
-from .memory_data import device_data, execution_data, fits_data, host_data, workload_data
+from .memory import (
+    PHASE_COLUMNS,
+    accelerators_table,
+    kind_columns_and_rows,
+    phase_columns_and_rows,
+    phase_rows,
+    verdict_text,
+)
+from .memory_data import device_data, execution_data, host_data, verdicts_data, workload_data
 from .memory_notes import host_notes, settings_text, stored_weights_notes, untested_notes
 from .notes import plural, too_long_notes, warnings_of_notes
 from .rollout import engine_note, largest_phase, phases_data, phases_table
@@ -93,15 +100,15 @@ def report(
     cluster: Cluster,
     accelerator_fits: Sequence[Fit],
     assumed_accelerator: str = "",
-    launch: Launch | None = None,
-    chosen_for: Hardware | None = None,
+    launched_run: Launch | None = None,
+    planned_hardware: Hardware | None = None,
     rollout: Sequence[RolloutPhase] = (),
 ) -> Report:
     """Returns the report: the memory of the largest rank and of every rank that differs, and the accelerators.
 
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
-    launch: the file that starts the run; default None.
-    chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
+    launched_run: the file that starts the run; default None.
+    planned_hardware: the accelerator for which the layout was chosen; default None for a layout that was given.
     rollout: the phases of reinforcement learning on one device; default none.
     """
     rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
@@ -115,26 +122,28 @@ def report(
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     answer_text += verdict_text(accelerator_fits)
     devices_text = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
-    settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launch)}"
-    layout_note = "" if chosen_for is None else _layout_note(chosen_for, accelerator_fits)
+    settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
+    layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
     notes_on_host = host_notes(largest_rank.device, layout.world)
-    assumptions = [note for note in _launch_notes(launch) if ASSUMPTIONS.match(note)]
+    assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTIONS.match(note)]
     notes = without_repetitions(
         [
             *warnings,
             *assumptions,
             layout_note,
-            *_undivided_notes(cluster, accelerator_fits, launch),
+            *_whole_replica_notes(cluster, accelerator_fits, launched_run),
             *notes_on_host,
             *_cluster_notes(cluster, assumed_accelerator),
-            *_launch_notes(launch),
+            *_launch_notes(launched_run),
         ]
     )
-    part_columns, part_rows = phase_parts(largest_rank.device) if cluster.trains else kind_parts(largest_rank.device)
+    part_columns, part_rows = (
+        phase_columns_and_rows(largest_rank.device) if cluster.trains else kind_columns_and_rows(largest_rank.device)
+    )
     parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
     if rollout:
-        engine_text = engine_note(None if launch is None else launch.rollout)
+        engine_text = engine_note(None if launched_run is None else launched_run.rollout)
         phase_documents = [
             phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes))))
         ]
@@ -156,7 +165,8 @@ def report(
     )
     fits_table = fits_table._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
-        cluster_data(preset, cluster, accelerator_fits, launch) | ({"phases": phases_data(rollout)} if rollout else {}),
+        cluster_data(preset, cluster, accelerator_fits, launched_run)
+        | ({"phases": phases_data(rollout)} if rollout else {}),
         [
             *phase_documents,
             parts_table,
@@ -170,20 +180,22 @@ def report(
     ).for_target(preset.target)
 
 
-def _layout_note(chosen_for: Hardware, fits: Sequence[Fit]) -> str:
+def _layout_note(planned_hardware: Hardware, fits: Sequence[Fit]) -> str:
     """Writes a note on the choice of the layout for an accelerator."""
-    all_fit = all(fit.verdict != "no" for fit in fits if fit.hardware == chosen_for)
-    title = chosen_for.title
+    all_fit = all(fit.verdict != "no" for fit in fits if fit.hardware == planned_hardware)
+    title = planned_hardware.title
     choice_text = (
         f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
     )
     return f"layout: {choice_text}; --tp, --pp divide"
 
 
-def _undivided_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None) -> list[str]:
-    """Returns advice on shards for replicas of a whole model that does not fit; empty for any other run."""
+def _whole_replica_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launched_run: Launch | None) -> list[str]:
+    """Returns advice to shard the model if a whole replica does not fit; empty for any other run."""
     layout = cluster.layout
-    is_divided = layout.dp < layout.world or layout.zero or layout.ep > 1 or launch is not None or not cluster.trains
+    is_divided = (
+        layout.dp < layout.world or layout.zero or layout.ep > 1 or launched_run is not None or not cluster.trains
+    )
     if is_divided or any(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
         return []
     if layout.world == 1:
@@ -193,28 +205,29 @@ def _undivided_notes(cluster: Cluster, accelerator_fits: Sequence[Fit], launch: 
     return [f"each device holds the whole model: {shard_options}, llmcalc plan lists layouts that fit"]
 
 
-def _launch_notes(launch: Launch | None) -> list[str]:
+def _launch_notes(launched_run: Launch | None) -> list[str]:
     """Returns the notes on a launch file: overridden values, defaults that are filled in, and assumptions."""
-    if launch is None:
+    if launched_run is None:
         return []
-    notes = list(launch.notes)
-    if launch.filled_in:
-        version_text = f" {launch.version}" if launch.version else ""
+    notes = list(launched_run.notes)
+    if launched_run.filled_in:
+        version_text = f" {launched_run.version}" if launched_run.version else ""
         defaults_text = ", ".join(
-            f"{setting_name} {_value_text(default_value)}" for setting_name, default_value in launch.filled_in.items()
+            f"{setting_name} {_value_text(default_value)}"
+            for setting_name, default_value in launched_run.filled_in.items()
         )
-        notes.insert(0, f"defaults of {launch.program}{version_text}: {defaults_text}")
+        notes.insert(0, f"defaults of {launched_run.program}{version_text}: {defaults_text}")
     return notes
 
 
-def _override_text(launch: Launch | None) -> str:
+def _override_text(launched_run: Launch | None) -> str:
     """Writes the options typed beside a launch file, each with the file's value; empty without typed options."""
-    if launch is None or not launch.overridden:
+    if launched_run is None or not launched_run.overridden:
         return ""
     override_texts = (
         f"{option(setting_name)} {_value_text(changed_setting.option)}"
         + ("" if changed_setting.file is None else f" in the place of {_value_text(changed_setting.file)}")
-        for setting_name, changed_setting in launch.overridden.items()
+        for setting_name, changed_setting in launched_run.overridden.items()
     )
     return f"; beside the file {', '.join(override_texts)}"
 
@@ -227,7 +240,7 @@ def _value_text(setting_value: Any) -> str:
 
 
 def cluster_data(
-    preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launch: Launch | None
+    preset: Preset, cluster: Cluster, accelerator_fits: Sequence[Fit], launched_run: Launch | None
 ) -> dict[str, Any]:
     """Returns the JSON document of the memory of ranks. Bytes are exact integers.
 
@@ -251,7 +264,7 @@ def cluster_data(
         "execution": execution,
         "layout": cluster.layout.data(),
         "framework": {"name": cluster.framework.name, "version": cluster.version or None},
-        "launch": None if launch is None else launch.data(),
+        "launch": None if launched_run is None else launched_run.data(),
         "memory": {
             **peak_values,
             **{data_key: device_values[data_key] for data_key in ("reserved_bytes", "device_bytes", "terms")},
@@ -287,7 +300,7 @@ def cluster_data(
             for rank in cluster.messages
         ],
         **host_data(cluster.device_rank.device),
-        "fits": fits_data(accelerator_fits),
+        "fits": verdicts_data(accelerator_fits),
     }
 
 

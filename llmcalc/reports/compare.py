@@ -56,7 +56,7 @@ def _tpot_range(timed_run: TimedRun | None) -> str:
     return tpot_text(timed_run)
 
 
-class Load(NamedTuple):
+class DecodingLoad(NamedTuple):
     """The load of timed decoding. hardware: the accelerator's title. users: concurrent sequences."""
 
     hardware: str
@@ -95,27 +95,30 @@ class Load(NamedTuple):
 
 
 def report(
-    compared_models: Sequence[Compared], layout: Layout = "terminal", width: int | None = None, load: Load | None = None
+    compared_models: Sequence[Compared],
+    layout: Layout = "terminal",
+    width: int | None = None,
+    decoding_load: DecodingLoad | None = None,
 ) -> Report:
     """Returns the answer as data (one document per model, in their order) and as tables no wider than the terminal.
 
-    load: the load under which a token is timed; default none.
+    decoding_load: the load under which a token is timed; default none.
     """
     documents = single_or_list(
         [
-            {"model": model_data(preset), "compare": _quantities_data(model_quantities, load)}
+            {"model": model_data(preset), "compare": _quantities_data(model_quantities, decoding_load)}
             for preset, model_quantities in compared_models
         ]
     )
     lines, warnings = (
-        _quantity_lines([model_quantities for _, model_quantities in compared_models], load),
+        _quantity_lines([model_quantities for _, model_quantities in compared_models], decoding_load),
         _position_warnings(compared_models),
     )
     if layout == "rows":
-        return Report(documents, [_flat_rows(compared_models, load)], warnings=warnings)
+        return Report(documents, [_flat_rows(compared_models, decoding_load)], warnings=warnings)
     if len(compared_models) > MOST_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
-        return Report(documents, [_rows_by_model(compared_models, is_wide, load)], warnings=warnings)
+        return Report(documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
     block_tables = (
         [list(compared_models)]
         if layout == "columns"
@@ -125,7 +128,7 @@ def report(
         documents,
         with_notes_below(
             [_block_table(model_block, lines) for model_block in block_tables],
-            [*_compare_notes(compared_models, load), *warnings],
+            [*_compare_notes(compared_models, decoding_load), *warnings],
         ),
     )
 
@@ -141,14 +144,14 @@ def _model_blocks(
     ]
     models_per_block = max(1, len(compared_models))
     while models_per_block > 1 and any(
-        label_width + sum(column_widths[i : i + models_per_block]) > terminal_width
-        for i in range(0, len(compared_models), models_per_block)
+        label_width + sum(column_widths[first_model : first_model + models_per_block]) > terminal_width
+        for first_model in range(0, len(compared_models), models_per_block)
     ):
         models_per_block -= 1
     block_count = -(-len(compared_models) // models_per_block)
-    even_length = -(-len(compared_models) // block_count)
-    for i in range(0, len(compared_models), even_length):
-        yield list(compared_models[i : i + even_length])
+    block_length = -(-len(compared_models) // block_count)
+    for first_model in range(0, len(compared_models), block_length):
+        yield list(compared_models[first_model : first_model + block_length])
 
 
 def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Table:
@@ -168,7 +171,7 @@ def _line_cells(model_quantities: Quantities, lines: Sequence[Line]) -> list[str
     return [cell_text(model_quantities) for _, cell_text in lines]
 
 
-def _for_every_stack(stack_text: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
+def _text_per_stack(stack_text: Callable[[StackShape], str]) -> Callable[[Quantities], str]:
     """Returns a function that writes a quantity for every stack: `12 / 24` if encoder and decoder differ."""
     return lambda counts: " / ".join(unique_texts([stack_text(stack_shape) for stack_shape in counts.shapes]))
 
@@ -206,7 +209,7 @@ def _activation_text(stack_shape: StackShape) -> str:
     return (feed_forward.activation() if isinstance(feed_forward, Network) else "") or "–"
 
 
-def _quantity_lines(quantities: Sequence[Quantities], decoding_load: Load | None) -> Sequence[Line]:
+def _quantity_lines(quantities: Sequence[Quantities], decoding_load: DecodingLoad | None) -> Sequence[Line]:
     """Returns the rows of parameters, FLOPs and cache, each in the largest unit in which no model is below 0.1."""
     parameter_scale = units.count_scale(10 * min(counts.active for counts in quantities))
     flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
@@ -248,25 +251,25 @@ def _quantity_lines(quantities: Sequence[Quantities], decoding_load: Load | None
 
 
 _SHAPE_LINES: tuple[Line, ...] = (
-    ("layers L", _for_every_stack(lambda s: str(s.num_hidden_layers))),
-    ("hidden size h", _for_every_stack(lambda s: _whole_text(s.hidden_size))),
-    ("h / L", _for_every_stack(lambda s: aspect_text(s.aspect_ratio, s.in_dense_band))),
-    ("d_ff / h", _for_every_stack(_width_ratio)),
-    ("heads × head_dim", _for_every_stack(_heads_text)),
-    ("heads·head_dim / h", _for_every_stack(lambda s: _ratio_text(s.head_ratio))),
-    ("kv heads (/ heads)", _for_every_stack(_kv_heads)),
+    ("layers L", _text_per_stack(lambda s: str(s.num_hidden_layers))),
+    ("hidden size h", _text_per_stack(lambda s: _whole_text(s.hidden_size))),
+    ("h / L", _text_per_stack(lambda s: aspect_text(s.aspect_ratio, s.in_dense_band))),
+    ("d_ff / h", _text_per_stack(_width_ratio)),
+    ("heads × head_dim", _text_per_stack(_heads_text)),
+    ("heads·head_dim / h", _text_per_stack(lambda s: _ratio_text(s.head_ratio))),
+    ("kv heads (/ heads)", _text_per_stack(_kv_heads)),
     ("vocabulary", lambda q: _whole_text(q.vocab_size)),
     ("  of parameters", lambda q: units.percent(q.vocabulary_share)),
 )
 _STYLE_LINES: tuple[Line, ...] = (
-    ("norm", _for_every_stack(lambda s: norm_name(s.block))),
-    ("  placement", _for_every_stack(lambda s: norm_placement_of(s.block))),
-    ("activation", _for_every_stack(_activation_text)),
+    ("norm", _text_per_stack(lambda s: norm_name(s.block))),
+    ("  placement", _text_per_stack(lambda s: norm_placement_of(s.block))),
+    ("activation", _text_per_stack(_activation_text)),
     ("positions", lambda q: ", ".join(position_encodings(q.spec))),
 )
 
 
-def _compare_notes(compared_models: Sequence[Compared], decoding_load: Load | None) -> list[str]:
+def _compare_notes(compared_models: Sequence[Compared], decoding_load: DecodingLoad | None) -> list[str]:
     quantities = [model_quantities for _, model_quantities in compared_models]
     stack_shapes = [stack_shape for model_quantities in quantities for stack_shape in model_quantities.shapes]
     notes: list[str] = []
@@ -336,7 +339,7 @@ def _shape_data(stack_shape: StackShape) -> dict[str, Any]:
     }
 
 
-def _quantities_data(model_quantities: Quantities, decoding_load: Load | None = None) -> dict[str, Any]:
+def _quantities_data(model_quantities: Quantities, decoding_load: DecodingLoad | None = None) -> dict[str, Any]:
     """Returns each model's JSON document with raw values.
 
     The shape is the shape of the stack before the head; `stacks` has both of an encoder-decoder.
@@ -363,7 +366,7 @@ def _quantities_data(model_quantities: Quantities, decoding_load: Load | None = 
     }
 
 
-def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
+def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_load: DecodingLoad | None) -> Table:
     """Returns a row per model, with columns in the unit in which most values are at least 1.
 
     is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters. Otherwise times
@@ -391,8 +394,10 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
         Column("flops_per_token", f"{flops_scale.name}/tok at {compared_models[0][1].seq:,}", flops_scale.write),
     )
     if not is_wide:
-        table_columns = table_columns[: 7 if load is None else 3]
-    timed_columns = (Column("tpot", "TPOT"), Column("tokens_per_second", "tokens/s")) if load is not None else ()
+        table_columns = table_columns[: 7 if decoding_load is None else 3]
+    timed_columns = (
+        (Column("tpot", "TPOT"), Column("tokens_per_second", "tokens/s")) if decoding_load is not None else ()
+    )
     table_rows = [
         Row(
             [
@@ -407,7 +412,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
                 _kv_heads(counts.shape),
                 counts.forward_flops_per_token,
             ][: len(table_columns)]
-            + [cell_text(counts) for _, cell_text in (load.lines() if load is not None else ())]
+            + [cell_text(counts) for _, cell_text in (decoding_load.lines() if decoding_load is not None else ())]
         )
         for preset, counts in compared_models
     ]
@@ -418,10 +423,10 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, load: Loa
         *(
             [flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
             if is_wide
-            else [f"{'shape, ' if load is not None else ''}KV cache and FLOPs: from {WIDE} columns on"]
+            else [f"{'shape, ' if decoding_load is not None else ''}KV cache and FLOPs: from {WIDE} columns on"]
         ),
     ]
-    notes += [load.note(first_model)] if load is not None else []
+    notes += [decoding_load.note(first_model)] if decoding_load is not None else []
     return Table("", [*table_columns, *timed_columns], table_rows, notes=[*notes, *_position_warnings(compared_models)])
 
 
@@ -431,7 +436,7 @@ def _lower_quartile(sample_values: Iterable[float]) -> float:
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 
-def _flat_rows(compared_models: Sequence[Compared], decoding_load: Load | None) -> Table:
+def _flat_rows(compared_models: Sequence[Compared], decoding_load: DecodingLoad | None) -> Table:
     """Returns one row of raw values per model, without nested entries."""
     flat_rows = [
         {

@@ -126,14 +126,14 @@ def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
 
 
 def _lost_time_text(run_cost: RunCost) -> str:
-    """Says what beside steps the amounts of a training run include."""
+    """Writes whether the amounts of a training run include time lost to restarts, data loading and checkpoints."""
     if run_cost.cost.includes_lost_time:
         return f"high: {units.percent(1 - LEAST_TIME_IN_STEPS, 0)} of the time lost to restarts and the like"
     return "without restarts, data loading, checkpoints"
 
 
 def _planned_layout(layout_plan: LayoutPlan) -> str:
-    """Writes the layout that trains with what it recomputes, its framework's choice or the run's own."""
+    """Writes the first layout of a plan, with the recomputation of the layout or of the run's settings."""
     layout_candidate = layout_plan.plan.feasible[0]
     return candidate_cell(
         layout_candidate.layout, layout_candidate.recompute or layout_plan.memory.settings.recompute or ""
@@ -141,7 +141,7 @@ def _planned_layout(layout_plan: LayoutPlan) -> str:
 
 
 def _step_text(run_cost: RunCost) -> str:
-    """Returns what the assumed options make of a step; empty where its batch was stated."""
+    """Writes the assumed batch of a training step in brackets; empty if the user stated the batch."""
     if run_cost.is_measured:
         return " (the tokens of the measured step)"
     is_usual_batch = any(option.startswith("--global-batch") for option in run_cost.assumed_options)
@@ -176,13 +176,13 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
 
 
 def _not_counted_text(run_cost: RunCost) -> str:
-    """Names what the amounts leave out, and how much of it the upper end of a training run includes."""
-    not_counted = f"not counted: {', '.join(NOT_COUNTED['training' if run_cost.tokens else 'requests'])}"
+    """Writes the costs that the amounts leave out, and the part of them that a range's upper end includes."""
+    uncounted_text = f"not counted: {', '.join(NOT_COUNTED['training' if run_cost.tokens else 'requests'])}"
     if not run_cost.tokens or not run_cost.cost.includes_lost_time:
-        return not_counted
-    least_time = units.percent(LEAST_TIME_IN_STEPS, 0)
+        return uncounted_text
+    least_share = units.percent(LEAST_TIME_IN_STEPS, 0)
     return (
-        f"{not_counted}; high alone has time for them: of six published long runs five spent {least_time} or "
+        f"{uncounted_text}; high alone has time for them: of six published long runs five spent {least_share} or "
         "more of their time in steps that count"
     )
 

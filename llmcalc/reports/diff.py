@@ -19,7 +19,7 @@ WRITE: dict[str, Callable[[Any], str]] = {"parameters": units.count, "FLOPs": un
 
 SCALE: dict[str, Callable[[float], units.Scale]] = {
     "parameters": units.count_scale,
-    "FLOPs": partial(units.decimal_scale, unit="FLOPs"),
+    "FLOPs": partial(units.decimal_scale, unit_name="FLOPs"),
     "bytes": units.memory_scale,
 }
 
@@ -148,15 +148,15 @@ def _quantity_row(quantity: Quantity) -> Row:
 
 def _both_values_text(quantity: Quantity) -> list[str]:
     """Writes two values in the larger value's unit, unless one is less than a tenth of the other."""
-    both_values = [node_value for node_value in (quantity.before, quantity.after) if node_value]
-    if not both_values:
+    known_values = [node_value for node_value in (quantity.before, quantity.after) if node_value]
+    if not known_values:
         return [
             "–" if node_value is None else WRITE[quantity.unit](node_value)
             for node_value in (quantity.before, quantity.after)
         ]
-    unit_scale = SCALE[quantity.unit](max(both_values))
-    if min(both_values) < unit_scale.factor / 10:
-        unit_scale = SCALE[quantity.unit](min(both_values))
+    unit_scale = SCALE[quantity.unit](max(known_values))
+    if min(known_values) < unit_scale.factor / 10:
+        unit_scale = SCALE[quantity.unit](min(known_values))
     return [
         "–" if node_value is None else _scaled_text(unit_scale, quantity, node_value)
         for node_value in (quantity.before, quantity.after)
@@ -243,11 +243,11 @@ def _difference_data(model_difference: Difference) -> dict[str, Any]:
         ],
         "quantities": [_quantity_data(quantity) for quantity in model_difference.quantities],
         "components": {
-            attribute: [_quantity_data(quantity) for quantity in changed_nodes]
-            for attribute, changed_nodes in model_difference.components.items()
+            quantity_name: [_quantity_data(quantity) for quantity in changed_nodes]
+            for quantity_name, changed_nodes in model_difference.components.items()
         },
     }
 
 
 def _quantity_data(quantity: Quantity) -> dict[str, Any]:
-    return {attribute: getattr(quantity, attribute) for attribute in ("name", "unit", "before", "after", "change")}
+    return {field_name: getattr(quantity, field_name) for field_name in ("name", "unit", "before", "after", "change")}

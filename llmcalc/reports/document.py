@@ -136,11 +136,13 @@ class Table(NamedTuple):
 
     def without_bars(self) -> Table:
         """Returns the table without columns of bars, for output that programs read."""
-        shown_columns = [i for i, column in enumerate(self.columns) if not column.bar]
+        shown_columns = [column_index for column_index, column in enumerate(self.columns) if not column.bar]
         if len(shown_columns) == len(self.columns):
             return self
-        shown_rows = [row._replace(cells=[row.cells[i] for i in shown_columns]) for row in self.rows]
-        return self._replace(columns=[self.columns[i] for i in shown_columns], rows=shown_rows)
+        shown_rows = [
+            row._replace(cells=[row.cells[column_index] for column_index in shown_columns]) for row in self.rows
+        ]
+        return self._replace(columns=[self.columns[column_index] for column_index in shown_columns], rows=shown_rows)
 
     def lists(self) -> list[Table]:
         """Returns a table per list, for output in which a row has to be of one list."""
@@ -154,10 +156,10 @@ class Table(NamedTuple):
         return [table._replace(second_list=None, target=self.target) for table in tables]
 
 
-def _rows_of_columns(rows: Sequence[Row], first_column: int, end_column: int | None = None) -> list[Row]:
+def _rows_of_columns(table_rows: Sequence[Row], first_column: int, end_column: int | None = None) -> list[Row]:
     """Returns the rows with the cells of some columns, without rows whose cells are all empty."""
-    rows = [row._replace(cells=row.cells[first_column:end_column]) for row in rows]
-    return [row for row in rows if any(cell is not None for cell in row.cells)]
+    table_rows = [row._replace(cells=row.cells[first_column:end_column]) for row in table_rows]
+    return [row for row in table_rows if any(cell is not None for cell in row.cells)]
 
 
 class Report(NamedTuple):
@@ -229,10 +231,12 @@ class Report(NamedTuple):
         }
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | document_data
 
-    def brief(self, rest_text: str = "--notes") -> Report:
+    def brief(self, omission_text: str = "--notes") -> Report:
         """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.
 
-        A last note says how many notes, tables and rows are left out. rest_text: what prints them; default `--notes`.
+        A last note says how many notes, tables and rows are left out.
+
+        omission_text: the option that prints them; default `--notes`.
         """
         tables: list[Table] = []
         remaining_notes, hidden_count = MOST_NOTES, 0
@@ -240,7 +244,7 @@ class Report(NamedTuple):
             left_out_notes = [tables[-1].left_out] if tables and tables[-1].left_out else []
             left_out_notes += [f"{hidden_count} more note{'s' * (hidden_count > 1)}"] if hidden_count else []
             if left_out_notes and (table is None or table.answer):
-                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {rest_text}"]
+                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {omission_text}"]
                 tables[-1], hidden_count = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break
@@ -333,11 +337,11 @@ def join_reports(reports: Sequence[Report]) -> Report:
 
 
 def without_repetitions(notes: Iterable[str]) -> list[str]:
-    """Returns the notes without empty and repeated ones."""
+    """Returns the notes in order, without empty and repeated notes."""
     return list(dict.fromkeys(note for note in notes if note))
 
 
 def with_notes_below(tables: Sequence[Table], notes: Iterable[str]) -> list[Table]:
-    """Returns the tables with common notes below the last one."""
+    """Returns the tables, with the common notes below the last table."""
     *other_tables, last_table = tables
     return [*other_tables, last_table._replace(notes=without_repetitions(notes))]

@@ -210,11 +210,13 @@ def _answer_text(engine_memory: EngineMemory) -> str:
 
 def _heading_aside(engine_use: EngineUse) -> str:
     defaults_text = ", ".join(
-        f"{flag} {flag_value:,}"
-        for flag, flag_value in engine_use.memory.assumed.items()
-        if flag in engine_use.engine.shown_defaults
+        f"{flag_name} {flag_value:,}"
+        for flag_name, flag_value in engine_use.memory.assumed.items()
+        if flag_name in engine_use.engine.shown_defaults
     )
-    device_text = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
+    device_text = (
+        "of each device" if any(memory_term.device for memory_term in engine_use.memory.terms) else "of one device"
+    )
     return (
         f"{device_text}, in {units.GIB.name}"
         + (f"; default {defaults_text}" if defaults_text else "")
@@ -228,25 +230,32 @@ def _launch_aside(engine_use: EngineUse) -> str:
     if engine_use.launch is None:
         return ""
     typed_flags = ", ".join(
-        f"{flag} {changed_flag.option}" for flag, changed_flag in engine_use.launch.overridden.items()
+        f"{flag_name} {changed_flag.option}" for flag_name, changed_flag in engine_use.launch.overridden.items()
     )
     return f"; {engine_use.launch.location}" + (f", with {typed_flags} in the place of its own" if typed_flags else "")
 
 
 def _launch_notes(engine_use: EngineUse) -> list[str]:
     """Returns the notes on a launch file: assumed defaults and changed values."""
-    launch = engine_use.launch
-    if launch is None:
+    launched_run = engine_use.launch
+    if launched_run is None:
         return []
-    defaults_text = ", ".join(f"{flag} {flag_value}" for flag, flag_value in engine_use.memory.assumed.items())
+    defaults_text = ", ".join(
+        f"{flag_name} {flag_value}" for flag_name, flag_value in engine_use.memory.assumed.items()
+    )
     filled_defaults = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
-    has_fewer_gpus = launch.gpus is not None and launch.gpus < engine_use.memory.devices
-    gpus = (
-        [f"the file has {launch.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
+    has_fewer_gpus = launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices
+    gpu_notes = (
+        [f"the file has {launched_run.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
         if has_fewer_gpus
         else []
     )
-    return [*filled_defaults, *gpus, *launch.notes, *(f"{flag}: {reason}" for flag, reason in launch.unknown.items())]
+    return [
+        *filled_defaults,
+        *gpu_notes,
+        *launched_run.notes,
+        *(f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown.items()),
+    ]
 
 
 def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
@@ -277,10 +286,10 @@ def _cache_bytes(engine_memory: EngineMemory) -> int:
 
 def _signed_bytes(memory_term: MemoryTerm, has_budget: bool) -> int:
     """Returns the bytes of a memory term: negative if the term is subtracted from a budget."""
-    is_taken = (
+    is_subtracted = (
         has_budget and memory_term.name not in ("budget", "kv_cache") and not memory_term.origin.startswith("outside")
     )
-    return -memory_term.bytes if is_taken else memory_term.bytes
+    return -memory_term.bytes if is_subtracted else memory_term.bytes
 
 
 def _terms_table(engine_use: EngineUse) -> Table:
@@ -291,18 +300,23 @@ def _terms_table(engine_use: EngineUse) -> Table:
         title = f"{TITLES[memory_term.name]}, {memory_term.device}" if memory_term.device else TITLES[memory_term.name]
         token_cells = [title, _signed_bytes(memory_term, has_budget), memory_term.status, _term_source(memory_term)]
         table_rows.append(Row(token_cells, strong=memory_term.name in CACHE_TERMS))
-    memory = engine_use.memory
+    engine_memory = engine_use.memory
     table_rows += _device_rows(engine_use)
-    token_cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users_text(memory.max_concurrency)} users at once"]
+    token_cells = [
+        "tokens",
+        None,
+        "",
+        f"{engine_memory.kv_tokens:,}, {_users_text(engine_memory.max_concurrency)} users at once",
+    ]
     table_rows.append(Row(token_cells))
-    notes = [*_memory_notes(memory), *_launch_notes(engine_use)]
+    notes = [*_memory_notes(engine_memory), *_launch_notes(engine_use)]
     return Table(
         _title_text(engine_use),
         TERM_COLUMNS,
         table_rows,
         _heading_aside(engine_use),
         notes,
-        _answer_text(memory),
+        _answer_text(engine_memory),
         name="terms",
     )
 
@@ -321,11 +335,13 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
 
 
 def _changes_table(engine_use: EngineUse) -> Table:
-    device_text = "on the GPUs" if any(term.device for term in engine_use.memory.terms) else "for the cache"
+    device_text = (
+        "on the GPUs" if any(memory_term.device for memory_term in engine_use.memory.terms) else "for the cache"
+    )
     engine_memory = engine_use.memory
     title = f"More room {device_text}" if engine_memory.starts else "What would make it start"
     hides_equal_rows = engine_memory.starts and not engine_memory.host  # of a cache that fills what is left
-    some_start = any(flag_change.starts for flag_change in engine_use.changes)
+    has_fix = any(flag_change.starts for flag_change in engine_use.changes)
     table_rows = [
         Row(
             [
@@ -337,13 +353,13 @@ def _changes_table(engine_use: EngineUse) -> Table:
         )
         for flag_change in engine_use.changes
         if (not hides_equal_rows or flag_change.kv_tokens > engine_memory.kv_tokens)
-        and (flag_change.kv_tokens or not some_start)
+        and (flag_change.kv_tokens or not has_fix)
     ]
     return Table(title, CHANGE_COLUMNS, table_rows, name="changes")
 
 
 def _change_text(engine_use: EngineUse, flag_change: FlagChange) -> str:
-    """Writes a changed flag, with the devices that it needs beyond those of the server, where the flag counts none."""
+    """Writes a changed flag, with the number of devices if the change needs more devices than the server has."""
     if flag_change.devices <= engine_use.memory.devices or not engine_use.engine.shows_alternatives:
         return flag_change.flag
     return f"{flag_change.flag}, on {several(flag_change.devices, engine_use.hardware.title)}"
@@ -359,7 +375,9 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
             for engine_use, engine_name in zip(engine_uses, engine_names, strict=True)
         ),
     ]
-    term_names = list(dict.fromkeys(term.name for engine_use in engine_uses for term in engine_use.memory.terms))
+    term_names = list(
+        dict.fromkeys(memory_term.name for engine_use in engine_uses for memory_term in engine_use.memory.terms)
+    )
     table_rows = [
         Row(
             [
@@ -441,15 +459,19 @@ def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
     return [{data_key: getattr(flag_change, data_key) for data_key in data_keys} for flag_change in engine_use.changes]
 
 
-def _flag_values(engine_use: EngineUse, flags: Any, is_shortest: bool = False) -> list[tuple[str, Any]]:
-    return [(engine_use.engine.spelling(flag_name, is_shortest), flag_value) for flag_name, flag_value in flags.items()]
+def _flag_values(engine_use: EngineUse, engine_flags: Any, is_shortest: bool = False) -> list[tuple[str, Any]]:
+    return [
+        (engine_use.engine.spelling(flag_name, is_shortest), flag_value)
+        for flag_name, flag_value in engine_flags.items()
+    ]
 
 
 def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
     """Returns a cell of flags, with short spellings on screens."""
     usual_flags, brief_flags = (
         " ".join(
-            f"{flag} {flag_value}" for flag, flag_value in _flag_values(engine_use, value_by_flag, has_short_spellings)
+            f"{flag_name} {flag_value}"
+            for flag_name, flag_value in _flag_values(engine_use, value_by_flag, has_short_spellings)
         )
         or "—"
         for has_short_spellings in (False, True)

@@ -14,9 +14,9 @@ from ..symbolic.explain import Explanation, Section
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
 from ..symbolic.symbolic import KEYS, missing_sympy_error
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
-from .expression import LATEX, PLAIN, Style, latex_text, write_expression
+from .expression import LATEX, PLAIN, FormulaStyle, latex_text, write_expression
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note
-from .share import rank_text, share_data, share_notes, with_rank
+from .share import counted_rank_notes, rank_data, rank_text, subtitle_with_rank
 from .summary import headline, model_data
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def report(
     ]
     document = {
         "model": model_data(preset),
-        **share_data(rank_share),
+        **rank_data(rank_share),
         "node": explanation.node,
         "setting": _setting_text(explanation),
         "formulas": record_rows,
@@ -129,9 +129,9 @@ def _write_plain(exact_value: Fraction) -> int | float:
     return exact_value.numerator if exact_value.denominator == 1 else float(exact_value)
 
 
-def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
+def _with_numbers(explanation: Explanation, latex: bool = False) -> FormulaStyle:
     """Returns a style that writes the number of every symbol except S, the sequence length."""
-    return Style(
+    return FormulaStyle(
         latex=latex,
         values={
             meaning.name: meaning.value for meaning in explanation.formulas.meanings.values() if meaning.name != KEYS
@@ -177,11 +177,11 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
             Column("formula", _section_heading(formula_section), justify="left"),
         )
         notes = [_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
-        model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
+        model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(
             Table(preset.display if is_first else "", table_columns, table_rows, model_text, without_repetitions(notes))
         )
-    rank_model = share_notes(rank_share)
+    rank_model = counted_rank_notes(rank_share)
     return with_notes_below(
         [*tables, *_legend_table(explanation)],
         [*_without_symbols(explanation), *rank_model, *_training_notes(explanation), *_convention_notes(explanation)],
@@ -191,7 +191,7 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
 def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
     """Returns one table per quantity: every component of one layer of each kind, and the model's total."""
     tables: list[Table] = []
-    model_section, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
+    model_section, lacks_symbols = explanation.sections[-1], not explanation.formulas.has_symbols
     section_names = [_component_text(formula_section) for formula_section in explanation.sections]
     line_width = (
         LINE
@@ -217,7 +217,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
             )
         table_columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
         is_first = not tables
-        model_text = with_rank(headline(preset.model), rank_share) if is_first else ""
+        model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", table_columns, table_rows, model_text))
     has_proportions = any(section_formula.hidden_expression is not None for section_formula in model_section.formulas)
     proportion_pairs = explanation.formulas.proportions() if has_proportions else ()
@@ -227,13 +227,13 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
     )
     repeat_text = (
         "× 2: repeated twice; the value is per layer"
-        if values_only
+        if lacks_symbols
         else "× L: repeated L times; the formula is per layer"
     )
     notes = [
         *_without_symbols(explanation),
         repeat_text,
-        *share_notes(rank_share),
+        *counted_rank_notes(rank_share),
         *_training_notes(explanation),
         f"in units of h: {proportion_texts}" if proportion_texts else "",
         *_source_notes(explanation),
@@ -249,7 +249,7 @@ def _component_rows(
 
     A layer whose formulas are those of an earlier kind of layer takes one row, which names that kind.
     """
-    values_only = not explanation.formulas.has_symbols
+    lacks_symbols = not explanation.formulas.has_symbols
     component_blocks: list[list[tuple[Section, str, list[str]]]] = []
     for section, section_name in zip(explanation.sections[:-1], section_names, strict=False):
         is_layer = section.formula_nodes[0].numeric_node.kind == "layer"
@@ -258,10 +258,10 @@ def _component_rows(
         for formula in (
             section_formula for section_formula in section.formulas if section_formula.quantity == quantity
         ):
-            formula_value = write_expression(formula.length_expression, Style(grouped=True))
+            formula_value = write_expression(formula.length_expression, FormulaStyle(grouped=True))
             formula_texts = (
                 [formula_value]
-                if values_only
+                if lacks_symbols
                 else list(dict.fromkeys((write_expression(formula.expression), formula_value)))
             )
             component_blocks[-1].append((section, section_name, _with_unit(formula_texts, formula)))
@@ -302,7 +302,7 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     formula_texts = [
         write_expression(formula.expression),
         write_expression(formula.expression, _with_numbers(explanation)),
-        write_expression(formula.length_expression, Style(grouped=True)),
+        write_expression(formula.length_expression, FormulaStyle(grouped=True)),
     ]
     seq, exact_value = explanation.formulas.setting.seq, _write_plain(formula.value)
     if not explanation.formulas.has_symbols:
@@ -331,13 +331,13 @@ def _formula_rows(
         if len(full_line) <= line_width
         else [
             formula_line
-            for i, formula_text in enumerate(formula_texts)
-            for formula_line in _break_lines(("= " if i else "") + formula_text, line_width)
+            for line_index, formula_text in enumerate(formula_texts)
+            for formula_line in _break_lines(("= " if line_index else "") + formula_text, line_width)
         ]
     )
     return [
-        Row([formula_name if i == 0 else "", formula_line], depth if i == 0 else 0, is_bold)
-        for i, formula_line in enumerate(lines)
+        Row([formula_name if line_index == 0 else "", formula_line], depth if line_index == 0 else 0, is_bold)
+        for line_index, formula_line in enumerate(lines)
     ]
 
 
@@ -360,21 +360,21 @@ def _split_terms(formula_text: str, short_length: int) -> list[str]:
     """Splits a text before every + and − outside brackets of less than `short_length` characters."""
     open_brackets: list[int] = []
     unbroken_indices: set[int] = set()
-    for i, character in enumerate(formula_text):
+    for position, character in enumerate(formula_text):
         if character == "(":
-            open_brackets.append(i)
-        elif character == ")" and open_brackets and i - open_brackets[-1] < short_length:
-            unbroken_indices.update(range(open_brackets.pop(), i))
+            open_brackets.append(position)
+        elif character == ")" and open_brackets and position - open_brackets[-1] < short_length:
+            unbroken_indices.update(range(open_brackets.pop(), position))
         elif character == ")" and open_brackets:
             open_brackets.pop()
-    cut_indices = [
+    term_starts = [
         sign_match.start()
         for sign_match in re.finditer(r" [+−] ", formula_text)
         if sign_match.start() not in unbroken_indices
     ]
     return [
         formula_text[term_start:term_end].strip()
-        for term_start, term_end in zip([0, *cut_indices], [*cut_indices, len(formula_text)], strict=True)
+        for term_start, term_end in zip([0, *term_starts], [*term_starts, len(formula_text)], strict=True)
     ]
 
 
@@ -395,16 +395,16 @@ def _section_heading(formula_section: Section) -> str:
 
 def _paths_text(formula_section: Section) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
-    counted_places = [node_path for node_path in formula_section.formula_nodes if not node_path.optional]
-    repeat_count = sum(node_path.times for node_path in counted_places)
-    paths_text = ", ".join(node_path.path or "model" for node_path in counted_places or formula_section.formula_nodes)
+    counted_paths = [node_path for node_path in formula_section.formula_nodes if not node_path.optional]
+    repeat_count = sum(node_path.times for node_path in counted_paths)
+    paths_text = ", ".join(node_path.path or "model" for node_path in counted_paths or formula_section.formula_nodes)
     left_out_paths = (
         ", ".join(node_path.path for node_path in formula_section.formula_nodes if node_path.optional)
-        if counted_places
+        if counted_paths
         else ""
     )
     left_out_text = f"; not counted: {left_out_paths}" if left_out_paths else ""
-    if not counted_places or repeat_count == 1:
+    if not counted_paths or repeat_count == 1:
         return f"at {paths_text}{left_out_text}"
     model_totals = [
         f"{units.exact(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
@@ -496,7 +496,7 @@ def _record_tables(
         preset.display,
         RECORDS,
         [Row(column) for column in cells_by_row],
-        with_rank(headline(preset.model), rank_share),
+        subtitle_with_rank(headline(preset.model), rank_share),
         [*_training_notes(explanation), *_convention_notes(explanation)],
     )
 
@@ -519,11 +519,11 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
                 write_expression(formula.expression, LATEX),
                 write_expression(formula.expression, _with_numbers(explanation, latex=True)),
             ]
-            formula_texts.append(write_expression(formula.length_expression, Style(latex=True, grouped=True)))
+            formula_texts.append(write_expression(formula.length_expression, FormulaStyle(latex=True, grouped=True)))
             quantity_tex = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             equation_lines += [
-                (quantity_tex if i == 0 else "") + f" &= {formula_text}"
-                for i, formula_text in enumerate(dict.fromkeys(formula_texts))
+                (quantity_tex if formula_index == 0 else "") + f" &= {formula_text}"
+                for formula_index, formula_text in enumerate(dict.fromkeys(formula_texts))
             ]
         latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
     meaning_by_symbol = _symbol_meanings(explanation).items()

@@ -19,7 +19,7 @@ SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 @dataclass(frozen=True)
-class Style:
+class FormulaStyle:
     """The style in which a formula is written: plain text or LaTeX, letters or numbers.
 
     latex: whether it is LaTeX.
@@ -45,12 +45,12 @@ class Style:
                 )
         return digit_text.replace(",", "{,}") if self.latex else digit_text
 
-    def symbol(self, name: str) -> str:
-        if name in self.values:
-            return self.number(Fraction(self.values[name]))
-        letter, _, subscript = name.partition("_")
+    def symbol(self, symbol_name: str) -> str:
+        if symbol_name in self.values:
+            return self.number(Fraction(self.values[symbol_name]))
+        letter, _, subscript = symbol_name.partition("_")
         if not subscript or not self.latex:
-            return name
+            return symbol_name
         return rf"{letter}_{{\text{{{latex_text(subscript)}}}}}"
 
 
@@ -68,8 +68,8 @@ def latex_text(plain_text: str) -> str:
     return "".join(LATEX_TEXT.get(character, character) for character in printable(plain_text))
 
 
-PLAIN = Style()
-LATEX = Style(latex=True)
+PLAIN = FormulaStyle()
+LATEX = FormulaStyle(latex=True)
 
 
 def short_decimal(exact_number: Fraction) -> str:
@@ -78,7 +78,7 @@ def short_decimal(exact_number: Fraction) -> str:
     return digit_text if Fraction(digit_text) == exact_number else ""
 
 
-def write_expression(expression: Any, formula_style: Style = PLAIN) -> str:
+def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> str:
     """Writes a SymPy expression of sums, products, integer powers, minima and floors, or a number.
 
     Raises `ArithmeticError` for other expressions.
@@ -112,26 +112,28 @@ def write_expression(expression: Any, formula_style: Style = PLAIN) -> str:
     raise ArithmeticError(f"no way to write {expression}")
 
 
-def terms_of_sum(expression: Any, formula_style: Style = PLAIN) -> list[str]:
+def terms_of_sum(expression: Any, formula_style: FormulaStyle = PLAIN) -> list[str]:
     """Returns the terms of a sum as texts. Each text after the first begins with its sign."""
     if not getattr(expression, "is_Add", False):
         return [write_expression(expression, formula_style)]
     constants_first = formula_style.grouped and len(expression.free_symbols) == 1
     ordered_terms = sorted(expression.args, key=_degree_of if constants_first else _term_order)
     term_texts: list[str] = []
-    for i, term in enumerate(ordered_terms):
+    for term_index, term in enumerate(ordered_terms):
         is_negative = term.could_extract_minus_sign()
         term_text = write_expression(-term if is_negative else term, formula_style)
         sign_text = ("-" if formula_style.latex else "−") if is_negative else "+"
-        term_texts.append(f"{sign_text} {term_text}" if i else (sign_text + term_text if is_negative else term_text))
+        term_texts.append(
+            f"{sign_text} {term_text}" if term_index else (sign_text + term_text if is_negative else term_text)
+        )
     return term_texts
 
 
-def _write_sum(expression: Any, formula_style: Style) -> str:
+def _write_sum(expression: Any, formula_style: FormulaStyle) -> str:
     return " ".join(terms_of_sum(expression, formula_style))
 
 
-def _write_product(expression: Any, formula_style: Style) -> str:
+def _write_product(expression: Any, formula_style: FormulaStyle) -> str:
     coefficient, factor_part = expression.as_coeff_Mul()
     numerator_factors: list[str] = []
     denominator_factors: list[str] = []
@@ -165,7 +167,7 @@ def _write_product(expression: Any, formula_style: Style) -> str:
     return f"{numerator}/{denominator}" if len(denominator_factors) == 1 else f"{numerator}/({denominator})"
 
 
-def _write_power(base_expression: Any, exponent: int, formula_style: Style) -> str:
+def _write_power(base_expression: Any, exponent: int, formula_style: FormulaStyle) -> str:
     base_text = write_expression(base_expression, formula_style)
     if base_expression.is_Add or (exponent > 1 and not base_text.isalnum() and not base_expression.is_Symbol):
         base_text = f"({base_text})"
@@ -174,7 +176,7 @@ def _write_power(base_expression: Any, exponent: int, formula_style: Style) -> s
     return rf"{base_text}^{{{exponent}}}" if formula_style.latex else base_text + str(exponent).translate(SUPERSCRIPTS)
 
 
-def _in_brackets(expression: Any, formula_style: Style, bracket_marks: str, bracket_name: str) -> str:
+def _in_brackets(expression: Any, formula_style: FormulaStyle, bracket_marks: str, bracket_name: str) -> str:
     content_text = write_expression(expression, formula_style)
     return (
         rf"\l{bracket_name} {content_text} \r{bracket_name}"

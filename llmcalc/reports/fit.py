@@ -53,10 +53,10 @@ OPTION_COLUMNS = (
 )
 
 
-def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[HardwareOption]) -> Report:
+def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequence[HardwareOption]) -> Report:
     """Returns the report of the fewest accelerators of each kind on which a run fits."""
-    memory_use = memory.states
-    warnings = too_long_notes(memory.spec, memory_use.workload)
+    memory_use = run_memory.states
+    warnings = too_long_notes(run_memory.spec, memory_use.workload)
     first_option = hardware_options[0]
     has_fitting_option = first_option.fit.verdict != "no"
     answer_text = (
@@ -79,7 +79,7 @@ def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[Ha
     ]
     replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
     engine_note = "weights of a GGUF file: on one accelerator by llama.cpp's buffers, over several by torch's kernels"
-    engine_note = engine_note if has_gguf_weights(memory) else ""
+    engine_note = engine_note if has_gguf_weights(run_memory) else ""
     notes = [
         *warnings,
         "by total memory, those without products in bfloat16 last; needed and share: of the accelerator that needs "
@@ -92,8 +92,8 @@ def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[Ha
     ]
     document = {
         "model": model_data(preset),
-        "workload": workload_data(memory),
-        "execution": execution_data(memory),
+        "workload": workload_data(run_memory),
+        "execution": execution_data(run_memory),
         "hardware": None,
         "verdict": first_option.fit.verdict,
         "device_bytes": first_option.fit.needed,
@@ -104,7 +104,7 @@ def options_report(preset: Preset, memory: Memory, hardware_options: Sequence[Ha
         preset.display,
         OPTION_COLUMNS,
         table_rows,
-        settings_text(memory, memory.attention),
+        settings_text(run_memory, run_memory.attention),
         notes,
         answer_text,
         name="options",
@@ -141,7 +141,7 @@ def report(
         Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
-    report_parts = _Screen(
+    report_parts = _FitScreen(
         f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
         run_text(memory_use),
         table_rows,
@@ -170,21 +170,21 @@ def _decoding_table(fit_answer: Fitting, heading_aside: str) -> Table:
     timed_runs = fit_answer.decoding
     table_rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in timed_runs]
     notes = [f"tokens/s of the estimate; {class_text(timed_runs[0].range, timed_runs[0].stack.title)}"]
-    notes += _halving_notes(fit_answer.memory, timed_runs[0])
+    notes += _float32_weights_notes(fit_answer.memory, timed_runs[0])
     stack_title, hardware = timed_runs[0].stack.title, fit_answer.fit.hardware
     title = f"A token of every user under {stack_title}{_plugin_remark(hardware, timed_runs[0])}"
     return Table(title, USERS_COLUMNS, table_rows, heading_aside, notes, name="decoding")
 
 
 def _plugin_remark(hardware: Hardware, timed_run: TimedRun) -> str:
-    """Returns the addition to an engine's title on accelerators where a package beside it runs; else empty."""
-    engines = [record for record in map(engine, FOLDERS) if record.title == timed_run.stack.title]
+    """Returns an addition to the engine's title on accelerators that need the engine's plugin; else empty."""
+    engines = [engine_record for engine_record in map(engine, FOLDERS) if engine_record.title == timed_run.stack.title]
     return "" if not engines or engines[0].runs_on(hardware) else "'s plugin, whose memory is not modelled"
 
 
-def _halving_notes(memory: Memory, timed_run: TimedRun) -> list[str]:
+def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]:
     """Returns a note if the weights are counted in float32, as published, and timed in the engine's 16 bits."""
-    if memory.states.dtype != "float32" or timed_run.formats.dtype == "fp32" or memory.states.quantized:
+    if run_memory.states.dtype != "float32" or timed_run.formats.dtype == "fp32" or run_memory.states.quantized:
         return []
     return [
         f"times are in 16 bits, in which {timed_run.stack.title} loads weights published in float32; bytes are of "
@@ -241,7 +241,7 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
         "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
         "changes": _changes_data(fit_answer.changes),
     }
-    report_parts = _Screen(
+    report_parts = _FitScreen(
         f"{VERDICTS[accelerator_fit.verdict]} on {several(layout_plan.devices, accelerator_fit.hardware.title)}",
         f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
         f"{layout_text(best_layout.layout)}",
@@ -289,7 +289,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
         stack_title = timed_run.stack.title
         layout_notes = [
             f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack_title}",
-            *_halving_notes(serving_answer.memory, timed_run),
+            *_float32_weights_notes(serving_answer.memory, timed_run),
         ]
     layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried_replicas])
     if serving_answer.untried_layouts:
@@ -315,7 +315,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
             for replica in serving_answer.tried_replicas
         ],
     }
-    report_parts = _Screen(
+    report_parts = _FitScreen(
         f"{VERDICTS[accelerator_fit.verdict]} on {several(devices, accelerator_fit.hardware.title)}",
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         table_rows,
@@ -328,7 +328,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
 
 
-class _Screen(NamedTuple):
+class _FitScreen(NamedTuple):
     """The common content of the reports for one device and for several devices.
 
     answer, aside, rows, notes: those of the first table.

@@ -40,7 +40,7 @@ from .notes import (
     too_long_notes,
     warnings_of_notes,
 )
-from .share import share_data, share_notes, with_rank
+from .share import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -64,10 +64,14 @@ def report(
     measured_run: the utilization of a measured run, whose table comes first; default None.
     """
     warnings = too_long_notes(flop_count.spec, flop_count.workload)
-    notes = warnings + without_repetitions(share_notes(rank_share, *_rank_notes(rank_share))) + _count_notes(flop_count)
+    notes = (
+        warnings
+        + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(rank_share)))
+        + _count_notes(flop_count)
+    )
     document: dict[str, Any] = {
         "model": model_data(preset),
-        **share_data(rank_share),
+        **rank_data(rank_share),
         "workload": {
             **asdict(flop_count.workload),
             **asdict(flop_count.run_config.counting),
@@ -102,9 +106,11 @@ def report(
     return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
 
 
-def _without_towers(tree: Node) -> Node:
+def _without_towers(node_tree: Node) -> Node:
     """Returns the tree without uncounted encoders, whose 0 would look like a count."""
-    return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
+    return replace(
+        node_tree, children=tuple(child for child in node_tree.children if child.optional not in WITHOUT_FLOPS)
+    )
 
 
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
@@ -189,7 +195,7 @@ def _component_table(
             is_bold=True,
         )
     )
-    pass_text = with_rank(headline(flop_count), rank_share)
+    pass_text = subtitle_with_rank(headline(flop_count), rank_share)
     return Table(
         preset.display, table_columns, table_rows, pass_text, notes, units.flops(total_flops), name="components"
     )
@@ -284,13 +290,13 @@ def _training_notes(flop_count: FlopCount) -> list[str]:
         if flop_count.run_config.execution.recompute.saved_operations:
             return notes
         if saved_flops:
-            fewer_text = (
+            savings_note = (
                 f"runs {units.flops(saved_flops)} less ({units.exact(saved_flops)}): it stops early, before the last "
                 "product of what ends in one"
             )
         else:
-            fewer_text = "runs as much: it stops early, but nothing here ends in a plain product"
-        notes.append(f"torch's non-reentrant checkpointing {fewer_text}")
+            savings_note = "runs as much: it stops early, but nothing here ends in a plain product"
+        notes.append(f"torch's non-reentrant checkpointing {savings_note}")
         if MTP.name in flop_count.include and flop_count.spec.mtp is not None:
             notes.append(f"{MTP.title} are not recomputed")
     return notes
@@ -323,9 +329,9 @@ def _recompute_note(recompute: Recompute) -> str:
     return f"recomputation: {recomputed_part} once more, as torch's reentrant checkpointing runs it"
 
 
-def _figures_function(include: frozenset[str]) -> Figures:
+def _figures_function(included_parts: frozenset[str]) -> Figures:
     """Returns a function that gives a node's FLOPs for the JSON tree, without recomputation."""
-    return lambda node_position: node_figures_data("flops", node_position, step_of, include)
+    return lambda node_position: node_figures_data("flops", node_position, step_of, included_parts)
 
 
 @frozen(repr=False)
@@ -341,5 +347,5 @@ class Flops(CountedAnswer, FlopCount):
     utilization: Utilization | None = None
 
     def report(self) -> Report:
-        answer_text = report(self.preset, self, self.rules, self.share, self.utilization)
-        return with_inputs(with_draft(answer_text, self.draft), self.inputs)
+        flops_report = report(self.preset, self, self.rules, self.share, self.utilization)
+        return with_inputs(with_draft(flops_report, self.draft), self.inputs)

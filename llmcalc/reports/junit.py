@@ -20,16 +20,16 @@ def junit(verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
             failures=str(len(verdict.failures)),
             time=f"{verdict.seconds:.3f}",
         )
-        for check in verdict.checks:
+        for comparison in verdict.checks:
             test_case = ET.SubElement(
-                test_suite, "testcase", classname=f"{verdict.target}.{check.quantity}", name=check.where
+                test_suite, "testcase", classname=f"{verdict.target}.{comparison.quantity}", name=comparison.where
             )
-            if not check.ok:
+            if not comparison.ok:
                 failure_text = (
-                    f"closed form {check.closed_form:,}, {check.witness} "
-                    f"{check.measured if check.measured is None else format(check.measured, ',')}"
+                    f"closed form {comparison.closed_form:,}, {comparison.witness} "
+                    f"{comparison.measured if comparison.measured is None else format(comparison.measured, ',')}"
                 )
-                ET.SubElement(test_case, "failure", message=failure_text).text = check.explanation(verdict.sizes)
+                ET.SubElement(test_case, "failure", message=failure_text).text = comparison.explanation(verdict.sizes)
     for model_name, reason in skipped_models.items():
         test_suite = ET.SubElement(xml_root, "testsuite", name=model_name, tests="1", failures="0", skipped="1")
         ET.SubElement(

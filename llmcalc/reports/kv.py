@@ -18,7 +18,7 @@ from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .inputs import with_inputs
 from .notes import binary_unit_note, tokens_of, too_long_notes, warnings_of_notes
-from .share import share_data, share_notes, with_rank
+from .share import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -33,10 +33,12 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
 
     rank_share: the rank that is counted; default the whole model.
     """
-    workload, what_if = cache.workload, cache.what_if
+    workload, model_changes = cache.workload, cache.what_if
     warnings = too_long_notes(cache.spec, workload)
     notes = (
-        warnings + without_repetitions(share_notes(rank_share, *_rank_notes(cache, rank_share))) + _cache_notes(cache)
+        warnings
+        + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(cache, rank_share)))
+        + _cache_notes(cache)
     )
     source_tokens = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     workload_values = (
@@ -46,7 +48,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
     )
     document: dict[str, Any] = {
         "model": model_data(preset),
-        **share_data(rank_share),
+        **rank_data(rank_share),
         "workload": workload_values,
         "cache": {
             "bytes": cache.bytes,
@@ -62,7 +64,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
                     "ratio": other_cache.ratio,
                     "by_dtype": {dtype: other_cache.cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
                 }
-                for other_cache in what_if
+                for other_cache in model_changes
             },
             "growth": [{"seq": tokens, "bytes": cache_bytes} for tokens, cache_bytes in cache.growth.items()],
         },
@@ -73,7 +75,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
         document,
         [
             _kinds_table(preset, cache, byte_scale, notes, rank_share),
-            _changed_model_rows(cache, what_if, byte_scale),
+            _changed_model_rows(cache, model_changes, byte_scale),
             _growth_table(cache, byte_scale),
         ],
         warnings=warnings_of_notes(preset, warnings),
@@ -127,7 +129,7 @@ def _kinds_table(
         for layer_group in cache_size.groups
     ]
     table_rows.append(Row(["total", None, None, None, cache_size.bytes, 1.0], strong=True, is_sum=True))
-    cache_text = with_rank(headline(cache_size), rank_share)
+    cache_text = subtitle_with_rank(headline(cache_size), rank_share)
     return Table(
         preset.display, table_columns, table_rows, cache_text, notes, units.memory(cache_size.bytes), name="layers"
     )
@@ -147,11 +149,14 @@ def headline(cache_size: CacheSize) -> str:
     return f"KV cache of {tokens_of(cache_size.spec, cache_size.workload)} in {dtype_text}, {per_token_text}"
 
 
-def _changed_model_rows(cache_size: CacheSize, what_if: Iterable[WhatIf], byte_scale: units.Scale) -> Table:
+def _changed_model_rows(cache_size: CacheSize, model_changes: Iterable[WhatIf], byte_scale: units.Scale) -> Table:
     dtype_names = _dtype_names(cache_size)
     model_rows: list[tuple[str, float, CacheSize]] = [
         ("current", 1.0, cache_size),
-        *((what_if_case.model_change.title, what_if_case.ratio, what_if_case.cache) for what_if_case in what_if),
+        *(
+            (changed_cache.model_change.title, changed_cache.ratio, changed_cache.cache)
+            for changed_cache in model_changes
+        ),
     ]
     table_columns = [
         Column("what_if", "what if", justify="left"),
@@ -164,20 +169,20 @@ def _changed_model_rows(cache_size: CacheSize, what_if: Iterable[WhatIf], byte_s
         ),
     ]
     filled_rows = [
-        Row([title, kv_ratio, *(other_cache.bytes_in_format(dtype) for dtype in dtype_names)], strong=not i)
-        for i, (title, kv_ratio, other_cache) in enumerate(model_rows)
+        Row([title, kv_ratio, *(other_cache.bytes_in_format(dtype) for dtype in dtype_names)], strong=not row_index)
+        for row_index, (title, kv_ratio, other_cache) in enumerate(model_rows)
     ]
     return Table("", table_columns, filled_rows, name="what-if")
 
 
 def _growth_table(cache_size: CacheSize, byte_scale: units.Scale) -> Table:
     bytes_by_tokens = cache_size.growth
-    per_token = units.memory_scale(cache_size.bytes_per_token)
+    token_scale = units.memory_scale(cache_size.bytes_per_token)
     batch = cache_size.workload.batch
     table_columns = (
         Column("seq", "tokens per sequence", units.exact),
         Column("bytes", byte_scale.name + (f", {batch:,} sequences" if batch > 1 else ""), byte_scale.write),
-        Column("bytes_per_token", f"{per_token.name} per token, mean", per_token.write),
+        Column("bytes_per_token", f"{token_scale.name} per token, mean", token_scale.write),
     )
     table_rows = [
         Row([tokens, cache_bytes, cache_bytes / (batch * tokens)], strong=tokens == cache_size.workload.seq)

@@ -36,9 +36,14 @@ def log_report(log_answer: ExplainedLog) -> Report:
     log_reading = log_answer.reading
     table_rows = [
         Row(
-            [_term_title(term), _shown_value(term, term.term.value), _shown_value(term, term.computed), term.difference]
+            [
+                _term_title(memory_term),
+                _shown_value(memory_term, memory_term.term.value),
+                _shown_value(memory_term, memory_term.computed),
+                memory_term.difference,
+            ]
         )
-        for term in log_answer.terms
+        for memory_term in log_answer.terms
     ]
     notes = [
         *([f"{log_reading.message}"] if log_reading.message else []),

@@ -80,12 +80,14 @@ PHASE_NAMES = {
 """Phase of a run → its name in a sentence."""
 
 
-def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assumed_accelerator: str = "") -> Report:
+def report(
+    preset: Preset, run_memory: Memory, accelerator_fits: Sequence[Fit], assumed_accelerator: str = ""
+) -> Report:
     """Returns the report: tables of the kinds of memory, of phases and of accelerators.
 
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
     """
-    memory_use, device = memory.states, memory.device
+    memory_use, device = run_memory.states, run_memory.device
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += [
         warning_text for fit in accelerator_fits if not fit.hardware.sources for warning_text in fit.hardware.notes
@@ -94,16 +96,18 @@ def report(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit], assu
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     answer_text += verdict_text(accelerator_fits)
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
-    settings_line = settings_text(memory, memory.attention) + parameters
-    notes = without_repetitions([*warnings, *memory_notes(preset, memory, assumed_accelerator)])
+    settings_line = settings_text(run_memory, run_memory.attention) + parameters
+    notes = without_repetitions([*warnings, *memory_notes(preset, run_memory, assumed_accelerator)])
     table_columns, table_rows = (
-        phase_parts(device, memory_use) if memory_use.phase == "training" else kind_parts(device, memory_use)
+        phase_columns_and_rows(device, memory_use)
+        if memory_use.phase == "training"
+        else kind_columns_and_rows(device, memory_use)
     )
     parts_table = Table(preset.display, table_columns, table_rows, settings_line, notes, answer_text, name="parts")
     phases_over_time = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fits_section = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
-        memory_data(preset, memory, accelerator_fits),
+        memory_data(preset, run_memory, accelerator_fits),
         [parts_table, phases_over_time, fits_section],
         warnings=warnings_of_notes(preset, warnings),
     ).for_target(preset.target)
@@ -145,7 +149,7 @@ def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
     if any(fit.nominal for fit in accelerator_fits):
         title = f"{title}; *: of the nominal memory"
     first_fitting = next(
-        (i for i, fit in enumerate(accelerator_fits) if fit.verdict != "no"), len(accelerator_fits) - 1
+        (fit_index for fit_index, fit in enumerate(accelerator_fits) if fit.verdict != "no"), len(accelerator_fits) - 1
     )
     return Table(
         title,
@@ -173,7 +177,7 @@ def fit_verdict_text(accelerator_fit: Fit) -> str:
     return f"{accelerator_fit.verdict}*" if accelerator_fit.nominal else accelerator_fit.verdict
 
 
-def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak, and the overhead of allocator and runtime, as columns and rows.
 
     device_use: the run on one device, whose number formats are a column; None (default) for a rank.
@@ -198,8 +202,8 @@ def kind_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tup
             table_rows += (
                 _weight_rows(device_use, kind_row) if memory_kind == "weights" and device_use is not None else []
             )
-    among_tensors = estimated_parts(device, of_runtime=False)
-    table_rows += [kind_row(f"of these: {kind_name}", "", byte_count, 1) for kind_name, byte_count in among_tensors]
+    allocator_terms = estimated_parts(device, of_runtime=False)
+    table_rows += [kind_row(f"of these: {kind_name}", "", byte_count, 1) for kind_name, byte_count in allocator_terms]
     table_rows.append(kind_row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, is_bold=True))
     table_rows += [kind_row(kind_name, "", byte_count) for kind_name, byte_count in estimated_parts(device)]
     table_columns = [column for column in COLUMNS if column.key != "dtype" or device_use is not None]
@@ -219,7 +223,7 @@ def _weight_rows(memory_use: MemoryUse, make_row: Callable[..., Row]) -> list[Ro
     ]
 
 
-def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak of each training phase, as columns and rows.
 
     device_use: the run on one device, with the formats and the optimizer's states; None (default) for a rank.
@@ -243,9 +247,9 @@ def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tu
             table_rows.append(Row([kind_name, *(byte_count or None for byte_count in bytes_of_phases)]))
             if memory_kind == "optimizer" and device_use is not None:
                 table_rows += _optimizer_rows(device_use, list(phases.values()))
-    among_tensors = estimated_parts(device, of_runtime=False)
+    allocator_terms = estimated_parts(device, of_runtime=False)
     table_rows += [
-        Row([f"of these: {kind_name}", *(byte_count for _ in phases)], 1) for kind_name, byte_count in among_tensors
+        Row([f"of these: {kind_name}", *(byte_count for _ in phases)], 1) for kind_name, byte_count in allocator_terms
     ]
     table_rows.append(
         Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], strong=True, is_sum=True)

@@ -26,7 +26,7 @@ ASSUMED = "H100"
 """The accelerator whose runtime is assumed where none is named."""
 
 
-def _by_capacity(fit: Fit) -> tuple[int, str]:
+def _capacity_sort_key(fit: Fit) -> tuple[int, str]:
     """Returns a key that sorts verdicts by the accelerator's memory, smallest first."""
     return fit.capacity, fit.hardware.name
 
@@ -63,7 +63,7 @@ class MemoryAnswer(Answer):
         """The verdict for each named accelerator, or else for common accelerators by memory size."""
         if not self.accelerators:
             device = self.largest_on(self.memory.runtime)
-            return sorted(map(device.fit_on, map(load_hardware, COMMON_HARDWARE)), key=_by_capacity)
+            return sorted(map(device.fit_on, map(load_hardware, COMMON_HARDWARE)), key=_capacity_sort_key)
         has_expandable_segments = self.memory.settings.allocator == "expandable"
         return [
             self.largest_on(runtime_of(hardware, self.workspace, has_expandable_segments)).fit_on(hardware)

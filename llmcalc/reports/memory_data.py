@@ -18,15 +18,15 @@ from ..workload.execution import AttentionImplementation
 from .summary import model_data
 
 
-def memory_data(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit]) -> dict[str, Any]:
+def memory_data(preset: Preset, run_memory: Memory, accelerator_fits: Sequence[Fit]) -> dict[str, Any]:
     """Returns the JSON document of the memory of one device. Bytes are exact integers."""
-    memory_use = memory.states
+    memory_use = run_memory.states
     return {
         "model": model_data(preset),
-        "workload": workload_data(memory),
-        "execution": execution_data(memory),
+        "workload": workload_data(run_memory),
+        "execution": execution_data(run_memory),
         "memory": {
-            **device_data(memory.device),
+            **device_data(run_memory.device),
             "total_bytes": memory_use.total_bytes,
             "parameters": memory_use.count.total,
             "trained_parameters": memory_use.trained,
@@ -35,8 +35,8 @@ def memory_data(preset: Preset, memory: Memory, accelerator_fits: Sequence[Fit])
             "optimizer": _optimizer_data(memory_use.optimizer),
             "not_counted": not_counted(memory_use),
         },
-        **host_data(memory.device),
-        "fits": fits_data(accelerator_fits),
+        **host_data(run_memory.device),
+        "fits": verdicts_data(accelerator_fits),
     }
 
 
@@ -45,12 +45,18 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
     if not device.host:
         return {}
     host_terms = [
-        {"name": term.name, "bytes": term.bytes, "status": term.status, "witness": term.witness} for term in device.host
+        {
+            "name": memory_term.name,
+            "bytes": memory_term.bytes,
+            "status": memory_term.status,
+            "witness": memory_term.witness,
+        }
+        for memory_term in device.host
     ]
     return {"host_bytes": device.host_bytes, "host": host_terms}
 
 
-def fits_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
+def verdicts_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
     """Returns the verdicts for all accelerators as plain data."""
     return [
         {
@@ -66,14 +72,14 @@ def fits_data(accelerator_fits: Sequence[Fit]) -> list[dict[str, Any]]:
     ]
 
 
-def workload_data(memory: Memory) -> dict[str, Any]:
+def workload_data(run_memory: Memory) -> dict[str, Any]:
     """Returns the workload: phase, sizes and number formats."""
-    memory_use, run_settings = memory.states, memory.settings
+    memory_use, run_settings = run_memory.states, run_memory.settings
     return {
         "phase": run_settings.phase,
         "batch": memory_use.workload.batch,
         "seq": memory_use.workload.seq,
-        "source": memory_use.workload.source if memory.spec.kind == "encoder-decoder" else None,
+        "source": memory_use.workload.source if run_memory.spec.kind == "encoder-decoder" else None,
         "num_microbatches": (run_settings.num_microbatches or 1) if run_settings.phase == "training" else None,
         "dtype": memory_use.dtype,
         "kv_dtype": memory_use.kv_dtype or None,
@@ -82,14 +88,18 @@ def workload_data(memory: Memory) -> dict[str, Any]:
     }
 
 
-def execution_data(memory: Memory, attention_kernel: AttentionImplementation | None = None) -> dict[str, Any]:
+def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation | None = None) -> dict[str, Any]:
     """Returns the choices of kernels and optimizer that change the memory of a workload.
 
     attention_kernel: the implementation of attention; default that of the simulated run.
     """
-    attention_kernel = memory.attention if attention_kernel is None else attention_kernel
-    memory_use, run_settings, is_training = memory.states, memory.settings, memory.settings.phase == "training"
-    kernel_options = kernel_choices(run_settings, memory.spec, attention_kernel)
+    attention_kernel = run_memory.attention if attention_kernel is None else attention_kernel
+    memory_use, run_settings, is_training = (
+        run_memory.states,
+        run_memory.settings,
+        run_memory.settings.phase == "training",
+    )
+    kernel_options = kernel_choices(run_settings, run_memory.spec, attention_kernel)
     adapters = memory_use.adapters
     choices_data: dict[str, Any] = {"attn_implementation": attention_kernel, "norm": kernel_options.norm}
     if is_training:
@@ -102,7 +112,7 @@ def execution_data(memory: Memory, attention_kernel: AttentionImplementation | N
                 else memory_use.dtype
             ),
             "recompute": run_settings.recompute or "none",
-            "dropout": {} if memory.spec.dropout is None else memory.spec.dropout.probabilities(),
+            "dropout": {} if run_memory.spec.dropout is None else run_memory.spec.dropout.probabilities(),
             "compile": bool(run_settings.compile),
             "optimizer": None if memory_use.optimizer is None else memory_use.optimizer.name,
             "optimizer_impl": optimizer_implementation(run_settings, memory_use),
@@ -125,7 +135,7 @@ def execution_data(memory: Memory, attention_kernel: AttentionImplementation | N
             "kv_block": cache_block(run_settings, memory_use) or None,
             "mla": run_settings.mla or "auto",
         }
-    return {**choices_data, "allocator": "expandable" if memory.runtime.expandable else "segments"}
+    return {**choices_data, "allocator": "expandable" if run_memory.runtime.expandable else "segments"}
 
 
 def device_data(device: DeviceMemory) -> dict[str, Any]:

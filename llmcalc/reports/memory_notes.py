@@ -68,18 +68,18 @@ PRECISION_TEXTS = {
 """Training precision → its text in a heading."""
 
 
-def settings_text(memory: Memory, attention_kernel: AttentionImplementation) -> str:
+def settings_text(run_memory: Memory, attention_kernel: AttentionImplementation) -> str:
     """Writes a run with assumed settings: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
-    memory_use = memory.states
+    memory_use = run_memory.states
     if memory_use.phase != "training":
         return run_text(memory_use)
     precision_text = _adapters_text(memory_use) or PRECISION_TEXTS.get(memory_use.precision or "", memory_use.precision)
-    optimizer, optimizer_kernel = memory_use.optimizer, optimizer_implementation(memory.settings, memory_use)
+    optimizer, optimizer_kernel = memory_use.optimizer, optimizer_implementation(run_memory.settings, memory_use)
     optimizer_text = "" if optimizer is None else f"{optimizer_kernel} {optimizer.name}"
     run_title = run_text(memory_use).partition(" (")[0]
-    quantization_scheme = memory.settings.fake_quantize
+    quantization_scheme = run_memory.settings.fake_quantize
     rounding_text = "" if quantization_scheme is None else f"fake quantization {quantization_scheme}"
-    layers = memory.settings.trainable_layers
+    layers = run_memory.settings.trainable_layers
     trained_part = "" if layers is None else f"the last {plural(layers, 'layer')} alone"
     setting_texts = (attention_kernel, optimizer_text, precision_text, trained_part, rounding_text)
     return f"{run_title}: " + ", ".join(setting_text for setting_text in setting_texts if setting_text)
@@ -116,21 +116,23 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
     """
     if not device.host:
         return []
-    term_texts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
-    term_sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
+    term_texts = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host)
+    term_sources = dict.fromkeys(
+        f"{STATUS.get(memory_term.status, memory_term.status)} ({memory_term.witness})" for memory_term in device.host
+    )
     ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
     return [f"host: {term_texts}{ranks_note}; {'; '.join(term_sources)}"]
 
 
-def keeps_small_segments(memory: Memory) -> bool:
+def keeps_small_segments(run_memory: Memory) -> bool:
     """Whether allocator segments that later tensors cannot use exceed 2 % of the peak."""
-    device = memory.device
-    return not memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
+    device = run_memory.device
+    return not run_memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
 
 
-def _experts_note(memory: Memory) -> str:
+def _experts_note(run_memory: Memory) -> str:
     """Returns a note on routed experts beside frozen weights of 4 bits; empty without them."""
-    if not (memory.settings.keeps_experts_in_16_bits and has_experts(memory.spec)):
+    if not (run_memory.settings.keeps_experts_in_16_bits and has_experts(run_memory.spec)):
         return ""
     return (
         "routed experts stay in 16 bits: transformers holds them in fused tensors, which bitsandbytes does not "
@@ -138,37 +140,46 @@ def _experts_note(memory: Memory) -> str:
     )
 
 
-def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> list[str]:
-    memory_use, run_settings = memory.states, memory.settings
-    notes = [_pure_note(memory), _experts_note(memory), _execution_note(memory)]
+def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -> list[str]:
+    memory_use, run_settings = run_memory.states, run_memory.settings
+    notes = [_pure_bf16_note(run_memory), _experts_note(run_memory), _execution_note(run_memory)]
     if run_settings.has_kbit_base and run_settings.recompute == "full":
         notes.append(
             f"with --base {run_settings.base} every layer is recomputed by default, as by PEFT's "
             "prepare_model_for_kbit_training; --recompute none counts it without"
         )
-    flash_attention_bytes = memory.flash_bytes
-    if flash_attention_bytes is not None and flash_attention_bytes < memory.device.device_bytes:
+    flash_attention_bytes = run_memory.flash_bytes
+    if flash_attention_bytes is not None and flash_attention_bytes < run_memory.device.device_bytes:
         notes.append(
             "eager attention computes all scores; --attn-implementation flash requires "
             f"{units.memory(flash_attention_bytes)}"
         )
-    if run_settings.phase == "training" and run_settings.attn_implementation is None and memory.attention == "eager":
+    if (
+        run_settings.phase == "training"
+        and run_settings.attn_implementation is None
+        and run_memory.attention == "eager"
+    ):
         notes.append(
             "counted with eager attention: scaled_dot_product_attention takes no sinks and no soft cap, and biases and "
             "selections per head are not modelled with it"
         )
-    if run_settings.phase == "training" and keeps_small_segments(memory):
+    if run_settings.phase == "training" and keeps_small_segments(run_memory):
         notes.append(
             "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "
             "--allocator expandable reuses them"
         )
-    notes.insert(0, concatenation_note(memory))
-    notes.append(_kernels_note(memory))
+    notes.insert(0, concatenation_note(run_memory))
+    notes.append(_kernels_note(run_memory))
     left_out = not_counted(memory_use)
     notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary_unit_note(units.GIB)]
-    notes += host_notes(memory.device)
-    tested_terms = [term for term in memory.device.terms if term.bytes and term.status != "untested"]
-    notes += [f"{STATUS[term.status]}: {term_name(term)} ({term.witness})" for term in tested_terms]
+    notes += host_notes(run_memory.device)
+    tested_terms = [
+        memory_term for memory_term in run_memory.device.terms if memory_term.bytes and memory_term.status != "untested"
+    ]
+    notes += [
+        f"{STATUS[memory_term.status]}: {term_name(memory_term)} ({memory_term.witness})"
+        for memory_term in tested_terms
+    ]
     if assumed_accelerator:
         notes.append(f"runtime of an {assumed_accelerator} (--hardware)")
     if memory_use.quantized is not None:
@@ -178,42 +189,45 @@ def memory_notes(preset: Preset, memory: Memory, assumed_accelerator: str) -> li
             f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(memory_use.dtype)}"
         )
     if memory_use.kv_dtype:
-        notes += [_cache_note(memory_use, cache_block(run_settings, memory_use)), _chunk_note(memory)]
+        notes += [_cache_note(memory_use, cache_block(run_settings, memory_use)), _chunk_note(run_memory)]
     return notes + (_training_notes(memory_use) if memory_use.phase == "training" else [])
 
 
-def concatenation_note(memory: Memory) -> str:
+def concatenation_note(run_memory: Memory) -> str:
     """Writes a note on blocks that a cache growing by concatenation leaves free; empty for other runs."""
-    is_concatenated = bool(memory.states.kv_dtype) and not cache_block(memory.settings, memory.states)
-    if memory.settings.phase != "decode" or not is_concatenated or not keeps_small_segments(memory):
+    is_concatenated = bool(run_memory.states.kv_dtype) and not cache_block(run_memory.settings, run_memory.states)
+    if run_memory.settings.phase != "decode" or not is_concatenated or not keeps_small_segments(run_memory):
         return ""
-    free_bytes = memory.device.reserved_bytes - memory.device.peak_bytes
+    free_bytes = run_memory.device.reserved_bytes - run_memory.device.peak_bytes
     return (
         f"fragmentation: {units.memory(free_bytes)}, since torch concatenates each layer's cache with a token into a "
         "new tensor; a server pages its cache, which --kv-block 16 or the default --phase inference counts"
     )
 
 
-def _pure_note(memory: Memory) -> str:
+def _pure_bf16_note(run_memory: Memory) -> str:
     """Returns a text on the tensors that pure bf16 stores in 16 bits, empty for other precisions."""
-    if memory.states.precision != "bf16-master":
+    if run_memory.states.precision != "bf16-master":
         return ""
     try:
-        pure_bf16_bytes = memory.with_(precision="bf16").states.total_bytes
+        pure_bf16_bytes = run_memory.with_(precision="bf16").states.total_bytes
     except InputError:
         return ""
-    saved_bytes = memory.states.total_bytes - pure_bf16_bytes
+    saved_bytes = run_memory.states.total_bytes - pure_bf16_bytes
     return (
         "in pure bf16, as transformers trains a bf16 checkpoint, weights, gradients and states are "
         f"{units.memory(pure_bf16_bytes)}, {units.memory(saved_bytes)} less (--precision bf16)"
     )
 
 
-def _execution_note(memory: Memory) -> str:
+def _execution_note(run_memory: Memory) -> str:
     """Writes the kernel choices with their options."""
-    choices_data = execution_data(memory)
-    kernel_texts = [f"{memory.attention} attention (--attn-implementation)", f"{choices_data['norm']} norms (--norm)"]
-    if memory.settings.phase == "training":
+    choices_data = execution_data(run_memory)
+    kernel_texts = [
+        f"{run_memory.attention} attention (--attn-implementation)",
+        f"{choices_data['norm']} norms (--norm)",
+    ]
+    if run_memory.settings.phase == "training":
         kernel_texts.append(f"{choices_data['cross_entropy']} cross-entropy (--cross-entropy)")
         kernel_texts.append(f"recompute {choices_data['recompute']} (--recompute)")
         if choices_data["dropout"]:
@@ -225,11 +239,11 @@ def _execution_note(memory: Memory) -> str:
     return f"runs with {', '.join(kernel_texts)}"
 
 
-def _kernels_note(memory: Memory) -> str:
+def _kernels_note(run_memory: Memory) -> str:
     """Writes the packages whose kernels are assumed for recurrent layers; empty without recurrent layers."""
-    if memory.settings.phase == "decode":
+    if run_memory.settings.phase == "decode":
         return ""
-    mixers = (model_part for model_part in nested_parts(memory.spec) if isinstance(model_part, TokenMixer))
+    mixers = (model_part for model_part in nested_parts(run_memory.spec) if isinstance(model_part, TokenMixer))
     kernel_packages = list(dict.fromkeys(package for mixer in mixers for package in mixer.kernel_packages))
     if not kernel_packages:
         return ""
@@ -240,10 +254,10 @@ def _kernels_note(memory: Memory) -> str:
     )
 
 
-def _chunk_note(memory: Memory) -> str:
+def _chunk_note(run_memory: Memory) -> str:
     """Writes the chunk length of a chunked prefill; empty for unchunked prompts."""
-    chunk, seq = prompt_chunk(memory.settings, memory.states), memory.states.workload.seq
-    if memory.settings.phase == "decode" or chunk is None or chunk >= seq:
+    chunk, seq = prompt_chunk(run_memory.settings, run_memory.states), run_memory.states.workload.seq
+    if run_memory.settings.phase == "decode" or chunk is None or chunk >= seq:
         return ""
     return f"prompts are read {plural(chunk, 'token')} of each sequence at a time (--chunk)"
 

@@ -29,7 +29,7 @@ def tree_data(node_position: Place, figures_function: Figures) -> dict[str, Any]
 
 
 def node_figures_data(
-    quantity: str, node_position: Place, cost_function: Cost, include: frozenset[str] = frozenset()
+    quantity: str, node_position: Place, cost_function: Cost, included_parts: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Returns a node's count per parent copy, per repeat, and in the whole model.
 
@@ -38,7 +38,10 @@ def node_figures_data(
     `<quantity>_in_all`: all repeats in the model. Those of the children add up to it.
     An optional part counts in itself, and in its parents if it is included.
     """
-    cost_per_repeat, repeat_count = node_position.cost_per_repeat(cost_function, include), node_position.node.repeat
+    cost_per_repeat, repeat_count = (
+        node_position.cost_per_repeat(cost_function, included_parts),
+        node_position.node.repeat,
+    )
     node_figures: dict[str, Any] = {quantity: times(cost_per_repeat, repeat_count)}
     if repeat_count != 1:
         node_figures |= {"repeat": repeat_count, f"{quantity}_each": cost_per_repeat}

@@ -113,9 +113,9 @@ def warnings_of_notes(preset: Preset, notes: Sequence[str]) -> list[str]:
     return [f"{preset.name}: {note}" for note in notes]
 
 
-def identity_experts_note(tree: Node) -> str:
+def identity_experts_note(node_tree: Node) -> str:
     """Returns a note about tokens routed to identity experts; empty for a model without identity experts."""
-    ops = (node_position.node.op for node_position in tree.walk())
+    ops = (node_position.node.op for node_position in node_tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAMS)
     expert_counts = ", ".join(
         f"{identity_op.maps[0].top_k} of {identity_op.maps[0].num_experts:,} beside {identity_op.count:,}"

@@ -18,7 +18,7 @@ from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .nodes import Figures, node_figures_data, tree_data
 from .notes import identity_experts_note, relative_error_text
-from .share import copies_text, share_data, share_notes, with_rank
+from .share import counted_rank_notes, rank_data, replicated_parameters_text, subtitle_with_rank
 from .summary import headline, model_data
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
     total_params = parameter_count.total
     document = {
         "model": model_data(preset),
-        **share_data(rank_share),
+        **rank_data(rank_share),
         "params": {
             "total": total_params,
             "active": parameter_count.active,
@@ -75,7 +75,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
             )
         )
     model_text, notes = (
-        with_rank(headline(preset.model), rank_share),
+        subtitle_with_rank(headline(preset.model), rank_share),
         _params_notes(preset, parameter_count, rank_share),
     )
     table = Table(preset.display, COLUMNS, table_rows, model_text, notes, count_text(parameter_count))
@@ -96,19 +96,19 @@ Part: TypeAlias = tuple[str, Row]
 """(component, row without its bar)."""
 
 
-def _component_rows(tree: Node, total_params: int, include: frozenset[str]) -> list[Row]:
+def _component_rows(node_tree: Node, total_params: int, included_parts: frozenset[str]) -> list[Row]:
     """Returns one row per part of the model and per sublayer of a layer group. The norms share a row."""
     table_parts: list[Part] = []
-    for node_position in tree.place().children():
-        if not node_position.optional or node_position.optional in include:
-            _add_rows(table_parts, node_position, total_params, include, 0)
+    for node_position in node_tree.place().children():
+        if not node_position.optional or node_position.optional in included_parts:
+            _add_rows(table_parts, node_position, total_params, included_parts, 0)
     return _with_bars(table_parts)
 
 
 def _add_rows(
-    table_parts: list[Part], node_position: Place, total_params: int, include: frozenset[str], depth: int
+    table_parts: list[Part], node_position: Place, total_params: int, included_parts: frozenset[str], depth: int
 ) -> None:
-    node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_params_of, include)
+    node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_params_of, included_parts)
     if not params_per_repeat:
         return
     node_name = f"{node.name} ({node.label})" if node.label else node.name
@@ -120,7 +120,7 @@ def _add_rows(
         norm_positions = [child_position for child_position in child_positions if child_position.node.kind == "norm"]
         for child_position in child_positions:
             if child_position.node.kind != "norm":
-                _add_rows(table_parts, child_position, total_params, include, depth + 1)
+                _add_rows(table_parts, child_position, total_params, included_parts, depth + 1)
         if node.kind == "layer" and norm_positions:
             norm_total = sum(norm.total(total_params_of) for norm in norm_positions)
             if norm_total:
@@ -129,15 +129,21 @@ def _add_rows(
                 )
         else:
             for norm in norm_positions:
-                _add_rows(table_parts, norm, total_params, include, depth + 1)
+                _add_rows(table_parts, norm, total_params, included_parts, depth + 1)
     elif node.kind == "experts":
         for child_position in child_positions:
-            _add_rows(table_parts, child_position, total_params, include, depth + 1)
+            _add_rows(table_parts, child_position, total_params, included_parts, depth + 1)
 
 
-def _component_row(row_name: str, per_repeat: int, repeat: int, total_params: int, depth: int) -> Row:
+def _component_row(row_name: str, params_per_repeat: int, repeat: int, total_params: int, depth: int) -> Row:
     return Row(
-        [row_name, per_repeat, repeat if repeat > 1 else None, per_repeat * repeat, per_repeat * repeat / total_params],
+        [
+            row_name,
+            params_per_repeat,
+            repeat if repeat > 1 else None,
+            params_per_repeat * repeat,
+            params_per_repeat * repeat / total_params,
+        ],
         depth,
     )
 
@@ -146,14 +152,14 @@ def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
     """Adds a bar to each row of one component, proportional to the whole model."""
     table_rows: list[Row] = []
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
-    for i, (component_kind, table_row) in enumerate(table_parts):
+    for row_index, (component_kind, table_row) in enumerate(table_parts):
         covered_depth = -1 if table_row.depth <= covered_depth else covered_depth
         later_indices = (
             later_index
-            for later_index in range(i + 1, len(table_parts))
+            for later_index in range(row_index + 1, len(table_parts))
             if table_parts[later_index][1].depth <= table_row.depth
         )
-        nested_parts = table_parts[i + 1 : next(later_indices, len(table_parts))]
+        nested_parts = table_parts[row_index + 1 : next(later_indices, len(table_parts))]
         bar = None
         if covered_depth < 0 and all(component == component_kind for component, _ in nested_parts):
             bar, covered_depth = (
@@ -201,10 +207,10 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
     model_total = preset.model.tree().total(total_params_of, include=parameter_count.include)
     spec, chunks = preset.model, rank_share.model.chunks
     is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.first != chunks.last
-    return share_notes(
+    return counted_rank_notes(
         rank_share,
         f"the whole model has {units.exact(model_total)} parameters",
-        copies_text(rank_share.model.copied_parameters(parameter_count.include)),
+        replicated_parameters_text(rank_share.model.copied_parameters(parameter_count.include)),
         "the first and the last stage each have the tied embedding" if is_tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"
         if rank_share.layout.ep > 1 and parameter_count.active != parameter_count.total
@@ -215,8 +221,8 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
 def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[str]:
     """Compares the count with the published figure. A difference has the preset's first reason."""
     published_figures, published_note = preset.published, preset.published.parameters_note or ""
-    first_reason, further_reasons, _ = published_note.partition("; ")
-    if further_reasons and preset.name in model_names():
+    first_reason, other_reasons, _ = published_note.partition("; ")
+    if other_reasons and preset.name in model_names():
         published_note = f"{first_reason}; llmcalc presets {preset.name} says more"
     reason_text = f" ({published_note})" if published_note else ""
     if published_figures.parameters is not None:
@@ -259,12 +265,12 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
     )
 
 
-def _figures_function(include: frozenset[str]) -> Figures:
+def _figures_function(included_parts: frozenset[str]) -> Figures:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
     def figures(node_position: Place) -> dict[str, Any]:
-        node_data = node_figures_data("params", node_position, total_params_of, include)
-        active_params = node_position.total(active_params_of, include)
+        node_data = node_figures_data("params", node_position, total_params_of, included_parts)
+        active_params = node_position.total(active_params_of, included_parts)
         return node_data if active_params == node_data["params"] else node_data | {"active": active_params}
 
     return figures

@@ -18,7 +18,7 @@ from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, 
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration_text, range_ends_text, range_text
-from .share import candidate_cell, common_words
+from .share import candidate_cell, shared_layout_words
 from .summary import model_data
 
 LAYOUT_COLUMNS = (
@@ -50,27 +50,27 @@ def report(
     other_way_text: the nearest possible layouts if no layout is possible; default empty.
     requested_sizes: sizes of a layout whose place in the order is shown; default none.
     """
-    plan, memory = layout_plan.plan, layout_plan.memory
+    plan, run_memory = layout_plan.plan, layout_plan.memory
     capacity_text = f"{units.GIB.write(layout_plan.hardware.capacity_bytes)} {units.GIB.name}"
     accelerators_text = f"{plural(layout_plan.devices, 'device')} with {capacity_text} each"
-    run_title = f"{run_text(memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
-    words = common_words([candidate for _, candidate in layout_plan.rows_of_frameworks])
+    run_title = f"{run_text(run_memory.states)}, {plural(layout_plan.global_batch, 'sequence')} a step"
+    shared_words = shared_layout_words([candidate for _, candidate in layout_plan.rows_of_frameworks])
     run_description = f"{run_title}, on {accelerators_text} ({layout_plan.hardware.title}); sizes in {units.GIB.name}"
-    run_description += f"; all layouts: {', '.join(words)}" if words else ""
-    warnings = too_long_notes(memory.spec, memory.states.workload)
+    run_description += f"; all layouts: {', '.join(shared_words)}" if shared_words else ""
+    warnings = too_long_notes(run_memory.spec, run_memory.states.workload)
     table_rows = [
         _layout_row(
             framework_plan,
             layout_candidate,
             is_tie,
             framework_plan.framework.title if layout_plan.other_plans else "",
-            words,
+            shared_words,
         )
         for framework_plan, layout_candidate, is_tie in _rows_with_ties(layout_plan)
     ]
     if not table_rows and plan.nearest is not None:
         table_rows = [_layout_row(layout_plan, plan.nearest)]
-    layout_position = None if requested_sizes is None else _place_in_order(layout_plan, requested_sizes)
+    layout_position = None if requested_sizes is None else _order_position(layout_plan, requested_sizes)
     notes = without_repetitions(
         [
             *notes_on_other_accelerators(layout_plan),
@@ -109,17 +109,13 @@ def report(
     document = _plan_data(preset, layout_plan) | ({} if layout_position is None else {"where": layout_position})
     lazy_fields = {"unreplayed": lambda: [unreplayed_data(layout_candidate) for layout_candidate in plan.unreplayed]}
     report = Report(
-        document,
-        tables,
-        warnings=warnings_of_notes(preset, warnings),
-        computed_last=lazy_fields,
-        counts_notes=True,
+        document, tables, warnings=warnings_of_notes(preset, warnings), computed_last=lazy_fields, counts_notes=True
     )
     return report.for_target(preset.target)
 
 
 def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
-    """Returns the layouts that fit, each with the plan of its framework, and whether its time is that of a tie."""
+    """Returns each fitting layout with its framework's plan, and whether its time ties with another layout's."""
     framework_rows = layout_plan.rows_of_frameworks
     are_ties = tie_flags([layout_candidate for _, layout_candidate in framework_rows])
     return [
@@ -128,7 +124,7 @@ def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate
     ]
 
 
-def _place_in_order(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
+def _order_position(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns a layout's position among the sorted layouts that may fit; None if it is not listed."""
     layouts_in_order = layout_plan.order
     return {
@@ -147,8 +143,8 @@ def _order_position_text(layout_position: dict[str, Any]) -> str:
 
 def _answer_text(layout_plan: LayoutPlan) -> str:
     """Writes the number of layouts that fit, and the seconds of the fastest layout."""
-    rows = sorted(layout_plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
-    fastest_plan, fastest_layout = next(iter(rows), (layout_plan, None))
+    framework_rows = sorted(layout_plan.rows_of_frameworks, key=lambda row: row[1].seconds or 0.0)
+    fastest_plan, fastest_layout = next(iter(framework_rows), (layout_plan, None))
     fastest_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
     if layout_plan.other_plans:
@@ -178,10 +174,13 @@ def _layout_row(
     candidate: Candidate,
     is_tie: bool = False,
     framework_title: str = "",
-    words: Sequence[str] = (),
+    shared_words: Sequence[str] = (),
 ) -> Row:
     framework_text = f" ({framework_title})" if framework_title else ""
-    row_cells = [candidate_cell(candidate.layout, candidate.recompute, words) + framework_text, candidate.micro_batches]
+    row_cells = [
+        candidate_cell(candidate.layout, candidate.recompute, shared_words) + framework_text,
+        candidate.micro_batches,
+    ]
     if layout_plan.times is None:
         row_cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(row_cells)
@@ -257,7 +256,7 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
 
 
 def advice_on_shards(layout_plan: LayoutPlan) -> list[str]:
-    """Returns why replicas are whole, with what has shards, if only eager PyTorch runs the optimizer."""
+    """Returns the reason for unsharded replicas, and a fix, if only eager PyTorch runs the optimizer."""
     if layout_plan.framework.name != WITHOUT_A_NAME:
         return []
     try:

@@ -91,7 +91,7 @@ def _published_verdict(preset: Preset, parameter_count: ParameterCount) -> str:
 
 
 def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
-    published_figures, training_facts = preset.published, preset.training
+    published_figures, training = preset.published, preset.training
     table_rows = [Row(["total parameters", units.count(parameter_count.total), parameter_count.total])]
     if parameter_count.active != parameter_count.total:
         table_rows.append(Row(["active per token", units.count(parameter_count.active), parameter_count.active]))
@@ -106,14 +106,14 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
         "published active": published_figures.active,
         "training tokens": published_figures.training_tokens,
     }
-    settings = training_facts.model_dump(exclude_none=True, exclude={"note"})
+    settings = training.model_dump(exclude_none=True, exclude={"note"})
     for figure_name, figure_value in {"dtype of the weights": preset.dtype, **published_fields, **settings}.items():
         if figure_value is not None:
             table_rows.append(Row([figure_name.replace("_", " "), str(figure_value), None]))
     notes = [
         aliases_note(preset.aliases),
         f"on the published figure: {published_figures.parameters_note}" if published_figures.parameters_note else "",
-        f"training: {training_facts.note}" if training_facts.note else "",
+        f"training: {training.note}" if training.note else "",
         *(f"assumed: {assumption}" for assumption in preset.assumptions),
         *source_notes(preset.sources),
     ]

@@ -87,8 +87,13 @@ def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:
             "name": phase.name,
             "bytes": phase.bytes,
             "terms": [
-                {"name": term.name, "bytes": term.bytes, "status": term.status, "source": term.source}
-                for term in phase.terms
+                {
+                    "name": memory_term.name,
+                    "bytes": memory_term.bytes,
+                    "status": memory_term.status,
+                    "source": memory_term.source,
+                }
+                for memory_term in phase.terms
             ],
         }
         for phase in phases

@@ -76,7 +76,9 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
     ]
-    chart = Chart.from_timetable(timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths))
+    chart = TimetableChart.from_timetable(
+        timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths)
+    )
     table_columns += [Column("time", "time →", justify="left", marks=COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
@@ -97,7 +99,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     return Report(schedule_data(layout, timetable), [table])
 
 
-def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: Chart) -> Iterator[str]:
+def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: TimetableChart) -> Iterator[str]:
     pipeline = timetable.pipeline
     pass_kinds = pass_kinds_of(timetable)
     blank_text = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
@@ -121,7 +123,7 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: 
         yield f"…: left out to fit the width, {gap_text}; -o FILE draws all"
 
 
-class Chart(NamedTuple):
+class TimetableChart(NamedTuple):
     """A timetable drawn with characters, with a scale and a time range.
 
     scale: characters per unit of time.
@@ -132,7 +134,7 @@ class Chart(NamedTuple):
     windows: tuple[range, ...]
 
     @classmethod
-    def from_timetable(cls, timetable: Timetable, free_width: int) -> Chart:
+    def from_timetable(cls, timetable: Timetable, free_width: int) -> TimetableChart:
         """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
         shortest_pass = min(
             timetable.costs.duration(pass_action.kind)

@@ -55,42 +55,46 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
         shorter_tables.pop()
     left_out_tables = len(tables) - len(shorter_tables)
     while is_too_long():
-        longest_index = max(range(len(shorter_tables)), key=lambda i: (len(shorter_tables[i].rows), i))
+        longest_index = max(
+            range(len(shorter_tables)), key=lambda row_index: (len(shorter_tables[row_index].rows), row_index)
+        )
         table = shorter_tables[longest_index]
-        plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
+        plain_rows = [row_index for row_index, row in enumerate(table.rows) if not row.strong]
         if not plain_rows or len(table.rows) <= FEWEST_ROWS:
             break
-        kept_rows = [row for i, row in enumerate(table.rows) if i != plain_rows[-1]]
-        shorter_tables[longest_index] = table._replace(rows=kept_rows)
+        shown_rows = [row for row_index, row in enumerate(table.rows) if row_index != plain_rows[-1]]
+        shorter_tables[longest_index] = table._replace(rows=shown_rows)
         left_out += 1
     if left_out or left_out_tables:
         shorter_tables[-1] = shorter_tables[-1]._replace(left_out=_left_out_text(left_out_tables, left_out))
     return shorter_tables
 
 
-def _left_out_text(tables: int, rows: int) -> str:
+def _left_out_text(table_count: int, row_count: int) -> str:
     """Writes what a short screen leaves out: `1 more table, 2 more rows`."""
-    counts = ((tables, "table"), (rows, "row"))
-    return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in counts if count)
+    left_out_counts = ((table_count, "table"), (row_count, "row"))
+    return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in left_out_counts if count)
 
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:
     """Returns the tables of one model that fit, with the notes of omitted tables below the last one."""
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
-    for i in sorted(range(len(tables)), key=lambda i: (i > 0, not tables[i].sooner, i)):
-        shorter_table = _trim_table(tables[i], free_lines - bool(placed_tables), is_required=not placed_tables)
+    for row_index in sorted(
+        range(len(tables)), key=lambda row_index: (row_index > 0, not tables[row_index].sooner, row_index)
+    ):
+        shorter_table = _trim_table(tables[row_index], free_lines - bool(placed_tables), is_required=not placed_tables)
         if shorter_table is not None:
-            placed_tables[i] = shorter_table
+            placed_tables[row_index] = shorter_table
             free_lines -= line_count(shorter_table, COLUMNS) + (len(placed_tables) > 1)
-    left_out_rows = sum(len(tables[i].rows) - len(table.rows) for i, table in placed_tables.items())
+    left_out_rows = sum(len(tables[row_index].rows) - len(table.rows) for row_index, table in placed_tables.items())
     left_out_tables = len(tables) - len(placed_tables)
-    shown_tables = [placed_tables[i] for i in sorted(placed_tables)]
+    shown_tables = [placed_tables[row_index] for row_index in sorted(placed_tables)]
     if left_out_rows or left_out_tables:
         left_out = _left_out_text(left_out_tables, left_out_rows)
         notes = [
             *shown_tables[-1].notes,
-            *(note for i, table in enumerate(tables) if i not in placed_tables for note in table.notes),
+            *(note for row_index, table in enumerate(tables) if row_index not in placed_tables for note in table.notes),
         ]
         shown_tables[-1] = shown_tables[-1]._replace(left_out=left_out, notes=list(dict.fromkeys(notes)))
     return shown_tables
@@ -103,13 +107,13 @@ def _trim_table(table: Table, line_limit: int, is_required: bool = False) -> Tab
     """
     while line_count(table, COLUMNS) > line_limit:
         deepest_level = max((row.depth for row in table.rows), default=0)
-        plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
+        plain_rows = [row_index for row_index, row in enumerate(table.rows) if not row.strong]
         if deepest_level:
             table = table._replace(rows=[row for row in table.rows if row.depth < deepest_level])
         elif plain_rows and len(table.rows) > FEWEST_ROWS:
-            farthest_row = max(plain_rows, key=lambda i: (abs(i - table.centre), i))
-            kept_rows = [row for i, row in enumerate(table.rows) if i != farthest_row]
-            table = table._replace(rows=kept_rows, centre=table.centre - (farthest_row < table.centre))
+            farthest_row = max(plain_rows, key=lambda row_index: (abs(row_index - table.centre), row_index))
+            shown_rows = [row for row_index, row in enumerate(table.rows) if row_index != farthest_row]
+            table = table._replace(rows=shown_rows, centre=table.centre - (farthest_row < table.centre))
         else:
             return table if is_required else None
     return table

@@ -150,23 +150,23 @@ MUCH_WAITING = 0.2
 
 
 def _host_notes(timed_run: TimedRun) -> list[str]:
-    """Returns a note on the host's speed where a training step waits much for it; its range begins on a faster one."""
-    stack = timed_run.stack
-    tested = timed_run.range.tested
-    if tested is not None and tested.eager:
+    """Returns a note on the host's speed if a training step waits for the host during much of its time."""
+    software_stack = timed_run.stack
+    tested_errors = timed_run.range.tested
+    if tested_errors is not None and tested_errors.eager:
         return []
-    if stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
+    if software_stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
         return []
-    kernel_seconds = 1e6 * stack.host_kernel
-    share = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
+    kernel_seconds = 1e6 * software_stack.host_kernel
+    waiting_share = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
     return [
-        f"{share} waits for the host at {kernel_seconds:.0f} µs an operation; the "
-        f" low end has the fastest measured host, {kernel_seconds * stack.fastest_host:.0f} µs"
+        f"{waiting_share} waits for the host at {kernel_seconds:.0f} µs an operation; the "
+        f" low end has the fastest measured host, {kernel_seconds * software_stack.fastest_host:.0f} µs"
     ]
 
 
 def exchange_notes(software_stack: Stack, layout: Layout) -> list[str]:
-    """Returns a note on the exchange of experts' tokens where a server is assumed to run another one than usual."""
+    """Returns a note on the all-to-all of experts' tokens if the engine's default gathers all tokens instead."""
     if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
         return []
     return [
@@ -277,10 +277,12 @@ def _node_row(node: Node, total_seconds: float) -> Row:
 def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
     if measured_run is None:
         return []
-    seconds, lines = measured_run
+    seconds, explanation_lines = measured_run
     is_in_range = timed_run.range.low <= seconds <= timed_run.range.high
     relation_text = "inside" if is_in_range else "outside"
-    return [f"measured {duration_text(seconds, digit_count=3)}: {relation_text} the range; {'; '.join(lines)}"]
+    return [
+        f"measured {duration_text(seconds, digit_count=3)}: {relation_text} the range; {'; '.join(explanation_lines)}"
+    ]
 
 
 def _time_notes(timed_run: TimedRun) -> list[str]:
@@ -302,15 +304,15 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
     sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
     training_bytes = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
-        too_large = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
+        size_note = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
     elif timed_run.chosen_options:
-        too_large = f"the fastest layout that fits: {timed_run.chosen_options}; undivided, {training_bytes}"
+        size_note = f"the fastest layout that fits: {timed_run.chosen_options}; undivided, {training_bytes}"
     elif timed_run.is_planned:
-        too_large = f"{training_bytes}: they do not fit; llmcalc plan lists layouts that do"
+        size_note = f"{training_bytes}: they do not fit; llmcalc plan lists layouts that do"
     else:
-        too_large = f"{training_bytes}: they do not fit; more --tp, --pp or --fsdp divides them"
+        size_note = f"{training_bytes}: they do not fit; more --tp, --pp or --fsdp divides them"
     return [
-        *([too_large] if resident_bytes > capacity else []),
+        *([size_note] if resident_bytes > capacity else []),
         *lines,
         *([", ".join(rule_texts)] if rule_texts else []),
         f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}",
@@ -358,7 +360,7 @@ def _time_data(
         "not_counted": list(NOT_COUNTED[timed_run.phase]),
     }
     if measured_run is not None:
-        seconds, lines = measured_run
+        seconds, explanation_lines = measured_run
         is_in_range = bool(timed_run.range.low <= seconds <= timed_run.range.high)
-        document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": lines}
+        document["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": explanation_lines}
     return document

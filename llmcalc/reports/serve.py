@@ -35,7 +35,7 @@ def _rate_text(rate: float) -> str:
 
 
 def users_text(users: float) -> str:
-    """Writes a number of requests at any time, of which a rate of arrivals may have fewer than one: `64`, `0.031`."""
+    """Writes the number of concurrent requests, which may be below 1 for a rate of arrivals: `64`, `0.031`."""
     return units.exact(int(users)) if users == int(users) else _rate_text(users)
 
 
@@ -201,7 +201,7 @@ def _server_order(servers: Servers, server_index: int) -> tuple[bool, bool, floa
 
 
 def _rate_of_device(server_point: LoadPoint | None) -> float:
-    """Returns the tokens per second and device in digits that rounding does not reach; 0 without a point."""
+    """Returns the tokens per second and device, rounded so that equal rates compare as equal; 0 without a point."""
     return 0.0 if server_point is None else rounded(server_point.per_device)
 
 
@@ -261,10 +261,10 @@ def _range_cell(seconds: Range | Amount) -> str:
 
 def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rate_cells = _point_cells(server_point, serve_study)
-    likely_tpot, end_to_end = float(server_point.tpot.estimate), server_point.load.end_to_end
+    likely_tpot, total_latency = float(server_point.tpot.estimate), server_point.load.end_to_end
     seconds = [
         DisplayedValue(likely_tpot, duration_text(likely_tpot)),
-        DisplayedValue(end_to_end, duration_text(end_to_end)),
+        DisplayedValue(total_latency, duration_text(total_latency)),
     ]
     return [concurrency, ttft, tpot, *seconds, *rate_cells]
 
@@ -316,7 +316,7 @@ def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
 
 
 def _cheaper_tie_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
-    """Names the server with the most tokens/s of a device, if another one that ties with it is chosen."""
+    """Returns a note on the server with the most tokens/s per device, if a server that ties with it is chosen."""
     chosen_server = servers.chosen
     if chosen_server is None or servers.traces:
         return []
@@ -370,7 +370,7 @@ def _speculation_data(serve_study: ServeStudy) -> dict[str, Any] | None:
 
 
 def _users_data(users: float) -> float:
-    """Returns a number of requests at any time as plain data."""
+    """Returns the number of concurrent requests as plain data."""
     return users if users == int(users) else rounded(users)
 
 

@@ -132,7 +132,7 @@ def _cost_columns(shape_study: ShapeStudy) -> Sequence[Column]:
 
 
 def _has_windows(shape_study: ShapeStudy) -> bool:
-    """Whether windows or states end the growth of a sequence's cache, so that its bytes per token say too much."""
+    """Whether sliding windows or recurrent states bound a sequence's cache, so that bytes per token overstate it."""
     return any(shape.kv_bytes != shape.kv_bytes_per_token * shape_study.seq for shape in shape_study.shapes)
 
 
@@ -144,8 +144,8 @@ def _size_cells(shape: Shape) -> list[Any]:
 def _cost_row(shape: Shape, has_windows: bool) -> Row:
     heads = " ".join(map(str, shape.head_sizes)) or "none"
     cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
-    costs = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
-    return Row([*_size_cells(shape), *costs], strong=shape.target)
+    cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
+    return Row([*_size_cells(shape), *cost_cells], strong=shape.target)
 
 
 def _literature_row(model_shape: Shape) -> Row:

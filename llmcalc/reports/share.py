@@ -26,19 +26,19 @@ def layout_cell(layout: Layout) -> str:
     return " ".join(group_size.replace(" ", "") for group_size in _group_sizes(layout)) or ALONE
 
 
-def candidate_cell(layout: Layout, recompute: str, common_words: Sequence[str] = ()) -> str:
-    """Writes a layout of a plan with what it recomputes, if anything: `dp8 ZeRO-3 recompute full`.
+def candidate_cell(layout: Layout, recompute: str, shared_words: Sequence[str] = ()) -> str:
+    """Writes a layout of a plan, with its recomputation if there is any: `dp8 ZeRO-3 recompute full`.
 
-    common_words: words of all layouts of a table, which its heading has; default none.
+    shared_words: words of all layouts of a table, which its heading has; default none.
     """
-    words = [group for group in _group_sizes(layout) if group not in common_words]
-    groups = " ".join(group.replace(" ", "") for group in words) or ALONE
+    group_words = [group for group in _group_sizes(layout) if group not in shared_words]
+    groups = " ".join(group.replace(" ", "") for group in group_words) or ALONE
     recompute_text = f"recompute {recompute}" if recompute not in ("", "none") else ""
-    return groups if not recompute_text or recompute_text in common_words else f"{groups} {recompute_text}"
+    return groups if not recompute_text or recompute_text in shared_words else f"{groups} {recompute_text}"
 
 
-def common_words(candidates: Sequence[Candidate]) -> list[str]:
-    """Returns what the cells of several layouts share: `sp`, the ZeRO stage and recomputation; empty for fewer."""
+def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
+    """Returns the words that several layouts share: `sp`, the ZeRO stage, recomputation; empty for one layout."""
     if len(candidates) < 2:
         return []
     cells = [
@@ -50,7 +50,7 @@ def common_words(candidates: Sequence[Candidate]) -> list[str]:
     words = ["sp"] if any(candidate.layout.tp > 1 for candidate in candidates) else []
     words += [f"ZeRO-{stage}" for stage in (1, 2, 3)]
     words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
-    return [word for word in words if word in shared]
+    return [shared_word for shared_word in words if shared_word in shared]
 
 
 ALONE = "one device"
@@ -70,12 +70,12 @@ def _group_sizes(layout: Layout) -> list[str]:
     return group_texts
 
 
-def share_data(rank_share: RankShare | None) -> dict[str, Any]:
+def rank_data(rank_share: RankShare | None) -> dict[str, Any]:
     """Returns the fields of the JSON document that only the report of a single rank has."""
     return {} if rank_share is None else {"layout": rank_share.layout.data(), "rank": rank_share.rank}
 
 
-def with_rank(subtitle: str, rank_share: RankShare | None) -> str:
+def subtitle_with_rank(subtitle: str, rank_share: RankShare | None) -> str:
     """Adds the rank to a subtitle: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
     return subtitle if rank_share is None else f"{subtitle}; {rank_text(rank_share)}"
 
@@ -93,14 +93,14 @@ def rank_text(rank_share: RankShare) -> str:
     )
 
 
-def share_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
+def counted_rank_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
     """Returns notes on a counted rank, such as the reason for its choice; empty for a full model."""
     if rank_share is None:
         return []
     return [f"rank {rank_share.rank:,} is {rank_share.reason}" if rank_share.reason else "", *notes]
 
 
-def copies_text(copied_params: dict[str, Number]) -> str:
+def replicated_parameters_text(copied_params: dict[str, Number]) -> str:
     """Writes the parameters that tensor parallelism replicates; empty if there are none."""
     copies_texts = ", ".join(
         f"{component_name} {units.exact(parameters)}" for component_name, parameters in copied_params.items()

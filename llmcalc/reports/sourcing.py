@@ -14,12 +14,12 @@ def source_data(figure_sources: Sequence[FigureSource]) -> list[dict[str, Any]]:
     return [figure_source.model_dump(mode="json") for figure_source in figure_sources]
 
 
-def source_notes(figure_sources: Sequence[FigureSource], lists_facts: bool = True) -> list[str]:
+def source_notes(figure_sources: Sequence[FigureSource], with_links: bool = True) -> list[str]:
     """Returns one note per source: the stated figures, the address, and the access date.
 
-    lists_facts: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
+    with_links: whether the sources are llmcalc's own, whose addresses become links; those of a user's file stay text.
     """
-    note_class = LinkedNote if lists_facts else str
+    note_class = LinkedNote if with_links else str
     return [
         note_class(
             f"source of {figure_source.gives}: {figure_source.url}"

@@ -33,12 +33,12 @@ def headline(spec: ModelSpec) -> str:
     return ", ".join(summary_parts)
 
 
-def _merge_texts(texts: list[str]) -> list[str]:
+def _merge_texts(phrases: list[str]) -> list[str]:
     """Merges texts that differ only by an added phrase: `GQA 16/8 × 256 with and without window 4096`."""
     added_phrases = {
         longer_text: longer_text.removeprefix(f"{base_text}, ")
-        for base_text in texts
-        for longer_text in texts
+        for base_text in phrases
+        for longer_text in phrases
         if longer_text.startswith(f"{base_text}, ")
     }
     additions_by_base = {
@@ -47,7 +47,7 @@ def _merge_texts(texts: list[str]) -> list[str]:
             for longer_name, added_phrase in added_phrases.items()
             if longer_name == f"{longer_text}, {added_phrase}"
         ]
-        for longer_text in texts
+        for longer_text in phrases
     }
     return [
         f"{longer_text} with and without {additions_to_base[0]}" if len(additions_to_base) == 1 else longer_text
@@ -61,9 +61,9 @@ def describe_part(model_part: Part | None, hidden_size: int) -> str:
     return model_part.describe(hidden_size) if isinstance(model_part, Component) else ""
 
 
-def unique_texts(texts: Iterable[str]) -> list[str]:
+def unique_texts(phrases: Iterable[str]) -> list[str]:
     """Returns the texts in order, without empty and repeated texts."""
-    return list(dict.fromkeys(unique_text for unique_text in texts if unique_text))
+    return list(dict.fromkeys(unique_text for unique_text in phrases if unique_text))
 
 
 def norm_name(block: Layer) -> str:

@@ -13,8 +13,8 @@ EXACT_CAUSAL = "exact_causal"
 """The key of the exact count of unmasked pairs: the fewest FLOPs with which kernels can compute the pass."""
 
 
-def _excess_notes(utilization: Utilization) -> list[str]:
-    """Returns the note on a utilization above 100 %: of the fewest FLOPs that are needed, or of other counts alone."""
+def _high_utilization_notes(utilization: Utilization) -> list[str]:
+    """Returns a note on a utilization above 100 %, under the exact count or under other conventions alone."""
     rows_above_peak = [convention_row for convention_row in utilization.conventions if convention_row.hfu > 1]
     if not rows_above_peak:
         return []
@@ -66,7 +66,7 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
     peak_flops = units.amount(utilization.peak_flops // utilization.devices, "FLOP/s")
     peak_text = f"{peak_flops} of {units.short_dtype(utilization.dtype)}, dense"
     notes = [
-        *_excess_notes(utilization),
+        *_high_utilization_notes(utilization),
         f"peak of each device: {peak_text}",
         "MFU: FLOPs that the model needs, each product once; HFU: what the kernels compute, with what runs again "
         "(--recompute, and the scores in flash attention's backward pass)",

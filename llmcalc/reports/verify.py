@@ -69,7 +69,7 @@ def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
 
 
 def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
-    checked_groups = {_quantity_group(check) for verdict in verdicts for check in verdict.checks}
+    checked_groups = {_quantity_group(comparison) for verdict in verdicts for comparison in verdict.checks}
     compared_groups = [
         quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_groups
     ]
@@ -120,9 +120,9 @@ def _speed_text(measured_speed: dict[str, Any]) -> str:
     )
 
 
-def _quantity_group(check: Check) -> str:
+def _quantity_group(comparison: Check) -> str:
     """Returns the quantity under which a check is reported. All memory checks share a quantity."""
-    return MEMORY if check.quantity.startswith(MEMORY) else check.quantity
+    return MEMORY if comparison.quantity.startswith(MEMORY) else comparison.quantity
 
 
 def _verdict_sign(verdict: Verdict, quantity: str) -> str | None:
@@ -131,12 +131,16 @@ def _verdict_sign(verdict: Verdict, quantity: str) -> str | None:
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.
     """
-    checks = [check for check in verdict.checks if _quantity_group(check) == quantity]
-    wrong_count = sum(not check.ok for check in checks)
+    comparisons = [comparison for comparison in verdict.checks if _quantity_group(comparison) == quantity]
+    wrong_count = sum(not comparison.ok for comparison in comparisons)
     agreement_sign = (
-        "±" if any(check.explained for check in checks) else "≈" if any(check.within for check in checks) else "="
+        "±"
+        if any(comparison.explained for comparison in comparisons)
+        else "≈"
+        if any(comparison.within for comparison in comparisons)
+        else "="
     )
-    return None if not checks else f"≠ {wrong_count}" if wrong_count else agreement_sign
+    return None if not comparisons else f"≠ {wrong_count}" if wrong_count else agreement_sign
 
 
 def _verify_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
@@ -169,11 +173,11 @@ def _count_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> lis
 def _sign_legend(verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
     legend_texts = ["=: all checks pass"]
-    if any(verdict.ok and any(check.explained for check in verdict.checks) for verdict in verdicts):
+    if any(verdict.ok and any(comparison.explained for comparison in verdict.checks) for verdict in verdicts):
         legend_texts.append("±: they differ, explained above")
-    within_tolerance = [check for verdict in verdicts for check in verdict.checks if check.within]
-    if within_tolerance:
-        legend_texts.append(f"≈: {_tolerances_text(within_tolerance)}")
+    inexact_checks = [comparison for verdict in verdicts for comparison in verdict.checks if comparison.within]
+    if inexact_checks:
+        legend_texts.append(f"≈: {_tolerances_text(inexact_checks)}")
     if not all(verdict.ok for verdict in verdicts):
         legend_texts.append("≠: number of mismatching nodes; difference: measured − closed form")
     return "; ".join(legend_texts)
@@ -226,12 +230,12 @@ def _explained_differences(verdicts: list[Verdict]) -> list[str]:
     ]
 
 
-def _tolerances_text(checks: list[Check]) -> str:
+def _tolerances_text(comparisons: list[Check]) -> str:
     """Writes the tolerance of each quantity."""
     names_by_tolerance: dict[float, dict[str, None]] = {}
-    for check in checks:
-        quantity_name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
-        names_by_tolerance.setdefault(check.within, {})[quantity_name] = None
+    for comparison in comparisons:
+        quantity_name = comparison.quantity.rpartition("_bytes")[0].rpartition("_")[2] or comparison.quantity
+        names_by_tolerance.setdefault(comparison.within, {})[quantity_name] = None
     return ", ".join(
         f"within {units.percent(tolerance, 1 if tolerance > 1e-4 else 3)} ({', '.join(quantity_names)})"
         for tolerance, quantity_names in sorted(names_by_tolerance.items())
@@ -287,13 +291,13 @@ def _coverage_note(verdicts: list[Verdict]) -> str:
     """Writes the number of individually compared parts with parameters, and lists the others."""
     covered_models = [(verdict, verdict.coverage) for verdict in verdicts if verdict.coverage is not None]
     single_count, summed_count = (
-        sum(len(check.alone) for _, check in covered_models),
-        sum(len(check.summed) for _, check in covered_models),
+        sum(len(comparison.alone) for _, comparison in covered_models),
+        sum(len(comparison.summed) for _, comparison in covered_models),
     )
     missing_paths = [
         path if len(verdicts) == 1 else f"{verdict.target} {path}"
-        for verdict, check in covered_models
-        for path in check.missing
+        for verdict, comparison in covered_models
+        for path in comparison.missing
     ]
     ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (
@@ -309,12 +313,12 @@ def _coverage_note(verdicts: list[Verdict]) -> str:
     )
 
 
-def _node_or_moment(check: Check) -> str:
+def _node_or_moment(comparison: Check) -> str:
     """Returns the node of a failed check, or a memory check's moment, such as `training: backward peak`."""
-    peak_moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
-    if not check.node:
+    peak_moment = comparison.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
+    if not comparison.node:
         return peak_moment
-    return f"{check.where}: {peak_moment}" if check.quantity.startswith(MEMORY) else check.where
+    return f"{comparison.where}: {peak_moment}" if comparison.quantity.startswith(MEMORY) else comparison.where
 
 
 def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
@@ -328,22 +332,25 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     )
     for verdict in verdicts:
         for quantity, quantity_group in groupby(verdict.failures, key=_quantity_group):
-            checks = list(quantity_group)
-            listed_checks, remaining_lines = checks[:remaining_lines], remaining_lines - len(checks[:remaining_lines])
+            comparisons = list(quantity_group)
+            listed_checks, remaining_lines = (
+                comparisons[:remaining_lines],
+                remaining_lines - len(comparisons[:remaining_lines]),
+            )
             table_rows = [
                 Row(
                     [
-                        _node_or_moment(check),
-                        check.closed_form,
-                        "none" if check.measured is None else check.measured,
-                        check.explanation(verdict.sizes),
+                        _node_or_moment(comparison),
+                        comparison.closed_form,
+                        "none" if comparison.measured is None else comparison.measured,
+                        comparison.explanation(verdict.sizes),
                     ]
                 )
-                for check in listed_checks
+                for comparison in listed_checks
             ]
             notes = (
-                [f"{len(checks) - len(listed_checks):,} more (--format json lists all)"]
-                if len(listed_checks) < len(checks)
+                [f"{len(comparisons) - len(listed_checks):,} more (--format json lists all)"]
+                if len(listed_checks) < len(comparisons)
                 else []
             )
             yield Table(
@@ -353,6 +360,6 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
                 name=quantity.strip("."),
                 target=verdict.target,
                 notes=notes,
-                answer=f"{plural(len(checks), WHAT.get(quantity, 'node'))} differ{'s' * (len(checks) == 1)} in "
-                f"{NAMES[quantity]}",
+                answer=f"{plural(len(comparisons), WHAT.get(quantity, 'node'))} differ"
+                f"{'s' * (len(comparisons) == 1)} in {NAMES[quantity]}",
             )

@@ -24,15 +24,15 @@ MOST_TOML_ELEMENTS = 300_000
 _NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 
 
-def open_regular(path: Path, expected_text: str, or_stdin: bool = False) -> tuple[IO[bytes], int]:
+def open_regular(path: Path, expected_text: str, allows_stdin: bool = False) -> tuple[IO[bytes], int]:
     """Opens a regular file for reading, and returns it with the size in bytes.
 
     expected_text: what a message says should be there, such as "a .toml file".
-    or_stdin: whether the option also reads standard input; a message advises it for a pipe.
+    allows_stdin: whether the option also reads standard input; a message advises it for a pipe.
     Raises `InputError` for a file that is missing or not readable, a folder, and anything that is no regular file.
     """
     try:
-        _require_regular(path, os.stat(path), expected_text, or_stdin)  # a device is not even opened
+        _require_regular(path, os.stat(path), expected_text, allows_stdin)  # a device is not even opened
         file_descriptor = os.open(path, os.O_RDONLY | _NONBLOCKING)
     except (OSError, ValueError) as error:  # ValueError: a NUL or a lone surrogate in the path
         if isinstance(error, InputError):
@@ -40,20 +40,20 @@ def open_regular(path: Path, expected_text: str, or_stdin: bool = False) -> tupl
         raise InputError(f"{path}: {_error_reason(error)}; expected {expected_text} that can be read") from None
     try:
         file_status = os.fstat(file_descriptor)  # of the file that was opened, whatever its name has become since
-        _require_regular(path, file_status, expected_text, or_stdin)
+        _require_regular(path, file_status, expected_text, allows_stdin)
         return os.fdopen(file_descriptor, "rb"), file_status.st_size
     except BaseException:
         os.close(file_descriptor)
         raise
 
 
-def read_bytes(path: Path, byte_limit: int, expected_text: str, or_stdin: bool = False) -> bytes:
+def read_bytes(path: Path, byte_limit: int, expected_text: str, allows_stdin: bool = False) -> bytes:
     """Returns the content of a regular file of at most `byte_limit` bytes.
 
-    expected_text, or_stdin: as of `open_regular`. Raises `InputError` as `open_regular` does, for a file that is too
-    large, and for a file that contains more or fewer bytes than its size says.
+    expected_text, allows_stdin: as of `open_regular`. Raises `InputError` as `open_regular` does, for a file that is
+    too large, and for a file that contains more or fewer bytes than its size says.
     """
-    file, file_bytes = open_regular(path, expected_text, or_stdin)
+    file, file_bytes = open_regular(path, expected_text, allows_stdin)
     with file:
         if file_bytes > byte_limit:
             raise InputError(
@@ -71,11 +71,11 @@ def read_bytes(path: Path, byte_limit: int, expected_text: str, or_stdin: bool =
     return data
 
 
-def _require_regular(path: Path, file_status: os.stat_result, expected_text: str, or_stdin: bool) -> None:
+def _require_regular(path: Path, file_status: os.stat_result, expected_text: str, allows_stdin: bool) -> None:
     if stat.S_ISDIR(file_status.st_mode):
         raise InputError(f"{path}: is a folder; expected {expected_text}")
     if not stat.S_ISREG(file_status.st_mode):
-        is_piped = " (or `-` and its content piped in)" if or_stdin else ""
+        is_piped = " (or `-` and its content piped in)" if allows_stdin else ""
         raise InputError(f"{path}: is not a regular file; expected {expected_text}{is_piped}")
 
 
@@ -91,18 +91,18 @@ matched nothing, the search would begin again at each of its quotes.
 """
 
 
-def require_few_elements(text: str, location: str, element_limit: int) -> None:
+def require_few_elements(file_text: str, error_location: str, element_limit: int) -> None:
     """Raises `InputError` for a text with more than `element_limit` brackets, braces and commas outside its strings.
 
     A JSON or TOML text has at most one value more than these, so what is built from it is bounded before it is parsed.
     The count ends where the limit is passed.
     """
-    if text.count("[") + text.count("{") + text.count(",") <= element_limit:
+    if file_text.count("[") + file_text.count("{") + file_text.count(",") <= element_limit:
         return
     element_signs = (
-        element_sign for element_sign in re.finditer(_JSON_SIGN, text) if element_sign[0][0] != '"'
+        element_sign for element_sign in re.finditer(_JSON_SIGN, file_text) if element_sign[0][0] != '"'
     )  # signs in strings build nothing
     if next(islice(element_signs, element_limit, None), None) is not None:
         raise InputError(
-            f"{location}: more than {element_limit:,} values and fields; expected at most {element_limit:,}"
+            f"{error_location}: more than {element_limit:,} values and fields; expected at most {element_limit:,}"
         )

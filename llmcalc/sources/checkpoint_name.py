@@ -13,12 +13,12 @@ from typing import Any
 from .presets import known_checkpoint, known_model, read_preset
 
 
-def _compressed(storage_format: str, weights: Mapping[str, Any]) -> dict[str, Any]:
+def _compressed(storage_format: str, weight_format: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the table of llm-compressor for every linear layer except routers and the output head."""
     return {
         "quant_method": "compressed-tensors",
         "format": storage_format,
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": dict(weights)}},
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": dict(weight_format)}},
         "ignore": ["lm_head", r"re:.*mlp\.gate$", r"re:.*shared_expert_gate$"],
     }
 

@@ -14,14 +14,14 @@ from ..components.stack import overlaid_table
 from ..model import ModelSpec
 
 
-def models_of_type(annotation: Any) -> list[type[BaseModel]]:
+def models_of_type(field_type: Any) -> list[type[BaseModel]]:
     """Returns the pydantic models that a field's type allows, also in unions, containers and choices of components."""
-    choice_parts = _choice_classes(getattr(annotation, "__metadata__", ()))
+    choice_parts = _choice_classes(getattr(field_type, "__metadata__", ()))
     if choice_parts:
         return choice_parts
-    if isinstance(annotation, type):
-        return [annotation] if issubclass(annotation, BaseModel) else []
-    return [model for type_argument in get_args(annotation) for model in models_of_type(type_argument)]
+    if isinstance(field_type, type):
+        return [field_type] if issubclass(field_type, BaseModel) else []
+    return [model for type_argument in get_args(field_type) for model in models_of_type(type_argument)]
 
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
@@ -29,23 +29,23 @@ def field_members(field: FieldInfo) -> list[type[BaseModel]]:
     return _choice_classes(field.metadata) or models_of_type(field.annotation)
 
 
-def _choice_classes(metadata: Iterable[Any]) -> list[type[BaseModel]]:
+def _choice_classes(type_metadata: Iterable[Any]) -> list[type[BaseModel]]:
     """Returns the component classes that the metadata of a field's type lists."""
     return [
         model
-        for metadata_entry in metadata
+        for metadata_entry in type_metadata
         if isinstance(metadata_entry, PartChoice)
         for model in metadata_entry.classes()
     ]
 
 
-def model_of_table(candidates: list[type[BaseModel]], description_table: dict[str, Any]) -> type[BaseModel] | None:
+def model_of_table(union_members: list[type[BaseModel]], description_table: dict[str, Any]) -> type[BaseModel] | None:
     """Returns the union member of a table: by the table's `type`, else the first member."""
-    for model in candidates:
+    for model in union_members:
         type_field = model.model_fields.get("type")
         if type_field is not None and description_table.get("type") in get_args(type_field.annotation):
             return model
-    return candidates[0] if candidates else None
+    return union_members[0] if union_members else None
 
 
 def field_paths(
@@ -97,14 +97,14 @@ def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     return sorted({field for reachable_model in reachable_models(model) for field in reachable_model.model_fields})
 
 
-def field_path(model: type[BaseModel], location: tuple[int | str, ...], is_unknown: bool = False) -> list[str]:
+def field_path(model: type[BaseModel], error_location: tuple[int | str, ...], is_unknown: bool = False) -> list[str]:
     """Converts a pydantic error's location to the path in the file, without the tags of union members.
 
     is_unknown: whether the last step is a field that does not exist.
     """
     path: list[str] = []
     candidate_models, key_is_free = [model], False
-    for i, key in enumerate(location):
+    for key_index, key in enumerate(error_location):
         matching_fields = (
             candidate.model_fields[key] for candidate in candidate_models if key in candidate.model_fields
         )
@@ -115,6 +115,6 @@ def field_path(model: type[BaseModel], location: tuple[int | str, ...], is_unkno
         elif field is not None:
             path.append(str(key))
             candidate_models, key_is_free = field_members(field), get_origin(field.annotation) is dict
-        elif is_unknown and i == len(location) - 1:
+        elif is_unknown and key_index == len(error_location) - 1:
             path.append(key)
     return path

@@ -34,14 +34,14 @@ def largest_text(path: Path) -> int:
     return LARGEST_CONFIG if path.suffix == ".json" else LARGEST_TOML
 
 
-def read_text(path: Path, byte_limit: int | None = None, or_stdin: bool = False) -> str:
+def read_text(path: Path, byte_limit: int | None = None, allows_stdin: bool = False) -> str:
     """Returns the text of a regular file of at most `byte_limit` bytes (default `largest_text`).
 
-    or_stdin: whether the option also reads standard input; a message advises it for a pipe.
+    allows_stdin: whether the option also reads standard input; a message advises it for a pipe.
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
     expected_file = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
-    text_bytes = read_bytes(path, largest_text(path) if byte_limit is None else byte_limit, expected_file, or_stdin)
+    text_bytes = read_bytes(path, largest_text(path) if byte_limit is None else byte_limit, expected_file, allows_stdin)
     try:
         return text_bytes.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -63,45 +63,45 @@ def read_stdin() -> str:
     if len(text_bytes) > byte_limit:
         raise InputError(f"-: standard input is too large for a model description (at most {byte_limit:,} bytes)")
     try:
-        text = text_bytes.decode("utf-8-sig")
+        model_text = text_bytes.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"-: standard input is not text (byte {error.start} is not UTF-8)") from None
-    if not text.strip():
+    if not model_text.strip():
         raise InputError("-: standard input is empty; expected a config.json or a .toml description")
-    return str(text)
+    return str(model_text)
 
 
-def is_object(text: str) -> bool:
+def is_object(model_text: str) -> bool:
     """Whether a text is a JSON object (a `config.json`) instead of TOML, by the first character."""
-    return text.lstrip().startswith("{")
+    return model_text.lstrip().startswith("{")
 
 
-def parse_toml(text: str, location: str) -> dict[str, Any]:
+def parse_toml(toml_text: str, error_location: str) -> dict[str, Any]:
     """Parses TOML. Raises `InputError` with line and column for invalid TOML, and for tables nested too deeply."""
-    require_few_elements(text, location, MOST_TOML_ELEMENTS)
-    _require_short_keys(text, location)
+    require_few_elements(toml_text, error_location, MOST_TOML_ELEMENTS)
+    _require_short_keys(toml_text, error_location)
     try:
-        parsed_table = tomllib.loads(text)
+        parsed_table = tomllib.loads(toml_text)
     except ValueError as error:  # TOMLDecodeError, and a number of more digits than Python converts
-        raise InputError(f"{location}: not valid TOML: {str(error).partition(';')[0]}") from None
+        raise InputError(f"{error_location}: not valid TOML: {str(error).partition(';')[0]}") from None
     except RecursionError:
-        raise InputError(_too_deep_error(location)) from None
-    require_shallow(parsed_table, location)
+        raise InputError(_too_deep_error(error_location)) from None
+    require_shallow(parsed_table, error_location)
     return parsed_table
 
 
-def _require_short_keys(text: str, location: str) -> None:
+def _require_short_keys(toml_text: str, error_location: str) -> None:
     """Raises `InputError` for dotted keys that need too much memory in tomllib.
 
     It keeps every prefix of a dotted key, so the memory for one key grows with the square of its parts.
     """
     dot_count = 0
-    for line in text.split("\n"):
+    for line in toml_text.split("\n"):
         dot_count += line.partition("=")[0].count(".")
         if line.count(".") > DEEPEST and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
-            raise InputError(_too_deep_error(location))
+            raise InputError(_too_deep_error(error_location))
     if dot_count > MOST_DOTS:
-        raise InputError(f"{location}: {dot_count:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
+        raise InputError(f"{error_location}: {dot_count:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
 
 
 _TOML_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|\'[^\']*+\'?+'  # one that does not end has the rest
@@ -111,39 +111,44 @@ MOST_DOTS = 100_000
 """Largest number of dots in the dotted keys of a TOML text."""
 
 
-def parse_json(text: str, location: str) -> Any:
+def parse_json(json_text: str, error_location: str) -> Any:
     """Parses JSON. Raises `InputError` with line and column for invalid JSON, and for values nested too deeply."""
     import json
 
-    require_few_elements(text, location, MOST_JSON_ELEMENTS)
+    require_few_elements(json_text, error_location, MOST_JSON_ELEMENTS)
     try:
-        parsed_value = json.loads(text)
+        parsed_value = json.loads(json_text)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{location}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+            f"{error_location}: not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
         ) from None
     except (RecursionError, ValueError):
         raise InputError(
-            f"{location}: not valid JSON: nested too deeply, or with a number of thousands of digits"
+            f"{error_location}: not valid JSON: nested too deeply, or with a number of thousands of digits"
         ) from None
-    require_shallow(parsed_value, location)
+    require_shallow(parsed_value, error_location)
     return parsed_value
 
 
-def require_shallow(parsed_value: Any, location: str) -> None:
+def require_shallow(parsed_value: Any, error_location: str) -> None:
     """Raises `InputError` for a value nested deeper than `DEEPEST`."""
     if not any(not values_at_depth for values_at_depth in islice(_values_by_depth(parsed_value), DEEPEST + 1)):
-        raise InputError(_too_deep_error(location))
+        raise InputError(_too_deep_error(error_location))
 
 
-def require_finite(parsed_value: Any, location: str) -> None:
+def require_finite(parsed_value: Any, error_location: str) -> None:
     """Raises `InputError` for Infinity and NaN, which Python's reader of JSON accepts."""
     for values_at_depth in takewhile(bool, _values_by_depth(parsed_value)):
         non_finite_number = next(
-            (value for value in values_at_depth if isinstance(value, float) and not isfinite(value)), None
+            (
+                nested_value
+                for nested_value in values_at_depth
+                if isinstance(nested_value, float) and not isfinite(nested_value)
+            ),
+            None,
         )
         if non_finite_number is not None:
-            raise InputError(f"{location}: {non_finite_number} is no number of JSON; expected finite numbers")
+            raise InputError(f"{error_location}: {non_finite_number} is no number of JSON; expected finite numbers")
 
 
 def _values_by_depth(parsed_value: Any) -> Iterator[list[Any]]:
@@ -159,21 +164,21 @@ def _values_by_depth(parsed_value: Any) -> Iterator[list[Any]]:
         ]
 
 
-def _too_deep_error(location: str) -> str:
-    return f"{location}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
+def _too_deep_error(error_location: str) -> str:
+    return f"{error_location}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
 
 
-def validate(model: type[Model], description: Any, location: str) -> Model:
+def validate(model: type[Model], description: Any, error_location: str) -> Model:
     """Validates data as a pydantic model. Raises `InputError` with all errors on one line.
 
     Raises `InputError`, which names the first wrong field, its value, the expected value, and the number of other
     errors.
     """
-    require_shallow(description, location)
+    require_shallow(description, error_location)
     try:
         return model.model_validate(description)
     except ValidationError as error:
-        raise InputError(f"{location}: {explain_errors(model, error)}") from None
+        raise InputError(f"{error_location}: {explain_errors(model, error)}") from None
 
 
 def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
@@ -203,11 +208,11 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
         case _:
             alternative_names = [
                 str(detail["ctx"]["expected"])
-                for other_path, detail in zip(error_paths, errors, strict=True)
-                if other_path == path and detail["type"] == "literal_error"
+                for error_path, detail in zip(error_paths, errors, strict=True)
+                if error_path == path and detail["type"] == "literal_error"
             ]
             error_text = f"{path}: {explain_value(first_error)}" + "".join(
-                f" or {names}" for names in alternative_names[1:]
+                f" or {alternative_text}" for alternative_text in alternative_names[1:]
             )
     other_error_count = len(set(error_paths)) - 1  # a union reports the errors of each member
     return error_text + (f" (and {other_error_count} more)" if other_error_count else "")
@@ -234,27 +239,27 @@ EXPECTED = {
 
 def explain_value(error: Mapping[str, Any]) -> str:
     """Describes a wrong value and the expected value. error: a validation error of pydantic."""
-    given_text, error_type = shown(error.get("input")), error["type"]
+    value_text, error_type = shown(error.get("input")), error["type"]
     error_context: dict[str, Any] = error.get("ctx") or {}
     if error_type in EXPECTED:
-        return f"{given_text} is not {EXPECTED[error_type]}"
+        return f"{value_text} is not {EXPECTED[error_type]}"
     match error_type:
         case "value_error":
             return str(error_context["error"])
         case "literal_error" | "enum":
-            return f"{given_text} is not known; expected {error_context['expected']}"
+            return f"{value_text} is not known; expected {error_context['expected']}"
         case "union_tag_invalid":
             return f"{shown(error_context['tag'])} is not known; expected {error_context['expected_tags']}"
         case "union_tag_not_found":
             return "none is no type; expected its name as text"
         case "greater_than_equal":
-            return f"{given_text} is too small; expected at least {error_context['ge']}"
+            return f"{value_text} is too small; expected at least {error_context['ge']}"
         case "greater_than":
-            return f"{given_text} is too small; expected more than {error_context['gt']}"
+            return f"{value_text} is too small; expected more than {error_context['gt']}"
         case "less_than_equal":
-            return f"{given_text} is too large; expected at most {error_context['le']}"
+            return f"{value_text} is too large; expected at most {error_context['le']}"
         case "less_than":
-            return f"{given_text} is too large; expected less than {error_context['lt']}"
+            return f"{value_text} is too large; expected less than {error_context['lt']}"
         case "too_long":
-            return f"{given_text} is too long; expected at most {error_context['max_length']:,} entries"
-    return f"{given_text}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+            return f"{value_text} is too long; expected at most {error_context['max_length']:,} entries"
+    return f"{value_text}: {error['msg'][:1].lower()}{error['msg'][1:]}"

@@ -173,7 +173,7 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
         if variable_name not in REPOSITORY_VARIABLES
     }
     # a new process group, so that processes that git starts end with it
-    process = subprocess.Popen(
+    git_process = subprocess.Popen(
         [path_of_git(), "--no-pager", *setting_arguments, *git_arguments],
         cwd=root,
         env=git_environment | ENVIRONMENT,
@@ -182,21 +182,21 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
+    assert git_process.stdout is not None
+    assert git_process.stderr is not None
 
     def read(stream: IO[bytes], read_limit: int) -> bytes:
         output_bytes = stream.read(read_limit + 1)
         if len(output_bytes) > read_limit:
-            _kill_process(process)
+            _kill_process(git_process)
         return output_bytes
 
-    with process, ThreadPoolExecutor(2) as thread_pool:
-        output_future = thread_pool.submit(read, process.stdout, byte_limit)
-        message_future = thread_pool.submit(read, process.stderr, LARGEST_MESSAGE)
+    with git_process, ThreadPoolExecutor(2) as thread_pool:
+        output_future = thread_pool.submit(read, git_process.stdout, byte_limit)
+        message_future = thread_pool.submit(read, git_process.stderr, LARGEST_MESSAGE)
         try:
             output, messages = output_future.result(LONGEST_SECONDS), message_future.result(LONGEST_SECONDS)
-            process.wait(LONGEST_SECONDS)
+            git_process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
                 f"--git: git {git_arguments[0]} in {root} took more than {LONGEST_SECONDS} s; expected a repository "
@@ -204,8 +204,8 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
                 "git reads faster"
             ) from None
         finally:
-            if process.returncode is None:
-                _kill_process(process)
+            if git_process.returncode is None:
+                _kill_process(git_process)
     if len(output) > byte_limit or len(messages) > LARGEST_MESSAGE:
         raise InputError(
             f"--git: git {git_arguments[0]} in {root} wrote more than {byte_limit:,} bytes; expected fewer"
@@ -214,16 +214,16 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
     fatal_line = next(
         (message_line for message_line in message_lines if message_line.startswith("fatal: ")), message_lines[-1]
     )
-    return GitAnswer(process.returncode, output, one_line(fatal_line.removeprefix("fatal: ")))
+    return GitAnswer(git_process.returncode, output, one_line(fatal_line.removeprefix("fatal: ")))
 
 
-def _kill_process(process: subprocess.Popen[bytes]) -> None:
+def _kill_process(git_process: subprocess.Popen[bytes]) -> None:
     """Ends git and all processes started by git."""
     if os.name == "posix":
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(git_process.pid, signal.SIGKILL)
     else:
-        process.kill()
+        git_process.kill()
 
 
 def path_of_git() -> str:

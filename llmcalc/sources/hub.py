@@ -52,9 +52,9 @@ def fetch_config(target: str) -> Path:
     Raises `InputError`, with a fix, if the repository does not exist or is gated, and for a file or a download that is
     too large or too slow; `UnreachableHub` if the network is not available.
     """
-    repo, revision = _split_target(target)
+    repository, revision = _split_target(target)
     with _hub_errors(target, "config.json"):
-        return _with_deadline(lambda deadline: _config_path(repo, revision), CONFIG_SECONDS)
+        return _with_deadline(lambda deadline: _config_path(repository, revision), CONFIG_SECONDS)
 
 
 def commit_of_repository(target: str) -> str:
@@ -65,18 +65,18 @@ def commit_of_repository(target: str) -> str:
     return fetch_config(target).parent.name
 
 
-def _config_path(repo: str, revision: str | None) -> Path:
+def _config_path(repository: str, revision: str | None) -> Path:
     """Returns the path of a repository's config, and fetches the quantization file with a new config."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
     from .huggingface.file import QUANTIZATION_FILE
 
-    is_new = not isinstance(huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=revision), str)
-    path = _download(repo, "config.json", revision, LARGEST_CONFIG)
+    is_new = not isinstance(huggingface_hub.try_to_load_from_cache(repository, "config.json", revision=revision), str)
+    path = _download(repository, "config.json", revision, LARGEST_CONFIG)
     if is_new:
         with suppress(EntryNotFoundError):
-            _download(repo, QUANTIZATION_FILE, revision, LARGEST_CONFIG)
+            _download(repository, QUANTIZATION_FILE, revision, LARGEST_CONFIG)
     return path
 
 
@@ -85,9 +85,9 @@ def fetch_headers(target: str) -> Checkpoint:
 
     Raises `InputError` as `fetch_config` does.
     """
-    repo, revision = _split_target(target)
+    repository, revision = _split_target(target)
     with _hub_errors(target, "safetensors weights"):
-        return _with_deadline(lambda deadline: _fetch_tensors(repo, revision, deadline), HEADERS_SECONDS)
+        return _with_deadline(lambda deadline: _fetch_tensors(repository, revision, deadline), HEADERS_SECONDS)
 
 
 def _with_deadline(work_function: Callable[[float], Result], seconds: float) -> Result:
@@ -119,24 +119,24 @@ class _LimitExceeded(Exception):
     """Raised for a download that exceeds a bound of bytes or seconds."""
 
 
-def _download(repo: str, file_name: str, revision: str | None, byte_limit: int) -> Path:
+def _download(repository: str, file_name: str, revision: str | None, byte_limit: int) -> Path:
     """Returns the path of a repository's file in the cache; downloads it if needed."""
     import inspect
 
     import huggingface_hub
 
-    cached_path = huggingface_hub.try_to_load_from_cache(repo, file_name, revision=revision)
+    cached_path = huggingface_hub.try_to_load_from_cache(repository, file_name, revision=revision)
     download_options: dict[str, Any] = {}
     if not isinstance(cached_path, str):
         # One attempt: without this a download retries an unreachable hub for half a minute.
         file_bytes = huggingface_hub.get_hf_file_metadata(
-            huggingface_hub.hf_hub_url(repo, file_name, revision=revision), timeout=REQUEST_SECONDS
+            huggingface_hub.hf_hub_url(repository, file_name, revision=revision), timeout=REQUEST_SECONDS
         ).size
         if file_bytes is not None and file_bytes > byte_limit:
             raise _LimitExceeded(f"{file_name} has {file_bytes:,} bytes; expected at most {byte_limit:,}")
         if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:
             download_options = {"tqdm_class": _limited_progress_bar(file_name, byte_limit)}
-    return Path(huggingface_hub.hf_hub_download(repo, file_name, revision=revision, **download_options))
+    return Path(huggingface_hub.hf_hub_download(repository, file_name, revision=revision, **download_options))
 
 
 def _limited_progress_bar(file_name: str, byte_limit: int) -> type[Any]:
@@ -155,13 +155,13 @@ def _limited_progress_bar(file_name: str, byte_limit: int) -> type[Any]:
     return Counter
 
 
-def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoint:
+def _fetch_tensors(repository: str, revision: str | None, deadline: float) -> Checkpoint:
     """Fetches the tensor headers of a repository's single weights file, or of the files in its index."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
     def url_of(file_name: str) -> str:
-        return str(huggingface_hub.hf_hub_url(repo, file_name, revision=revision))
+        return str(huggingface_hub.hf_hub_url(repository, file_name, revision=revision))
 
     single_file = "model.safetensors"
     try:
@@ -169,27 +169,32 @@ def _fetch_tensors(repo: str, revision: str | None, deadline: float) -> Checkpoi
     except EntryNotFoundError:
         index_name = f"{single_file}.index.json"
         index_bytes = read_bytes(
-            _download(repo, index_name, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
+            _download(repository, index_name, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
         )
-        weight_map = parse_index(index_bytes, f"{repo}/{index_name}")
+        weight_map = parse_index(index_bytes, f"{repository}/{index_name}")
         headers_by_file = _fetch_all(
             {file_name: url_of(file_name) for file_name in dict.fromkeys(weight_map.values())}, deadline
         )
         return join_shards(
-            weight_map, lambda file_name, limit: (headers_by_file[file_name], None), f"{repo}/{index_name}", f"{repo}/"
+            weight_map,
+            lambda file_name, limit: (headers_by_file[file_name], None),
+            f"{repository}/{index_name}",
+            f"{repository}/",
         )
-    return parse_header(_fetch_all({single_file: url_of(single_file)}, deadline)[single_file], f"{repo}/{single_file}")
+    return parse_header(
+        _fetch_all({single_file: url_of(single_file)}, deadline)[single_file], f"{repository}/{single_file}"
+    )
 
 
 def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]:
     """Fetches the headers of files in parallel, and returns the JSON of each header by file name."""
     headers_by_file: dict[str, bytes] = {}
     errors: list[BaseException] = []
-    waiting_files, lock = list(reversed(url_by_file.items())), threading.Lock()
+    waiting_files, files_lock = list(reversed(url_by_file.items())), threading.Lock()
 
     def fetch_waiting() -> None:
         while not errors:
-            with lock:
+            with files_lock:
                 if not waiting_files:
                     return
                 file_name, url = waiting_files.pop()
@@ -199,7 +204,7 @@ def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]
             except BaseException as error:
                 errors.append(error)
                 return
-            with lock:
+            with files_lock:
                 headers_by_file[file_name] = header_bytes
 
     threads = [threading.Thread(target=fetch_waiting, daemon=True) for _ in range(min(CONNECTIONS, len(url_by_file)))]
@@ -234,18 +239,18 @@ def _fetch_start(url: str, byte_count: int, deadline: float) -> bytes:
 
     hub_library: Any = utils
     headers = {**hub_library.build_hf_headers(), "Range": f"bytes=0-{byte_count - 1}", "Accept-Encoding": "identity"}
-    session: Any = hub_library.get_session()
-    if callable(getattr(session, "stream", None)):  # httpx, of huggingface_hub 1 and later
-        with session.stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
+    http_session: Any = hub_library.get_session()
+    if callable(getattr(http_session, "stream", None)):  # httpx, of huggingface_hub 1 and later
+        with http_session.stream("GET", url, headers=headers, timeout=REQUEST_SECONDS) as response:
             return _first_bytes(response.status_code, response.iter_raw(), byte_count, deadline)
-    with session.get(url, headers=headers, stream=True, timeout=REQUEST_SECONDS) as response:
+    with http_session.get(url, headers=headers, stream=True, timeout=REQUEST_SECONDS) as response:
         return _first_bytes(response.status_code, response.iter_content(2**16), byte_count, deadline)
 
 
-def _first_bytes(status: int, received_parts: Iterable[bytes], byte_count: int, deadline: float) -> bytes:
+def _first_bytes(http_status: int, received_parts: Iterable[bytes], byte_count: int, deadline: float) -> bytes:
     """Reads the first `byte_count` bytes of a response."""
-    if status not in (200, 206):
-        raise OSError(f"HTTP status {status}")
+    if http_status not in (200, 206):
+        raise OSError(f"HTTP status {http_status}")
     first_bytes = bytearray()
     for received_bytes in received_parts:
         first_bytes += received_bytes
@@ -257,8 +262,8 @@ def _first_bytes(status: int, received_parts: Iterable[bytes], byte_count: int, 
 
 
 def _split_target(target: str) -> tuple[str, str | None]:
-    repo, _, revision = target.partition("@")
-    return repo, revision or None
+    repository, _, revision = target.partition("@")
+    return repository, revision or None
 
 
 @contextmanager

@@ -35,18 +35,18 @@ def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
     member_classes = (member for field in ("block", "variants") for member in field_members(Stack.model_fields[field]))
     layers = {cls.__name__ for member in member_classes for cls in reachable_models(member)}
-    definitions = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
-    definitions["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
-        definitions["Stack"]["properties"]["block"]
+    class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
+    class_schemas["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
+        class_schemas["Stack"]["properties"]["block"]
     )
     for class_name in sorted(layers):
-        class_definition = definitions[class_name]
-        definitions[class_name + PARTIAL] = {
+        class_definition = class_schemas[class_name]
+        class_schemas[class_name + PARTIAL] = {
             schema_key: _partial_schema(schema_value)
             for schema_key, schema_value in class_definition.items()
             if schema_key != "required"
         }
-    root_schema = definitions.pop("Preset")
+    root_schema = class_schemas.pop("Preset")
     root_schema["properties"] = {
         schema_key: schema_value
         for schema_key, schema_value in root_schema["properties"].items()
@@ -57,7 +57,7 @@ def description_schema() -> dict[str, Any]:
         "$id": ADDRESS,
         "title": "llmcalc description",
         **_without_keys(root_schema, "title"),
-        "$defs": definitions,
+        "$defs": class_schemas,
     }
 
 
@@ -99,7 +99,7 @@ def _capitalized_text(field_text: str) -> str:
 def _with_references(schema: Any) -> Any:
     """Replaces part names by references, and null by the word `none`, which TOML uses for null."""
     if isinstance(schema, list):
-        return [_with_references(element) for element in schema]
+        return [_with_references(schema_element) for schema_element in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") == "null":
@@ -110,8 +110,8 @@ def _with_references(schema: Any) -> Any:
         if schema_key not in (PARTS, "default")
     }
     if PARTS in schema:
-        refs = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
-        return {**referenced, **(refs[0] if len(refs) == 1 else {"anyOf": refs})}
+        class_references = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
+        return {**referenced, **(class_references[0] if len(class_references) == 1 else {"anyOf": class_references})}
     if isinstance(default := schema.get("default"), str | int | float | bool):
         referenced["default"] = default
     return referenced
@@ -120,7 +120,7 @@ def _with_references(schema: Any) -> Any:
 def _partial_schema(schema: Any) -> Any:
     """Replaces references by references to classes without required fields."""
     if isinstance(schema, list):
-        return [_partial_schema(element) for element in schema]
+        return [_partial_schema(schema_element) for schema_element in schema]
     if not isinstance(schema, dict):
         return schema
     return {

@@ -40,11 +40,11 @@ def is_hub_id(target: str) -> bool:
     return re.match(HUB_ID, target) is not None and not target.endswith((".toml", ".json", *ENDINGS))
 
 
-def normalized_with_points(name: str) -> str:
+def normalized_with_points(model_name: str) -> str:
     """Removes case and punctuation from a name, except decimal points: `OPT-1.3B` does not match `opt-13b`."""
-    return re.sub(r"(?<!\d)\.|\.(?!\d)|[^a-z0-9/+.]", "", name.lower())
+    return re.sub(r"(?<!\d)\.|\.(?!\d)|[^a-z0-9/+.]", "", model_name.lower())
 
 
-def normalized(name: str) -> str:
+def normalized(model_name: str) -> str:
     """Removes case and punctuation from a name: `Llama-3_8B` matches `llama3-8b`. A hub id keeps the organisation."""
-    return "".join(character for character in name.lower() if character.isalnum() or character in "/+")
+    return "".join(character for character in model_name.lower() if character.isalnum() or character in "/+")

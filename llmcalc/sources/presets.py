@@ -94,14 +94,18 @@ _CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:
 """A folder of the hub's cache: `models--meta-llama--Llama-3.1-8B`."""
 
 
-def known_model(name: str) -> Preset | None:
+def known_model(model_name: str) -> Preset | None:
     """Returns the preset of a model's name or path in logs and launch files; None if unknown."""
-    cached_match = _CACHED.search(name)
-    name = cached_match[1].replace("--", "/") if cached_match else name.strip().rstrip("/")
-    last_segment = name.rpartition("/")[2]
-    with_owner = last_segment.replace("_", "/", 1)  # google_gemma-3-12b-it, as in repositories of GGUF files
+    cached_match = _CACHED.search(model_name)
+    model_name = cached_match[1].replace("--", "/") if cached_match else model_name.strip().rstrip("/")
+    last_segment = model_name.rpartition("/")[2]
+    owner_path = last_segment.replace("_", "/", 1)  # google_gemma-3-12b-it, as in repositories of GGUF files
     preset_name = next(
-        (preset for name_part in (name, last_segment, with_owner) if name_part and (preset := find_preset(name_part))),
+        (
+            preset
+            for name_part in (model_name, last_segment, owner_path)
+            if name_part and (preset := find_preset(name_part))
+        ),
         None,
     )
     preset_name = preset_name or find_by_repository(last_segment)
@@ -134,12 +138,12 @@ SCHEMES_IN_TAGS = ((_GGUF_TYPE, ""), ("qat", "q4_0"))
 """End of a tag of Ollama's library, such as `llama3.3:70b-instruct-q4_K_M` → its scheme of `--quantize`."""
 
 
-def scheme_in_name(name: str, preset: Preset) -> str | None:
+def scheme_in_name(checkpoint_name: str, preset: Preset) -> str | None:
     """Returns the scheme of `--quantize` in the name of a checkpoint's file or repository; None if it names none.
 
     preset: the model that the checkpoint has, whatever its name says.
     """
-    preset_and_scheme = _checkpoint_of_name(name, lambda _: preset)
+    preset_and_scheme = _checkpoint_of_name(checkpoint_name, lambda _: preset)
     return None if preset_and_scheme is None else preset_and_scheme[1] or None
 
 
@@ -152,12 +156,12 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
     return _checkpoint_of_name(checkpoint_name, known_model)
 
 
-def _checkpoint_of_name(checkpoint_name: str, model_of: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
-    """Returns the preset and the scheme in a checkpoint's name. model_of: the model's part of the name → its preset."""
+def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset | None]) -> tuple[Preset, str] | None:
+    """Returns the preset and the scheme in a checkpoint's name. find_model: finds the preset of a model name."""
     last_segment = checkpoint_name.strip().rstrip("/").rpartition("/")[2]
     for scheme_pattern, scheme in (*SCHEMES_IN_NAMES, *(SCHEMES_IN_TAGS if ":" in last_segment else ())):
         name_match = re.fullmatch(rf"(?P<model>.{{2,200}}?)[-_.](?:{scheme_pattern})", last_segment, re.IGNORECASE)
-        preset = None if name_match is None else model_of(name_match["model"])
+        preset = None if name_match is None else find_model(name_match["model"])
         if name_match is not None and preset is not None:
             scheme_words = name_match.groupdict()
             if (

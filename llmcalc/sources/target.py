@@ -32,13 +32,15 @@ def load(
     Raises `InputError` for an unknown name, a file that is not a model description, or a wrong field.
     """
     name_or_path, target_overrides = _split_overrides(target)
-    name, location, preset_description = _read_description(name_or_path, head, allow_unknown)
+    name, error_location, preset_description = _read_description(name_or_path, head, allow_unknown)
     if head is not None and "config" not in preset_description:
         raise InputError(
             f"--head: {name_or_path} is not a Hugging Face config; expected one, or --set head.type={head}"
         )
     return _validate_preset(
-        name, location, {**_apply_overrides(preset_description, (*target_overrides, *overrides)), "asked": name_or_path}
+        name,
+        error_location,
+        {**_apply_overrides(preset_description, (*target_overrides, *overrides)), "asked": name_or_path},
     )
 
 
@@ -66,10 +68,10 @@ def _split_overrides(target: str) -> tuple[str, tuple[str, ...]]:
     return name_or_path, tuple(filter(None, override_text.split("&")))
 
 
-def _validate_preset(preset_name: str, location: str, preset_description: dict[str, Any]) -> Preset:
+def _validate_preset(preset_name: str, error_location: str, preset_description: dict[str, Any]) -> Preset:
     """Validates a description as a preset; errors also name the config fields behind a computed field."""
     try:
-        return validate(Preset, {**preset_description, "name": preset_name}, location)
+        return validate(Preset, {**preset_description, "name": preset_name}, error_location)
     except InputError as error:
         if not isinstance(preset_description.get("config"), dict):
             raise
@@ -81,18 +83,18 @@ def _validate_preset(preset_name: str, location: str, preset_description: dict[s
 def load_text(
     model_text: str,
     preset_name: str,
-    location: str,
+    error_location: str,
     overrides: tuple[str, ...] = (),
     head: HeadKind | None = None,
     allow_unknown: bool = False,
 ) -> Preset:
-    """Loads the model of a text: a `config.json` or a native description. location: the text's name in errors.
+    """Loads the model of a text: a `config.json` or a native description. error_location: the text's name in errors.
 
     Raises `InputError` as `load` does.
     """
-    preset_description = _describe_text(model_text, location, head, allow_unknown)
+    preset_description = _describe_text(model_text, error_location, head, allow_unknown)
     return _validate_preset(
-        preset_name, location, {**_apply_overrides(preset_description, overrides), "asked": location}
+        preset_name, error_location, {**_apply_overrides(preset_description, overrides), "asked": error_location}
     )
 
 
@@ -138,7 +140,7 @@ def _read_description(target: str, head: HeadKind | None, allow_unknown: bool) -
             )
         if path.suffix != ".toml":
             raise InputError(f"{target}: expected a .toml description, a config.json or a folder that holds one")
-        return path.stem, target, _parse_native(read_text(path, or_stdin=True), target)
+        return path.stem, target, _parse_native(read_text(path, allows_stdin=True), target)
     preset = find_preset(target)
     if preset is not None:
         return preset, preset, read_preset(preset)
@@ -163,7 +165,7 @@ def _describe_hub_model(target: str, head: HeadKind | None, allow_unknown: bool)
     from .hub import UnreachableHub, fetch_config
 
     try:
-        _, location, preset_description = _read_config(fetch_config(target), head, allow_unknown)
+        _, error_location, preset_description = _read_config(fetch_config(target), head, allow_unknown)
     except (UnreachableHub, MissingExtra):
         from .checkpoint_name import describe_named_checkpoint
 
@@ -171,7 +173,7 @@ def _describe_hub_model(target: str, head: HeadKind | None, allow_unknown: bool)
         if named_description is None:
             raise
         return named_description
-    return target, location, preset_description
+    return target, error_location, preset_description
 
 
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -188,33 +190,33 @@ def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tu
     return one_line(str(config["_name_or_path"]))[:LONGEST_NAME], str(path), preset_description
 
 
-def _describe_text(model_text: str, location: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
+def _describe_text(model_text: str, error_location: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:
     """Parses a `config.json` or a native description, distinguished by the first character."""
     if not is_object(model_text):
-        return _parse_native(model_text, location)
+        return _parse_native(model_text, error_location)
     from .huggingface.file import describe_data, parse_config
 
-    config_data = parse_config(model_text, location)
+    config_data = parse_config(model_text, error_location)
     try:
         return describe_data(config_data, head, allow_unknown)
     except InputError as error:
-        raise InputError(f"{location}: {error}") from None
+        raise InputError(f"{error_location}: {error}") from None
 
 
-def _parse_native(model_text: str, location: str) -> dict[str, Any]:
+def _parse_native(model_text: str, error_location: str) -> dict[str, Any]:
     """Parses a native description. Raises `InputError` for fields that only loaded models have."""
-    preset_description = parse_toml(model_text, location)
+    preset_description = parse_toml(model_text, error_location)
     for field_name in NOT_IN_FILES:
         if field_name in preset_description:
-            raise InputError(f"{location}: {field_name}: unknown field; remove it or correct its name")
+            raise InputError(f"{error_location}: {field_name}: unknown field; remove it or correct its name")
     return preset_description
 
 
 def _read_config(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     from .huggingface.file import describe_config
 
-    name, preset_description = describe_config(path, head, allow_unknown)
-    return name, str(path), preset_description
+    model_name, preset_description = describe_config(path, head, allow_unknown)
+    return model_name, str(path), preset_description
 
 
 def _path_test_result(path_test: Callable[[], bool]) -> bool:
@@ -238,8 +240,8 @@ def _unknown_target(target: str) -> str:
         return f"'{target}': models are separate words; expected {' '.join(target_names)}"
     base_preset = find_preset(VARIANT.sub("", target))
     if base_preset is not None:
-        fix = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
-        return f"no preset, file or hub id called '{target}'. {fix}"
+        fix_text = f"Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
+        return f"no preset, file or hub id called '{target}'. {fix_text}"
     suggestion = suggest(target, names_by_alias() | {name: name for name in model_names()})
     return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
 
@@ -304,10 +306,10 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
 def _table_paths(model_table: dict[str, Any], parent_keys: tuple[str, ...] = ()) -> list[list[str]]:
     """Returns the path of every table and every field, parents first."""
     table_paths: list[list[str]] = []
-    for key, value in model_table.items():
-        table_paths.append([*parent_keys, key])
-        if isinstance(value, dict):
-            table_paths += _table_paths(value, (*parent_keys, key))
+    for field_name, field_value in model_table.items():
+        table_paths.append([*parent_keys, field_name])
+        if isinstance(field_value, dict):
+            table_paths += _table_paths(field_value, (*parent_keys, field_name))
     return table_paths
 
 

@@ -88,21 +88,25 @@ def _plain_value(field_value: Any, base_table: Any = None) -> Any:
         is_same_type = isinstance(base_table, dict) and base_table.get("type") == getattr(field_value, "type", None)
         return _part_table(field_value, base_table if is_same_type else None)
     if isinstance(field_value, dict):
-        return {field_name: _plain_value(element) for field_name, element in field_value.items()}
+        return {field_name: _plain_value(nested_value) for field_name, nested_value in field_value.items()}
     if isinstance(field_value, tuple):
-        return [_plain_value(element) for element in field_value]
+        return [_plain_value(list_element) for list_element in field_value]
     return NONE if field_value is None else field_value
 
 
 def _difference_table(base_table: dict[str, Any], other_table: dict[str, Any]) -> dict[str, Any]:
     """Returns the table that turns `base_table` into `other_table` by a recursive update."""
     different_fields: dict[str, Any] = {}
-    for field_name, value in other_table.items():
+    for field_name, field_value in other_table.items():
         base_value = base_table.get(field_name)
-        if isinstance(value, dict) and isinstance(base_value, dict) and value.get("type") == base_value.get("type"):
-            inner_differences = _difference_table(base_value, value)
+        if (
+            isinstance(field_value, dict)
+            and isinstance(base_value, dict)
+            and field_value.get("type") == base_value.get("type")
+        ):
+            inner_differences = _difference_table(base_value, field_value)
             if inner_differences:
                 different_fields[field_name] = inner_differences
-        elif value != base_value:
-            different_fields[field_name] = value
+        elif field_value != base_value:
+            different_fields[field_name] = field_value
     return different_fields

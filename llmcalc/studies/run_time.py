@@ -616,8 +616,8 @@ def time_inference(
     phase, spec = memory.settings.phase, memory.spec
     if spec.model_without_tokens and phase == "decode":
         raise InputError(f"--phase decode: {spec.model_without_tokens} does not decode; expected prefill or training")
-    time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
-    supporting_stack = settings.supporting_stack(time_phase)
+    settings_with_phase: TimePhase = "decode" if phase == "decode" else "prefill"
+    supporting_stack = settings.supporting_stack(settings_with_phase)
     memory = in_format_of_stack(memory, supporting_stack)
     device, workload = settings.device(hardware), memory.states.workload
     batch, seq = int(workload.batch), int(workload.seq)
@@ -642,7 +642,7 @@ def time_inference(
     new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context)
     return TimedRun(
         spec,
-        time_phase,
+        settings_with_phase,
         hardware,
         device,
         stack,
@@ -652,7 +652,9 @@ def time_inference(
         cached_tokens,
         formats,
         None,
-        expected_range(float(inference_pass.seconds), time_phase, device, stack, spec, untested_ranks(stack, layout)),
+        expected_range(
+            float(inference_pass.seconds), settings_with_phase, device, stack, spec, untested_ranks(stack, layout)
+        ),
         part_seconds,
         operations,
         tuple(timed_pass.work for timed_pass in inference_pass.timed_passes),

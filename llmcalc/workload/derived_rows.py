@@ -342,7 +342,7 @@ class RelativeDistances(Rows):
 
 @frozen(slots=True)
 class BytePatches(Rows):
-    """The patches of a text: one of its first byte, and one for every `patch` bytes; none of an empty text."""
+    """One row per patch of a text's bytes: one for the first byte, then one per `patch` bytes; 0 for no text."""
 
     name: str = "patches of bytes"
     of: Rows = TOKENS
@@ -355,7 +355,7 @@ class BytePatches(Rows):
 
 @frozen(slots=True)
 class PatchVectors(Rows):
-    """The vectors of patches of bytes, `by` of each. A mask lets a patch and its bytes alone read each other."""
+    """`by` vectors for each patch of bytes. Attention pairs a patch's vectors with the bytes of the same patch."""
 
     name: str = "vectors of patches"
     of: BytePatches = BytePatches()
@@ -371,7 +371,7 @@ class PatchVectors(Rows):
 
 @frozen(slots=True)
 class PaddedBeyond(Rows):
-    """The source rows (`of`), padded to whole blocks of `block` rows where there are more than `least`."""
+    """The source rows (`of`), padded to whole blocks of `block` rows if there are more than `least` rows."""
 
     name: str = "padded"
     of: Rows = TOKENS

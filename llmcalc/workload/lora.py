@@ -44,7 +44,7 @@ TABLE, SECOND_TABLE = 16, 256
 
 
 def stored_tensors(frozen_base: Base, row_count: Number, column_count: Number) -> dict[str, tuple[Number, int]]:
-    """Returns suffix → (elements, bytes of an element) of the tensors of a quantized matrix, its codes first.
+    """Returns name suffix → (elements, bytes per element) of a quantized matrix's tensors, the codes first.
 
     A byte holds two weights of 4 bits. There is an fp32 scale per block of 64 of them, or one byte where the scales are
     quantised too; these have an fp32 scale per 256, a table and their mean. In 8 bits a row has an fp32 scale.

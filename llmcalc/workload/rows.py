@@ -105,7 +105,7 @@ class Sequences(Rows):
 
 
 class ExpertGroups(NamedTuple):
-    """Groups of neighbouring experts. n_group: their number. topk_group: the number that a token's experts are in."""
+    """Groups of neighbouring experts. n_group: number of groups. topk_group: groups with a token's experts."""
 
     n_group: int = 1
     topk_group: int = 1

@@ -160,9 +160,9 @@ def number_of(option_name: str, option_value: Any) -> float:
     return parsed_number
 
 
-def names_of(names_text: str) -> tuple[str, ...]:
+def names_of(list_text: str) -> tuple[str, ...]:
     """Splits text such as `q_proj,v_proj` into a tuple of names."""
-    return tuple(setting_name.strip() for setting_name in names_text.split(",") if setting_name.strip())
+    return tuple(setting_name.strip() for setting_name in list_text.split(",") if setting_name.strip())
 
 
 def declared(settings_class: type) -> dict[str, Declared]:
@@ -227,10 +227,10 @@ def check_phase(settings: Any, phase: str) -> None:
             meaningful_phases = (
                 "training" if declaration.setting.phases == TRAINING else " or ".join(declaration.setting.phases[::-1])
             )
-            training_word = training_option(settings) if phase == "training" else ""
-            reason_text = f", and {training_word} is for training only" if training_word else ""
-            without_training = f" without {training_word}" if training_word else ""
-            expected_text = declaration.setting.instead or f"--phase {meaningful_phases}{without_training}"
+            training_setting = training_option(settings) if phase == "training" else ""
+            reason_text = f", and {training_setting} is for training only" if training_setting else ""
+            exclusion_text = f" without {training_setting}" if training_setting else ""
+            expected_text = declaration.setting.instead or f"--phase {meaningful_phases}{exclusion_text}"
             raise InputError(
                 f"{declaration.option}: it is not for the phase {phase}{reason_text}; expected {expected_text}"
             )

@@ -34,7 +34,7 @@ class WithPast(Rows):
             row_count = past_row_count + self.of.new_rows(workload)
             pooled_rows = floor_div(row_count, self.pool) * self.pool
             return minimum(pooled_rows, self.selected) + row_count - pooled_rows
-        most_past = self.selected if self.selected is not None and workload.phase == "decode" else self.window
-        if most_past is not None and not is_zero(past_row_count):
-            past_row_count = minimum(past_row_count, most_past - 1)
+        most_past_rows = self.selected if self.selected is not None and workload.phase == "decode" else self.window
+        if most_past_rows is not None and not is_zero(past_row_count):
+            past_row_count = minimum(past_row_count, most_past_rows - 1)
         return self.of.new_rows(workload) + past_row_count

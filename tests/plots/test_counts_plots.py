@@ -14,7 +14,7 @@ from llmcalc import units
 from llmcalc.errors import InputError
 from llmcalc.plots import context, shapes
 from llmcalc.plots.figure import figure_bytes, new_figure
-from llmcalc.plots.labels import FAR_PLACES, PLACES, RINGS, place_names, spread_labels, tick_text
+from llmcalc.plots.labels import FAR_PLACES, PLACES, RINGS, axis_tick_text, label_points, spread_labels
 from llmcalc.plots.params import params as plot_params
 from llmcalc.plots.pictures import aspect_picture
 from llmcalc.plots.series import curve_style
@@ -166,7 +166,7 @@ def test_many_curves_are_named_within_the_picture() -> None:
     ],
 )
 def test_an_axis_has_units_by_magnitude(value: float, write: Any, text: str) -> None:
-    assert tick_text(value, write) == text
+    assert axis_tick_text(value, write) == text
 
 
 def test_models_of_the_proportions_are_named_by_label(run: Any, tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_names_with_a_line_stand_in_a_crowd() -> None:
     ax.set_ylim(0, 1)
     figure.draw_without_rendering()
     middle = [(0.5, 0.5), (0.45, 0.5)]
-    assert place_names(ax, middle, ["a model", "another"], points, radius_or_radii=2) == []
-    texts = place_names(ax, middle, ["a model", "another"], points, (*PLACES, *RINGS), radius_or_radii=2)
+    assert label_points(ax, middle, ["a model", "another"], points, radius_or_radii=2) == []
+    texts = label_points(ax, middle, ["a model", "another"], points, (*PLACES, *RINGS), radius_or_radii=2)
     assert len(texts) == 2
     for text in texts:
         box = text.get_window_extent()
@@ -215,7 +215,7 @@ def test_no_name_touches_a_large_point() -> None:
     """A name stood on the point beside it, and on the edge of its own, in the picture of a roofline."""
     figure, ax = unit_square()
     points, radii = [(0.3, 0.5), (0.5, 0.5)], [4.0, 20.0]
-    texts = place_names(ax, points, ["a kernel with a long name", "core"], radius_or_radii=radii)
+    texts = label_points(ax, points, ["a kernel with a long name", "core"], radius_or_radii=radii)
     assert len(texts) == 2
     for text in texts:
         box = text.get_window_extent()
@@ -228,7 +228,7 @@ def test_no_line_to_a_point_crosses_a_name() -> None:
     """A line led through the name of the point beside it, and into its own, in the picture of a roofline."""
     figure, ax = unit_square()
     points = [(0.3 + i / 20, 0.5) for i in range(6)]
-    texts = place_names(ax, points, [f"the kernel number {i}" for i in range(6)], (), (*PLACES, *FAR_PLACES))
+    texts = label_points(ax, points, [f"the kernel number {i}" for i in range(6)], (), (*PLACES, *FAR_PLACES))
     lines = [text for text in ax.texts if text not in texts]
     assert lines
     for line in lines:
@@ -258,7 +258,7 @@ def test_no_name_covers_another_one_or_a_point() -> None:
     points = [(i % 7 / 7, i // 7 / 7 + (i % 3) / 50) for i in range(49)]
     ax.scatter(*zip(*points, strict=True))
     figure.draw_without_rendering()
-    texts = place_names(ax, points, [f"model {i}" for i in range(49)])
+    texts = label_points(ax, points, [f"model {i}" for i in range(49)])
     assert 5 < len(texts) <= 49
     boxes = [text.get_window_extent() for text in texts]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])

@@ -15,7 +15,7 @@ from llmcalc.plots.figure import figure_bytes
 from llmcalc.plots.schedule import plot_schedule as picture
 from llmcalc.reports import palette
 from llmcalc.reports.formats.table import render
-from llmcalc.reports.schedule import PASSES, Chart, report
+from llmcalc.reports.schedule import PASSES, TimetableChart, report
 from tests.samples import in_one_test
 
 HEADS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
@@ -76,7 +76,7 @@ def test_the_terminal_shows_what_runs_and_when(name: str, columns: int) -> None:
     assert all(len(line) <= columns for line in out.getvalue().splitlines())
     (table,) = answer.tables
     at = [column.key for column in table.columns].index("time")
-    chart = Chart.from_timetable(found, len(table.rows[0].cells[at]))
+    chart = TimetableChart.from_timetable(found, len(table.rows[0].cells[at]))
     assert (chart.left_out is not None) == ("left out" in out.getvalue()) == (" … " in out.getvalue())
     for number, row in enumerate(table.rows):
         rank, chunk = divmod(number, found.pipeline.chunks)

@@ -126,7 +126,7 @@ def test_without_a_server_that_keeps_the_limits_the_best_one_is_drawn() -> None:
     answer = llmcalc.serve("llama3-8b", **SERVED, devices=1, tpot="1ms").result
     assert answer.chosen is None
     figure = servers.plot_servers("title", "aside", answer, Limits(tpot=1e-3))
-    assert servers.shown_index(answer) == answer.front[-1][0]
+    assert servers.shown_server_index(answer) == answer.front[-1][0]
     assert not any("chosen" in str(line.get_label()) for line in figure.axes[0].lines)
 
 

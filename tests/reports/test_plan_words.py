@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcalc.parallel.layout import Layout
-from llmcalc.reports.share import candidate_cell, common_words
+from llmcalc.reports.share import candidate_cell, shared_layout_words
 from llmcalc.studies.layout_candidates import Candidate
 
 
@@ -13,13 +13,13 @@ def candidates(*layouts: Layout, recompute: str = "") -> list[Candidate]:
 
 def test_words_of_all_rows_stand_in_the_heading() -> None:
     tensor, replicas = Layout(tp=2, sequence_parallel=True, dp=4, zero=1), Layout(dp=8, zero=1)
-    words = common_words(candidates(tensor, replicas, recompute="full"))
+    words = shared_layout_words(candidates(tensor, replicas, recompute="full"))
     assert words == ["sp", "ZeRO-1", "recompute full"]
     assert [candidate_cell(layout, "full", words) for layout in (tensor, replicas)] == ["tp2 dp4", "dp8"]
 
 
 def test_words_that_differ_stay_in_the_rows() -> None:
     whole, shards = Layout(tp=2, dp=4), Layout(tp=2, sequence_parallel=True, dp=4, zero=3)
-    assert common_words(candidates(whole, shards)) == []
-    assert common_words(candidates(shards)) == []
+    assert shared_layout_words(candidates(whole, shards)) == []
+    assert shared_layout_words(candidates(shards)) == []
     assert candidate_cell(shards, "full", []) == "tp2 sp dp4 ZeRO-3 recompute full"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.errors import InputError, edit_distance, near_to
+from llmcalc.errors import InputError, edit_distance, similar_name
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.file import describe_data
 from llmcalc.sources.huggingface.unknown import Unknown
@@ -123,9 +123,9 @@ def test_how_far_one_name_is_from_another() -> None:
     assert edit_distance("head", "heads") == 1
     assert edit_distance("haeds", "heads") == 2
     assert edit_distance("", "abc") == 3
-    assert near_to("n_hed", ["n_head", "n_layer"]) == "n_head"
-    assert near_to("ab", ["ac"]) == ""  # a short name has no near names
-    assert near_to("num_layer_norms", ["num_layers"]) == ""
+    assert similar_name("n_hed", ["n_head", "n_layer"]) == "n_head"
+    assert similar_name("ab", ["ac"]) == ""  # a short name has no near names
+    assert similar_name("num_layer_norms", ["num_layers"]) == ""
 
 
 def test_what_reads_like_a_size() -> None:

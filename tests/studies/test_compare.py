@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import llmcalc
 from llmcalc.cli.main import app
 from llmcalc.errors import InputError
-from llmcalc.reports.compare import Load, report
+from llmcalc.reports.compare import DecodingLoad, report
 from llmcalc.reports.document import cell_text
 from llmcalc.studies.compare import SORT_KEYS, in_dense_band, quantities, sort_order
 
@@ -225,7 +225,7 @@ def test_models_without_a_token_on_the_accelerator_have_no_time() -> None:
         row["quantity"]: [row["bert-base"], row["qwen3-embedding-8b"], row["llama3-70b"]] for row in answer.records()
     }
     assert rows["TPOT, 1 user"] == rows["TPOT, 1 user / tokens/s"] == ["–", "–", "–"]
-    listed = report(answer.result * 7, width=80, load=Load("H100", 1)).tables[0]
+    listed = report(answer.result * 7, width=80, decoding_load=DecodingLoad("H100", 1)).tables[0]
     assert [column.key for column in listed.columns[-2:]] == ["tpot", "tokens_per_second"]
     assert {len(row.cells) for row in listed.rows} == {len(listed.columns)}
 

@@ -28,7 +28,7 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.reports.explain import report
-from llmcalc.reports.expression import LATEX, Style, write_expression
+from llmcalc.reports.expression import LATEX, FormulaStyle, write_expression
 from llmcalc.reports.formats.table import render
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset
@@ -363,9 +363,9 @@ def test_writing() -> None:
     assert write_expression(-(-s // 16)) == "⌈S/16⌉"
     assert write_expression(3 * h * dense, LATEX) == r"3\,h\,f_{\text{dense}}"
     assert write_expression(h**2 / a, LATEX) == r"\frac{h^{2}}{a}"
-    assert write_expression(2 * h * a, Style(values={"h": 4096, "a": 32})) == "2·4096·32"
-    assert write_expression(sympy.Integer(8030261248) + s, Style(grouped=True)) == "8,030,261,248 + S"
-    assert write_expression(sympy.Integer(1024), Style(latex=True, grouped=True)) == "1{,}024"
+    assert write_expression(2 * h * a, FormulaStyle(values={"h": 4096, "a": 32})) == "2·4096·32"
+    assert write_expression(sympy.Integer(8030261248) + s, FormulaStyle(grouped=True)) == "8,030,261,248 + S"
+    assert write_expression(sympy.Integer(1024), FormulaStyle(latex=True, grouped=True)) == "1{,}024"
     with pytest.raises(ArithmeticError, match="no way to write"):
         write_expression(sympy.sqrt(h))
 

@@ -5,11 +5,11 @@ from typing import Annotated
 from ...plots.pictures import aspect_picture
 from ...studies.selection import Selection
 from ..options import value_option
-from ..target_options import takes_target
+from ..target_options import add_target_options
 from .files import PaperColumns, Picture, write_picture
 
 
-@takes_target
+@add_target_options
 def command(
     output: Picture,
     label: Annotated[

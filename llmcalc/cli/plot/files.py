@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def picture_file(picture_path: Path, option: str = "--output") -> Path:
-    """Returns the path unchanged. Raises `InputError` for a path that cannot be written. option: the option's name."""
-    format_of(picture_path, option)
-    check_writable(picture_path, option)
+def checked_picture_path(picture_path: Path, option_name: str = "--output") -> Path:
+    """Returns the path of a picture unchanged. Raises `InputError`, which names the option, if it cannot be written."""
+    format_of(picture_path, option_name)
+    check_writable(picture_path, option_name)
     return picture_path
 
 
 def _file_option(option_name: str) -> Any:
     def check_path(output_path: Path) -> Path:
-        return picture_file(output_path, option_name)
+        return checked_picture_path(output_path, option_name)
 
     return typer.Option(
         option_name, "-o", metavar="FILE", callback=check_path, help="A .svg, .png or .pdf file.", show_default=False

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from ...plots.pictures import flops_picture
 from ..options import Targets
-from ..target_options import TargetOptions, takes_target
+from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumns, Picture, write_picture
 
 
-@takes_target
+@add_target_options
 def command(targets: Targets, output: Picture, columns: PaperColumns = None, *, target_options: TargetOptions) -> None:
     """The FLOPs of one more token against the context before it."""
     write_picture(flops_picture([target_options.load(target) for target in targets]), output)

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from ...plots.pictures import kv_picture
 from ..options import CacheDtype, Targets
-from ..target_options import TargetOptions, takes_target
+from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumns, Picture, write_picture
 
 
-@takes_target
+@add_target_options
 def command(
     targets: Targets,
     output: Picture,

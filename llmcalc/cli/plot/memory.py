@@ -3,19 +3,19 @@ from __future__ import annotations
 from typing import Annotated
 
 from ...device_memory.settings import Settings
-from ...optional import included
+from ...optional import included_part_names
 from ...plots.pictures import memory_picture
 from ...questions.runs import RunQuestion
 from ...sources.hardware import find_accelerators
 from ..hardware import complete_name
 from ..options import Target, WithMtp, WithTowers, value_option
-from ..run_options import CublasWorkspace, takes_settings
-from ..target_options import TargetOptions, takes_target
+from ..run_options import CublasWorkspace, add_settings_options
+from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumns, Picture, write_picture
 
 
-@takes_settings
-@takes_target
+@add_settings_options
+@add_target_options
 def command(
     target: Target,
     output: Picture,
@@ -34,7 +34,7 @@ def command(
     target_options: TargetOptions,
 ) -> None:
     """Plot the memory of one device, phase by phase."""
-    included_parts = included(with_mtp, with_towers)
+    included_parts = included_part_names(with_mtp, with_towers)
     run_question = RunQuestion(
         preset=target_options.load(target, included_parts),
         settings=settings,

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from ...optional import included
+from ...optional import included_part_names
 from ...plots.pictures import params_picture
 from ..options import Targets, WithMtp, WithTowers
-from ..target_options import TargetOptions, takes_target
+from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumns, Picture, write_picture
 
 
-@takes_target
+@add_target_options
 def command(
     targets: Targets,
     output: Picture,
@@ -18,5 +18,5 @@ def command(
     target_options: TargetOptions,
 ) -> None:
     """Where the parameters are: a bar for each model, by component."""
-    include = included(with_mtp, with_towers)
+    include = included_part_names(with_mtp, with_towers)
     write_picture(params_picture([target_options.load(target, include) for target in targets], include), output)

@@ -3,11 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...plots.pictures import roofline_phases, roofline_picture
-from ..time_options import TimedRun, takes_timed_run
+from ..time_options import TimedRun, add_timed_run_options
 from .files import PaperColumns, Picture, write_picture
 
 
-@takes_timed_run
+@add_timed_run_options
 def command(output: Picture, timed_run: TimedRun, columns: PaperColumns = None) -> None:
     """The products of a prompt and of a token under the roof of an accelerator.
     The options of a run are those of llmcalc time; --phase draws one of the two.

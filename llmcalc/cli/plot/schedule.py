@@ -9,14 +9,14 @@ from ...parallel.layout import Layout, Schedule
 from ...plots.pictures import schedule_picture, schedule_timetable
 from ..options import length_option
 from ..target_options import OutputOptions
-from .files import PaperColumns, picture_file, write_picture
+from .files import PaperColumns, checked_picture_path, write_picture
 
 
 def _checked_picture_path(picture_path: Path | None) -> Path | None:
     """Returns the path unchanged if it can be written; `-` means standard output."""
     if picture_path is None or picture_path == Path("-"):
         return None
-    return picture_file(picture_path)
+    return checked_picture_path(picture_path)
 
 
 def command(

@@ -5,13 +5,13 @@ from ...questions.options import ServeOptions
 from ..hardware import OneAccelerator
 from ..options import Target
 from ..serve_options import serve_answer
-from ..setting_options import takes_declared
-from ..target_options import TargetOptions, takes_target
+from ..setting_options import add_declared_options
+from ..target_options import TargetOptions, add_target_options
 from .files import PaperColumns, PictureFile, write_picture
 
 
-@takes_declared("options", ServeOptions)
-@takes_target
+@add_declared_options("options", ServeOptions)
+@add_target_options
 def command(
     target: Target,
     output_file: PictureFile,

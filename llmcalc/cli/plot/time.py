@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from ...plots.pictures import time_picture
-from ..time_options import TimedRun, takes_timed_run
+from ..time_options import TimedRun, add_timed_run_options
 from .files import PaperColumns, Picture, write_picture
 
 
-@takes_timed_run
+@add_timed_run_options
 def command(
     output: Picture,
     timed_run: TimedRun,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...algebra import Number
 from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of, sum_over
-from ...evidence import by_source
+from ...evidence import source_code_witness
 from ...ops import ParamTensor
 from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
 
@@ -63,5 +63,7 @@ OPTIMIZER = Optimizer(
     note="a matrix has one mean of the second moment per row, a vector its whole second moment; Adam-mini itself has "
     "fewer for queries, keys and norms",
     by_matrix=True,
-    witness=by_source("adam_mini/adam_mini.py; at most, for queries, keys and norms", COMPARISON_WITH_LIBRARIES),
+    witness=source_code_witness(
+        "adam_mini/adam_mini.py; at most, for queries, keys and norms", COMPARISON_WITH_LIBRARIES
+    ),
 )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...algebra import Number, add, ceil_div, floor_div, minimum
 from ...costs.trained_tensors import TrainedTensor, sum_over
-from ...evidence import by_source
+from ...evidence import source_code_witness
 from ...frozen import frozen
 from ...ops import ParamTensor
 from .record import COMPARISON, Optimizer, States
@@ -69,7 +69,7 @@ def bitsandbytes_optimizer(
         state_format_note="its states are 8-bit, with fp32 scales" if layout.in_8_bits else "its states are fp32",
         by_element=not layout.in_8_bits,
         paged=layout.paged_bytes if is_paged else None,
-        witness=by_source("bitsandbytes/optim/optimizer.py, and on an H200 (tests/data/gpu)", COMPARISON),
+        witness=source_code_witness("bitsandbytes/optim/optimizer.py, and on an H200 (tests/data/gpu)", COMPARISON),
     )
 
 

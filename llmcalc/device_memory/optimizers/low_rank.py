@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...algebra import Number, minimum
 from ...costs.trained_tensors import TrainedTensor
-from ...evidence import by_source
+from ...evidence import source_code_witness
 from ...ops import ParamTensor
 from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
 
@@ -50,7 +50,7 @@ def low_rank_optimizer(
         aliases=(f"{projection_method}-adamw",) if rank == RANK else (),
         note=NOTE,
         by_matrix=True,
-        witness=by_source(source, COMPARISON_WITH_LIBRARIES),
+        witness=source_code_witness(source, COMPARISON_WITH_LIBRARIES),
     )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
-from ...evidence import by_source
+from ...evidence import source_code_witness
 from .record import COMPARISON, Optimizer, States
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ OPTIMIZERS = {
         step=partial(step, state_names),
         not_in_torch="schedulefree is not a part of torch",
         by_element=True,
-        witness=by_source(f"schedulefree/{name}_schedulefree.py", COMPARISON),
+        witness=source_code_witness(f"schedulefree/{name}_schedulefree.py", COMPARISON),
     )
     for name, step, state_names in (("adamw", adamw_step, ("z", "exp_avg_sq")), ("sgd", allocate_states, ("z",)))
 }

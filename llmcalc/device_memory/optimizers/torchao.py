@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...algebra import Number, floor_div, minimum
 from ...costs.trained_tensors import TrainedTensor, bytes_of, sum_over
-from ...evidence import by_source
+from ...evidence import source_code_witness
 from ...ops import ParamTensor
 from .bitsandbytes import BLOCK, LEAST_8BIT, is_large
 from .record import COMPARISON, Optimizer, States
@@ -69,7 +69,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         by_rows=True,  # `_new_buffer` quantizes the states of the local tensor
         note=f"tensors of under {LEAST_8BIT:,} elements, or not in whole blocks of {BLOCK}, have states in their own "
         f"format; the others {bits_per_state} bits per element and an fp32 scale per block",
-        witness=by_source("torchao/optim/adam.py, and its compiled step on an H200", COMPARISON),
+        witness=source_code_witness("torchao/optim/adam.py, and its compiled step on an H200", COMPARISON),
     )
 
 

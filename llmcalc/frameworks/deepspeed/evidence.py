@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, by_source
+from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, source_code_witness
 from ...parallel.layout import Layout
 
 PROCESSES = Witness("exact", "deepspeed's own processes: every storage", "tests/frameworks/deepspeed/test_deepspeed.py")
@@ -13,7 +13,7 @@ EVIDENCE = FrameworkEvidence(
     witness=PROCESSES,
     parts=dict.fromkeys(LLAMA_PARTS, PROCESSES),
     optimizers={"adamw": PROCESSES},
-    rest=by_source(
+    rest=source_code_witness(
         "deepspeed/runtime/zero, which treats all parameters alike", "tests/frameworks/deepspeed/test_deepspeed.py"
     ),
 )

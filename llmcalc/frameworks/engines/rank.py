@@ -26,7 +26,7 @@ from ...flow.module_names import replace_numbers
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear, Linear
-from ...optional import included
+from ...optional import included_part_names
 from ...parallel.layout import ONE_DEVICE, ImpossibleLayout, Layout
 from ...parallel.rank_model import RankModel, rank_model
 from ...record import Record
@@ -193,7 +193,7 @@ class EngineRank:
         scheme = self._quantization
         if self.layout.tp == 1 or scheme is None or not scheme.has_square_blocks:
             return
-        extra_parts = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        extra_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         whole_shapes: dict[str, dict[tuple[Number, ...], None]] = {}
         for weight in weight_tensors_of(self.preset.model.tree(), extra_parts, first_copies=True):
@@ -225,7 +225,7 @@ class EngineRank:
         return int(self._memory_use(model, scheme).weights)
 
     def _memory_use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
-        included_parts = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        included_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         return static_memory(model, self._settings(scheme), self.preset.dtype, included_parts, self.preset.checkpoint)
 
     def _settings(self, scheme: str | None) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, by_source, parts_of_kinds
+from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, parts_of_kinds, source_code_witness
 from ...parallel.layout import Layout
 
 
@@ -21,7 +21,7 @@ def _evidence_by_test(
         witness=witness,
         parts=dict.fromkeys(part_names, witness),
         optimizers=dict.fromkeys(optimizer_names, witness),
-        rest=by_source(source, test_name),
+        rest=source_code_witness(source, test_name),
     )
 
 

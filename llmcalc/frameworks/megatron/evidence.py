@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from ...components.evidence import evidence_of_parts
 from ...errors import InputError
-from ...evidence import LLAMA_PARTS, UNTESTED, FrameworkEvidence, Witness, by_source, parts_of_kinds
+from ...evidence import LLAMA_PARTS, UNTESTED, FrameworkEvidence, Witness, parts_of_kinds, source_code_witness
 from ...flow.record import Flow
 from ...model import ModelSpec
 from ...optional import MTP
@@ -15,12 +15,12 @@ from ...parallel.layout import Layout
 
 CODE = "Megatron-LM and TransformerEngine, read"
 
-MEASURED = by_source(f"{CODE}; peaks of published runs", "tests/frameworks/megatron/test_megatron.py")
+MEASURED = source_code_witness(f"{CODE}; peaks of published runs", "tests/frameworks/megatron/test_megatron.py")
 """The witness of what ran on GPUs whose peaks are published."""
 
-DELTA = by_source(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_delta.py")
-SPARSE = by_source(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_sparse.py")
-BY_HAND = by_source(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron.py")
+DELTA = source_code_witness(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_delta.py")
+SPARSE = source_code_witness(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron_sparse.py")
+BY_HAND = source_code_witness(f"{CODE}; sizes by hand", "tests/frameworks/megatron/test_megatron.py")
 
 PARTS: Mapping[tuple[str, str], Witness] = {
     **dict.fromkeys(

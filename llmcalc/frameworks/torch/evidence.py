@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, by_source
+from ...evidence import LLAMA_PARTS, FrameworkEvidence, Witness, source_code_witness
 from ...parallel.layout import Layout
 
 DTENSOR = Witness("exact", "torch's DTensor on a fake process group", "tests/frameworks/test_serving_records.py")
@@ -12,11 +12,11 @@ SERVING = FrameworkEvidence(
     name="torch",
     witness=DTENSOR,
     parts=dict.fromkeys((*LLAMA_PARTS, ("norm", "layernorm"), ("position", "learned")), DTENSOR),
-    rest=by_source("torch/distributed/tensor/parallel/style.py", "tests/frameworks/test_serving_records.py"),
+    rest=source_code_witness("torch/distributed/tensor/parallel/style.py", "tests/frameworks/test_serving_records.py"),
 )
 """Passes without gradients."""
 
-REPLAYED = by_source(
+REPLAYED = source_code_witness(
     "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed",
     "tests/frameworks/torch/test_pipeline.py",
 )

@@ -38,8 +38,8 @@ def _table_html(table: Table) -> Iterator[str]:
 
 def _row_html(table: Table, row: Row) -> str:
     row_cells = []
-    for i, (column, cell_value) in enumerate(zip(table.columns, row.cells, strict=True)):
-        padding_style = f";padding-left:{10 + 16 * row.depth}px" if i == 0 and row.depth else ""
+    for column_index, (column, cell_value) in enumerate(zip(table.columns, row.cells, strict=True)):
+        padding_style = f";padding-left:{10 + 16 * row.depth}px" if column_index == 0 and row.depth else ""
         colour = f";color:{cell_value.colour}" if column.bar and cell_value and cell_value.colour else ""
         cell_html = escape(cell_text(column, cell_value))
         row_cells.append(f'<td style="{CELL};text-align:{column.justify}{padding_style}{colour}">{cell_html}</td>')

@@ -56,8 +56,8 @@ def render(report: Report, output_stream: IO[str], width: int | None = None) -> 
     width = width_of_terminal() if width is None else width
     report = printable_report(report)
     output_stream.write(report.text)
-    for i, table in enumerate(with_fitting_bars(report.tables, width)):
-        if i:
+    for table_index, table in enumerate(with_fitting_bars(report.tables, width)):
+        if table_index:
             output_stream.write("\n")
         for line in _table_lines(table, width):
             output_stream.write(line.rstrip() + "\n")
@@ -153,8 +153,8 @@ def _column_widths(cell_texts: list[list[str]]) -> list[int]:
 def _grid_lines(table: Table) -> Iterator[str]:
     cell_texts = _cell_texts(table)
     column_widths = _column_widths(cell_texts)
-    for i, row_cells in enumerate(cell_texts):
-        if i == 1:
+    for line_index, row_cells in enumerate(cell_texts):
+        if line_index == 1:
             yield INDENT + "─" * (sum(column_widths) + len(GAP) * (len(column_widths) - 1))
         padded_cells = [
             cell_text.rjust(column_width) if column.justify == "right" else cell_text.ljust(column_width)

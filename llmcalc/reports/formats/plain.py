@@ -92,12 +92,17 @@ def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any
     if leaves_only:
         table = table._replace(rows=leaf_rows_of(table.rows))
     fractional_columns = {
-        i for row in table.rows for i, cell in enumerate(row.cells) if isinstance(_raw_value(cell), float)
+        column_index
+        for row in table.rows
+        for column_index, cell in enumerate(row.cells)
+        if isinstance(_raw_value(cell), float)
     }
     raw_rows = [
         {
-            column_key: float(raw_value) if i in fractional_columns and isinstance(raw_value, int) else raw_value
-            for i, (column_key, raw_value) in enumerate(zip(column_keys, row_cells, strict=True))
+            column_key: float(raw_value)
+            if column_index in fractional_columns and isinstance(raw_value, int)
+            else raw_value
+            for column_index, (column_key, raw_value) in enumerate(zip(column_keys, row_cells, strict=True))
         }
         for row_cells in _rows_with_parents(table)
     ]
@@ -180,8 +185,8 @@ def _csv_value(raw_value: Any) -> Any:
 
 def write_markdown(report: Report, output_stream: IO[str]) -> None:
     """Writes GitHub-flavoured Markdown tables. Every text is escaped (`escape_markdown`)."""
-    for i, table in enumerate(printable_report(report).with_lists().tables):
-        if i:
+    for table_index, table in enumerate(printable_report(report).with_lists().tables):
+        if table_index:
             output_stream.write("\n")
         _markdown_table(table.without_bars(), output_stream)
 
@@ -249,6 +254,9 @@ ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&+,;=%-]+)")
 def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `LinkedNote` note stay links."""
     note_segments = ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
-    paragraph = "".join(segment if i % 2 else escape_markdown(segment) for i, segment in enumerate(note_segments))
+    paragraph = "".join(
+        segment if segment_index % 2 else escape_markdown(segment)
+        for segment_index, segment in enumerate(note_segments)
+    )
     segment_start = BLOCK.match(paragraph)
     return paragraph if segment_start is None else f"{segment_start[0]}\\{paragraph[segment_start.end() :]}"

@@ -25,8 +25,8 @@ def render(report: Report, output_stream: IO[str], width: int | None = None) -> 
     report = printable_report(report)
     output_stream.write(report.text)
     console = Console(file=output_stream, width=width, highlight=False)
-    for i, table in enumerate(pipe.with_fitting_bars(report.tables, console.width)):
-        if i:
+    for table_index, table in enumerate(pipe.with_fitting_bars(report.tables, console.width)):
+        if table_index:
             console.print()
         _print_heading(console, table)
         if table.rows:
@@ -86,8 +86,8 @@ def _table_grid(table: Table) -> RichTable:
     ]
     for row, row_cells in zip(table.rows, cell_texts, strict=True):
         row_cells[0] = "  " * row.depth + row_cells[0]
-    for i, column in enumerate(table.columns):
-        column_width = max(len(column.title), *(len(row_cells[i]) for row_cells in cell_texts))
+    for column_index, column in enumerate(table.columns):
+        column_width = max(len(column.title), *(len(row_cells[column_index]) for row_cells in cell_texts))
         table_grid.add_column(
             Text(column.title),
             justify=column.justify,

@@ -185,7 +185,7 @@ def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:
     shape = tuple(reader.read_number("Q", tensor_name) for _ in range(axis_count))[::-1]  # stored fastest axis first
     ggml_type = reader.read_number("I", tensor_name)
     data_offset = reader.read_number("Q", tensor_name)
-    if ggml_type not in TYPES or any(length > 2**48 for length in shape):
+    if ggml_type not in TYPES or any(axis_length > 2**48 for axis_length in shape):
         raise reader.error(tensor_name, f"type {ggml_type} of shape {list(shape)} is not known")
     dtype, block, block_bytes = TYPES[ggml_type]
     element_count = StoredTensor(tensor_name, dtype, shape, 0).elements

@@ -52,19 +52,20 @@ _Config = dict[str, Any]
 
 def _read_metadata(checkpoint: Checkpoint, architecture: str, fields_by_key: dict[str, str]) -> _Config:
     config_fields: _Config = {}
-    for key, field in fields_by_key.items():
-        metadata_value = checkpoint.metadata.get(f"{architecture}.{key}")
+    for metadata_key, field in fields_by_key.items():
+        metadata_value = checkpoint.metadata.get(f"{architecture}.{metadata_key}")
         if isinstance(metadata_value, list):
             if len(set(map(str, metadata_value))) != 1:
                 raise InputError(
-                    f"{architecture}.{key}: differs from layer to layer, which is not read; expected the model's "
+                    f"{architecture}.{metadata_key}: differs from layer to layer, "
+                    "which is not read; expected the model's "
                     "config.json or preset as TARGET"
                 )
             metadata_value = metadata_value[0]
         if metadata_value is None:
             continue
         if not isinstance(metadata_value, int | float) or not isfinite(metadata_value):
-            raise InputError(f"{architecture}.{key}: {shown(str(metadata_value))}; expected a number")
+            raise InputError(f"{architecture}.{metadata_key}: {shown(str(metadata_value))}; expected a number")
         config_fields[field] = metadata_value
     return config_fields
 
@@ -106,7 +107,9 @@ def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str
     """Returns each layer's kind by llama.cpp's fixed pattern for the architecture, which files do not state."""
     layers = config.get("num_hidden_layers")
     layer_count = layers if isinstance(layers, int) else 0
-    return ["sliding_attention" if has_window(i) else "full_attention" for i in range(min(layer_count, MOST_LAYERS))]
+    return [
+        "sliding_attention" if has_window(layer) else "full_attention" for layer in range(min(layer_count, MOST_LAYERS))
+    ]
 
 
 def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
@@ -121,7 +124,7 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
             "attention.value_length": "value",
         },
     )
-    key, metadata_value = (
+    key_length, value_length = (
         head_fields.get("key_mla", head_fields.get("key", 0)),
         head_fields.get("value_mla", head_fields.get("value", 0)),
     )
@@ -130,8 +133,8 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
         **config_fields,
         "n_group": group_count,
         "q_lora_rank": config_fields.get("q_lora_rank"),
-        "qk_nope_head_dim": key - config_fields.get("qk_rope_head_dim", 0),
-        "v_head_dim": metadata_value,
+        "qk_nope_head_dim": key_length - config_fields.get("qk_rope_head_dim", 0),
+        "v_head_dim": value_length,
         "num_key_value_heads": config.get("num_attention_heads"),
         "head_dim": None,
         "topk_method": "noaux_tc" if has_correction else "greedy" if group_count == 1 else "group_limited_greedy",
@@ -164,11 +167,11 @@ ARCHITECTURES: dict[str, tuple[str, str, Callable[[Checkpoint, str, _Config], _C
 """general.architecture → model_type, class, and what else its config has. A None removes a field."""
 
 
-def _has_tensor(checkpoint: Checkpoint, name_end: str) -> bool:
-    return any(tensor.name.endswith(name_end) for tensor in checkpoint.tensors)
+def _has_tensor(checkpoint: Checkpoint, name_suffix: str) -> bool:
+    return any(tensor.name.endswith(name_suffix) for tensor in checkpoint.tensors)
 
 
-def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
+def gguf_config(checkpoint: Checkpoint, error_location: str) -> _Config:
     """Returns the config that a file's metadata describe. Raises `InputError` for an unknown architecture."""
     architecture = checkpoint.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
@@ -176,7 +179,7 @@ def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
         known_names = ", ".join(ARCHITECTURES)
         suggestion = suggest(str(architecture)[:40], list(ARCHITECTURES))
         raise InputError(
-            f"{location}: general.architecture {architecture_text}: is not read from a header; expected one of "
+            f"{error_location}: general.architecture {architecture_text}: is not read from a header; expected one of "
             f"{known_names}, or the model's config.json or preset as TARGET.{suggestion}"
         )
     model_type, architecture_text, further_fields = ARCHITECTURES[architecture]
@@ -187,10 +190,10 @@ def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
     }
     embedding_tensor = next((tensor for tensor in checkpoint.tensors if tensor.name == "token_embd.weight"), None)
     if embedding_tensor is None or len(embedding_tensor.shape) != 2:
-        raise InputError(f"{location}: token_embd.weight: missing; the first file of a split model has it")
+        raise InputError(f"{error_location}: token_embd.weight: missing; the first file of a split model has it")
     config["vocab_size"] = embedding_tensor.shape[0]
     config["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in checkpoint.tensors)
     config |= further_fields(checkpoint, architecture, config)
     model_title = checkpoint.metadata.get("general.name")
-    config["_name_or_path"] = model_title if isinstance(model_title, str) and model_title else location
+    config["_name_or_path"] = model_title if isinstance(model_title, str) and model_title else error_location
     return {field: value for field, value in config.items() if value is not None}

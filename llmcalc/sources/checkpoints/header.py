@@ -61,11 +61,11 @@ class Checkpoint:
 
     def by_dtype(self) -> dict[str, tuple[int, int, int]]:
         """Returns the numbers of tensors, elements and bytes by number format, the largest first."""
-        sums_by_dtype: dict[str, tuple[int, int, int]] = {}
+        sizes_by_dtype: dict[str, tuple[int, int, int]] = {}
         for tensor in self.tensors:
-            tensors, elements, nbytes = sums_by_dtype.get(tensor.dtype, (0, 0, 0))
-            sums_by_dtype[tensor.dtype] = (tensors + 1, elements + tensor.elements, nbytes + tensor.nbytes)
-        return dict(sorted(sums_by_dtype.items(), key=lambda item: -item[1][2]))
+            tensors, elements, nbytes = sizes_by_dtype.get(tensor.dtype, (0, 0, 0))
+            sizes_by_dtype[tensor.dtype] = (tensors + 1, elements + tensor.elements, nbytes + tensor.nbytes)
+        return dict(sorted(sizes_by_dtype.items(), key=lambda item: -item[1][2]))
 
 
 class BoundedReader:
@@ -74,10 +74,10 @@ class BoundedReader:
     Every read names its field, so that an error for a truncated file names the field where the file ends.
     """
 
-    def __init__(self, file: IO[bytes], file_bytes: int, location: str) -> None:
+    def __init__(self, file: IO[bytes], file_bytes: int, error_location: str) -> None:
         self.file: IO[bytes] = file
         self.size: int = file_bytes
-        self.location: str = location
+        self.location: str = error_location
         self.position: int = 0
         self.bytes_read: int = 0
 
@@ -106,20 +106,20 @@ class BoundedReader:
 
     def skip_texts(self, text_count: int, header_field: str) -> None:
         """Skips `text_count` texts, each preceded by its length in 8 bytes."""
-        buffer, position = b"", 0  # a part of the file, and how much of it has been passed
+        file_buffer, position = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(text_count):
-            if len(buffer) - position < 8:
+            if len(file_buffer) - position < 8:
                 next_bytes = self.read_bytes(min(_PART, self.size - self.position), header_field)
-                buffer, position = buffer[position:] + next_bytes, 0
-            if len(buffer) - position < 8:
+                file_buffer, position = file_buffer[position:] + next_bytes, 0
+            if len(file_buffer) - position < 8:
                 self._check_bytes_left(self.size, header_field)  # raises: the file ends here
-            length = int.from_bytes(buffer[position : position + 8], "little")
-            position += 8 + length
-            if position > len(buffer):
-                self.skip_bytes(position - len(buffer), header_field)
-                buffer, position = b"", 0
-        self.file.seek(position - len(buffer), 1)
-        self.position += position - len(buffer)
+            text_length = int.from_bytes(file_buffer[position : position + 8], "little")
+            position += 8 + text_length
+            if position > len(file_buffer):
+                self.skip_bytes(position - len(file_buffer), header_field)
+                file_buffer, position = b"", 0
+        self.file.seek(position - len(file_buffer), 1)
+        self.position += position - len(file_buffer)
 
     def _check_bytes_left(self, byte_count: int, header_field: str) -> None:
         if not 0 <= byte_count <= self.size - self.position:
@@ -141,19 +141,20 @@ class BoundedReader:
         ]
 
 
-def require_no_overlap(data_starts: Sequence[int], tensors: Sequence[StoredTensor], location: str) -> None:
+def require_no_overlap(data_starts: Sequence[int], tensors: Sequence[StoredTensor], error_location: str) -> None:
     """Raises `InputError` if the data of two tensors overlap. data_starts: the first byte of each tensor's data."""
     previous_end, previous_name = 0, ""
-    for i in sorted(range(len(tensors)), key=data_starts.__getitem__):
-        tensor = tensors[i]
+    for tensor_index in sorted(range(len(tensors)), key=data_starts.__getitem__):
+        tensor = tensors[tensor_index]
         if not tensor.nbytes:
             continue
-        if data_starts[i] < previous_end:
+        if data_starts[tensor_index] < previous_end:
             raise InputError(
-                f"{location}: {tensor.name[:80]}: its data begin at byte {data_starts[i]:,}, where those of "
-                f"{previous_name[:80]} do not end before byte {previous_end:,}; not a checkpoint, or a damaged one"
+                f"{error_location}: {tensor.name[:80]}: its data begin at byte {data_starts[tensor_index]:,}, "
+                f"where those of {previous_name[:80]} do not end before byte {previous_end:,}; "
+                "not a checkpoint, or a damaged one"
             )
-        previous_end, previous_name = data_starts[i] + tensor.nbytes, tensor.name
+        previous_end, previous_name = data_starts[tensor_index] + tensor.nbytes, tensor.name
 
 
 def open_checkpoint(path: Path) -> tuple[IO[bytes], int]:

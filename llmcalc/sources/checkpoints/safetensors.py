@@ -78,7 +78,7 @@ def _read_header(path: Path, byte_limit: int) -> tuple[bytes, int]:
         return file.read(header_bytes) or b"", file_bytes - 8 - header_bytes
 
 
-def parse_header(header_text: bytes, location: str, data_bytes: int | None = None) -> Checkpoint:
+def parse_header(header_text: bytes, error_location: str, data_bytes: int | None = None) -> Checkpoint:
     """Parses the JSON of a header. data_bytes: bytes of data in the file; None to skip the check."""
     tensors: list[StoredTensor] = []
     data_starts: list[int] = []
@@ -88,7 +88,7 @@ def parse_header(header_text: bytes, location: str, data_bytes: int | None = Non
     closing_character = header_text[position - 1 : position]
     if closing_character != b"{":
         raise InputError(
-            f"{location}: the header is not valid JSON, or not a table of tensors; not a safetensors checkpoint"
+            f"{error_location}: the header is not valid JSON, or not a table of tensors; not a safetensors checkpoint"
         )
     if header_text[position:].strip(_SPACE) == b"}":
         position, closing_character = len(header_text), b"}"
@@ -96,64 +96,69 @@ def parse_header(header_text: bytes, location: str, data_bytes: int | None = Non
         match = _ENTRY.match(header_text, position)
         if match is None or not match[3]:
             if match is not None and not match[2] and header_text[match.end(2) : match.end(2) + 1] not in (b"", b"{"):
-                raise _invalid_entry_error(_tensor_name(match[1], location), location)
+                raise _invalid_entry_error(_tensor_name(match[1], error_location), error_location)
             raise InputError(
-                f"{location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
+                f"{error_location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
                 "safetensors checkpoint"
             )
-        tensor_name, position, closing_character = _tensor_name(match[1], location), match.end(), match[3]
+        tensor_name, position, closing_character = _tensor_name(match[1], error_location), match.end(), match[3]
         if tensor_name in tensor_names:
-            raise InputError(f"{location}: two tensors are called {tensor_name[:80]}; not a safetensors checkpoint")
+            raise InputError(
+                f"{error_location}: two tensors are called {tensor_name[:80]}; not a safetensors checkpoint"
+            )
         tensor_names.add(tensor_name)
         if len(tensor_names) > MOST_TENSORS:
-            raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
+            raise InputError(f"{error_location}: too many tensors; expected at most {MOST_TENSORS:,}")
         if tensor_name == "__metadata__":
-            metadata = _parse_metadata(match[2], location)
+            metadata = _parse_metadata(match[2], error_location)
             continue
-        tensor, data_start = _parse_tensor(tensor_name, match[2], location, data_bytes)
+        tensor, data_start = _parse_tensor(tensor_name, match[2], error_location, data_bytes)
         tensors.append(tensor)
         data_starts.append(data_start)
     if header_text[position:].strip(_SPACE):
-        raise InputError(f"{location}: the header is not valid JSON (byte {position:,}); not a safetensors checkpoint")
-    require_no_overlap(data_starts, tensors, location)
+        raise InputError(
+            f"{error_location}: the header is not valid JSON (byte {position:,}); not a safetensors checkpoint"
+        )
+    require_no_overlap(data_starts, tensors, error_location)
     return Checkpoint("safetensors", tuple(tensors), metadata)
 
 
-def _tensor_name(name_bytes: bytes, location: str) -> str:
+def _tensor_name(name_bytes: bytes, error_location: str) -> str:
     try:
         tensor_name = str(_parse(name_bytes.decode()))
         tensor_name.isascii() or tensor_name.encode()
     except ValueError:  # a control character, or no UTF-8, or a lone surrogate
         raise InputError(
-            f"{location}: the name of a tensor is not valid JSON ({name_bytes[:80]!r}); not a safetensors checkpoint"
+            f"{error_location}: the name of a tensor is not valid JSON ({name_bytes[:80]!r}); "
+            "not a safetensors checkpoint"
         ) from None
     return tensor_name
 
 
-def _parse_metadata(metadata_bytes: bytes, location: str) -> dict[str, Any]:
+def _parse_metadata(metadata_bytes: bytes, error_location: str) -> dict[str, Any]:
     """Parses the entries of `__metadata__`: texts, or tables of texts."""
     if len(metadata_bytes) > LARGEST_METADATA:
         raise InputError(
-            f"{location}: __metadata__: {len(metadata_bytes):,} bytes are too many; expected at most "
+            f"{error_location}: __metadata__: {len(metadata_bytes):,} bytes are too many; expected at most "
             f"{LARGEST_METADATA:,}"
         )
     bytes_outside_texts = _TEXTS.sub(b"", metadata_bytes, count=2 * MOST_METADATA + 1)
     if bytes_outside_texts.count(b":") > MOST_METADATA or b'"' in bytes_outside_texts:
-        raise InputError(f"{location}: __metadata__: too many entries; expected at most {MOST_METADATA:,}")
+        raise InputError(f"{error_location}: __metadata__: too many entries; expected at most {MOST_METADATA:,}")
     if bytes_outside_texts.translate(None, _SPACE + b",:") != b"{}":
-        raise InputError(f"{location}: __metadata__: expected a table of texts; not a safetensors checkpoint")
+        raise InputError(f"{error_location}: __metadata__: expected a table of texts; not a safetensors checkpoint")
     try:
         return dict(json.loads(metadata_bytes))
     except ValueError:
-        raise InputError(f"{location}: __metadata__: not valid JSON; not a safetensors checkpoint") from None
+        raise InputError(f"{error_location}: __metadata__: not valid JSON; not a safetensors checkpoint") from None
 
 
-def _invalid_entry_error(tensor_name: str, location: str) -> InputError:
-    return InputError(f"{location}: {tensor_name[:80]}: expected a known dtype, a shape and two data_offsets")
+def _invalid_entry_error(tensor_name: str, error_location: str) -> InputError:
+    return InputError(f"{error_location}: {tensor_name[:80]}: expected a known dtype, a shape and two data_offsets")
 
 
 def _parse_tensor(
-    tensor_name: str, entry_bytes: bytes, location: str, data_bytes: int | None
+    tensor_name: str, entry_bytes: bytes, error_location: str, data_bytes: int | None
 ) -> tuple[StoredTensor, int]:
     """Parses a tensor's header entry into the tensor and the data offset."""
     try:
@@ -167,18 +172,23 @@ def _parse_tensor(
         )
         element_bits = DTYPE_BITS[dtype]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise _invalid_entry_error(tensor_name, location) from None
+        raise _invalid_entry_error(tensor_name, error_location) from None
     if (
-        any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, data_start, data_end))
+        any(
+            type(axis_length) is not int or not 0 <= axis_length <= 2**48
+            for axis_length in (*shape, data_start, data_end)
+        )
         or len(shape) > 16
     ):
-        raise InputError(f"{location}: {tensor_name[:80]}: a shape or offset is not a valid size")
+        raise InputError(f"{error_location}: {tensor_name[:80]}: a shape or offset is not a valid size")
     tensor = StoredTensor(tensor_name, dtype, shape, data_end - data_start)
     if (tensor.elements * element_bits + 7) // 8 != tensor.nbytes:
-        raise InputError(f"{location}: {tensor_name[:80]}: {tensor.nbytes:,} bytes for {dtype} of shape {list(shape)}")
+        raise InputError(
+            f"{error_location}: {tensor_name[:80]}: {tensor.nbytes:,} bytes for {dtype} of shape {list(shape)}"
+        )
     if data_bytes is not None and data_end > data_bytes:
         raise InputError(
-            f"{location}: {tensor_name[:80]}: ends at byte {data_end:,} of {data_bytes:,}; the file is truncated"
+            f"{error_location}: {tensor_name[:80]}: ends at byte {data_end:,} of {data_bytes:,}; the file is truncated"
         )
     return tensor, data_start
 
@@ -196,48 +206,48 @@ def read_index(path: Path) -> Checkpoint:
     return join_shards(weight_map, header, str(path), f"{path.parent}/")
 
 
-def parse_index(json_bytes: bytes, location: str) -> dict[str, str]:
+def parse_index(json_bytes: bytes, error_location: str) -> dict[str, str]:
     """Parses an index, and returns the file of each tensor in the index's folder.
 
     Raises `InputError` for anything else, and for more tensors or files than the bounds.
     """
     try:
         index_text = json_bytes.decode("utf-8-sig")
-        require_few_elements(index_text, location, MOST_TENSORS + 1000)
-        index = json.loads(index_text, object_pairs_hook=lambda pairs: _unique_keys(pairs, location))
+        require_few_elements(index_text, error_location, MOST_TENSORS + 1000)
+        shard_index = json.loads(index_text, object_pairs_hook=lambda pairs: _unique_keys(pairs, error_location))
     except InputError:
         raise
     except (ValueError, RecursionError):
-        raise InputError(f"{location}: not valid JSON; not the index of a checkpoint") from None
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+        raise InputError(f"{error_location}: not valid JSON; not the index of a checkpoint") from None
+    weight_map = shard_index.get("weight_map") if isinstance(shard_index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise InputError(f"{location}: weight_map: {_EXPECTED_MAP}")
+        raise InputError(f"{error_location}: weight_map: {_EXPECTED_MAP}")
     shard_names = set(weight_map.values())
     if len(shard_names) > MOST_SHARDS:
-        raise InputError(f"{location}: weight_map: {len(shard_names):,} files; expected at most {MOST_SHARDS:,}")
+        raise InputError(f"{error_location}: weight_map: {len(shard_names):,} files; expected at most {MOST_SHARDS:,}")
     for shard in shard_names:
         if Path(shard).name != shard:
-            raise InputError(f"{location}: weight_map: {shown(shard)}; {_EXPECTED_MAP}")
+            raise InputError(f"{error_location}: weight_map: {shown(shard)}; {_EXPECTED_MAP}")
     return weight_map
 
 
 _EXPECTED_MAP = "expected a table of tensor names and the files beside this one that hold them"
 
 
-def _unique_keys(json_pairs: list[tuple[str, Any]], location: str) -> dict[str, Any]:
+def _unique_keys(json_pairs: list[tuple[str, Any]], error_location: str) -> dict[str, Any]:
     """Builds a JSON object from (name, value) pairs. Raises `InputError` for a repeated name."""
     json_object = dict(json_pairs)
     if len(json_object) != len(json_pairs):
         earlier_names: set[str] = set()
         repeated_key = next(key for key, _ in json_pairs if key in earlier_names or earlier_names.add(key))  # type: ignore[func-returns-value]
-        raise InputError(f"{location}: {repeated_key[:80]} is listed twice; not the index of a checkpoint")
+        raise InputError(f"{error_location}: {repeated_key[:80]} is listed twice; not the index of a checkpoint")
     return json_object
 
 
 def join_shards(
     weight_map: Mapping[str, str],
     read_shard_header: Callable[[str, int], tuple[bytes, int | None]],
-    location: str,
+    error_location: str,
     folder_name: str,
 ) -> Checkpoint:
     """Returns the tensors of the shards that an index lists.
@@ -255,11 +265,11 @@ def join_shards(
                 raise InputError(f"{folder_name}{shard}: {tensor.name[:80]} is in another file too; expected one")
             tensors[tensor.name] = tensor
         if len(tensors) > MOST_TENSORS:
-            raise InputError(f"{location}: too many tensors; expected at most {MOST_TENSORS:,}")
+            raise InputError(f"{error_location}: too many tensors; expected at most {MOST_TENSORS:,}")
     missing_names = [tensor_name for tensor_name in weight_map if tensor_name not in tensors]
     if missing_names:
         raise InputError(
-            f"{location}: {missing_names[0][:80]}: {weight_map[missing_names[0]]} does not hold it "
+            f"{error_location}: {missing_names[0][:80]}: {weight_map[missing_names[0]]} does not hold it "
             f"({len(missing_names)} such tensors)"
         )
     return Checkpoint("safetensors", tuple(tensors.values()))

@@ -7,12 +7,12 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-class Absent(LookupError):
+class AbsentValue(LookupError):
     """Raised if a description has no value for a config field, so that the field is left out of the config."""
 
 
 def require_present(value: Value | None) -> Value:
-    """Returns the value; raises `Absent` if it is None."""
+    """Returns the value; raises `AbsentValue` if it is None."""
     if value is None:
-        raise Absent
+        raise AbsentValue
     return value

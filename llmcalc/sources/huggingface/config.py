@@ -8,8 +8,8 @@ from typing import Any, TypeGuard
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...components.head_kind import HeadKind
-from ...errors import InputError, near_to, shown
-from .unknown import Unknown, words_of
+from ...errors import InputError, shown, similar_name
+from .unknown import Unknown, field_name_words
 
 IRRELEVANT = frozenset(
     """
@@ -125,7 +125,7 @@ class Config:
         missing_error = self.error(
             self._name_in_config(field_names), "missing", f"a field that every {self.model_type} config has"
         )
-        suggestion = near_to(
+        suggestion = similar_name(
             field_names[0], [field_name for field_name in self.data if field_name not in self.fields_read]
         )
         raise InputError(f"{missing_error} (the config has '{suggestion}')") if suggestion else missing_error
@@ -233,7 +233,7 @@ class Config:
 
         def is_right(value: Any) -> bool:
             return isinstance(value, list | tuple) and all(
-                is_whole(element) and 0 <= element <= LARGEST for element in value
+                is_whole(list_element) and 0 <= list_element <= LARGEST for list_element in value
             )
 
         return list(self._checked(field_names, is_right, "a list of whole numbers"))
@@ -242,7 +242,7 @@ class Config:
         """Returns the list of texts in a field."""
 
         def is_right(value: Any) -> bool:
-            return isinstance(value, list | tuple) and all(isinstance(element, str) for element in value)
+            return isinstance(value, list | tuple) and all(isinstance(list_element, str) for list_element in value)
 
         return list(self._checked(field_names, is_right, "a list of texts"))
 
@@ -268,11 +268,13 @@ class Config:
 
     def require(self, field_name: str, *expected_values: Any) -> None:
         """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
-        value = self.get(field_name)
-        if value not in expected_values:
+        field_value = self.get(field_name)
+        if field_value not in expected_values:
             expected_text = ", ".join(map(in_json, expected_values))
             raise self.error(
-                field_name, value, f"one of {expected_text} (what is counted for {self.model_type} knows no other)"
+                field_name,
+                field_value,
+                f"one of {expected_text} (what is counted for {self.model_type} knows no other)",
             )
 
     def quotient(self, field_name: str, dividend: int, divisor: int) -> int:
@@ -317,11 +319,12 @@ class Config:
         if field_name in self.unread_aliases:
             return "" if self.has(self.aliases[field_name]) else self.aliases[field_name]
         unset_fields = sorted(field for field in tuple(self.fields_read) if not self.has(field))
-        return near_to(field_name, unset_fields)
+        return similar_name(field_name, unset_fields)
 
-    def _restates_field(self, field_name: str, value: Any) -> bool:
+    def _restates_field(self, field_name: str, field_value: Any) -> bool:
         """Whether another field, already read, has the same value and a similar name."""
-        name_words = words_of(field_name)
+        name_words = field_name_words(field_name)
         return any(
-            name_words & words_of(field) and self.data[field] == value for field in self.fields_read & self.data.keys()
+            name_words & field_name_words(field) and self.data[field] == field_value
+            for field in self.fields_read & self.data.keys()
         )

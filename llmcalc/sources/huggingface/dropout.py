@@ -49,8 +49,8 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    places = {place: _read_probability(config, field) for place, field in family.dropout_fields.items()}
-    return {"dropout": places} if any(places.values()) or set(places) != {"attention"} else {}
+    dropout_places = {place: _read_probability(config, field) for place, field in family.dropout_fields.items()}
+    return {"dropout": dropout_places} if any(dropout_places.values()) or set(dropout_places) != {"attention"} else {}
 
 
 def _read_probability(config: Config, field_name: str) -> float:

@@ -45,9 +45,9 @@ def module_names(table_name: str) -> Modules:
     return module_of_node if base_name is None else {**module_names(base_name), **module_of_node}
 
 
-def field_names(names_text: str) -> frozenset[str]:
+def field_names(field_list: str) -> frozenset[str]:
     """Returns the names of config fields that a text lists, separated by spaces."""
-    return frozenset(names_text.split())
+    return frozenset(field_list.split())
 
 
 EVERY = ("",)

@@ -30,29 +30,29 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises `InputError` for a file that is too large, not text, not a JSON object, or nested too deeply.
     """
-    return parse_config(read_text(path, LARGEST_CONFIG, or_stdin=path.name != QUANTIZATION_FILE), str(path))
+    return parse_config(read_text(path, LARGEST_CONFIG, allows_stdin=path.name != QUANTIZATION_FILE), str(path))
 
 
-def parse_config(config_text: str, location: str) -> dict[str, Any]:
+def parse_config(config_text: str, error_location: str) -> dict[str, Any]:
     """Parses a JSON object. Raises `InputError` for text that is not a JSON object or nested too deeply.
 
-    location: name of the source in error messages.
+    error_location: name of the source in error messages.
     """
-    config_data = parse_json(config_text, location)
+    config_data = parse_json(config_text, error_location)
     if not isinstance(config_data, dict):
-        raise InputError(f"{location}: expected a JSON object, the config.json of a transformers model")
+        raise InputError(f"{error_location}: expected a JSON object, the config.json of a transformers model")
     return config_data
 
 
-def require_counted_type(config_text: str, location: str) -> None:
+def require_counted_type(config_text: str, error_location: str) -> None:
     """Raises `InputError` unless a text is a `config.json` with a supported model type.
 
     Other fields may be wrong.
     """
-    config_data, _ = config_of_other_form(parse_config(config_text, location))
+    config_data, _ = config_of_other_form(parse_config(config_text, error_location))
     model_type = config_data.get("model_type") or type_of_class_name(architecture_of(config_data))
     if not isinstance(model_type, str) or not model_type:
-        raise InputError(f"{location}: has no model_type")
+        raise InputError(f"{error_location}: has no model_type")
     family_of(usual_name(model_type), config=config_data)
 
 
@@ -132,7 +132,9 @@ def describe_data(
     if isinstance(dtype, str):
         model_description["dtype"] = dtype
     config_tables = [*_config_tables(config_data)]
-    state_dtype = next((table[key] for table in config_tables for key in STATE_DTYPES if key in table), None)
+    state_dtype = next(
+        (table[dtype_field] for table in config_tables for dtype_field in STATE_DTYPES if dtype_field in table), None
+    )
     if isinstance(state_dtype, str) and state_dtype != "auto":
         model_description["state_dtype"] = state_dtype
     rope_parameters = _rope_parameters(next(iter(config_tables)))

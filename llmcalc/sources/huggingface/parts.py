@@ -71,14 +71,14 @@ def attention(config: Config, **other_fields: Any) -> Table:
 
 def rope(
     config: Config,
-    share: float = 1.0,
+    default_share: float = 1.0,
     share_name: str = "partial_rotary_factor",
     theta_name: str = "rope_theta",
     layer_kind: str | None = None,
 ) -> Table:
     """Returns rotary positions; `rope_parameters` and `rope_scaling` change angles, not counts.
 
-    share: default share of each head that is rotary, in the field `share_name`.
+    default_share: default share of each head that is rotary, in the field `share_name`.
     layer_kind: the kind of layer whose table is used, if `rope_parameters` has one table per kind.
     """
     config.fields_read.update((share_name, theta_name))
@@ -89,15 +89,15 @@ def rope(
     def stated(field: str, name_above: str) -> Any:
         return rope_parameters[field] if rope_parameters.get(field) is not None else config.data.get(name_above)
 
-    theta, rotary_share = stated("rope_theta", theta_name), stated("partial_rotary_factor", share_name)
-    rotary_share = share if rotary_share is None else rotary_share
+    rope_base, rotary_share = stated("rope_theta", theta_name), stated("partial_rotary_factor", share_name)
+    rotary_share = default_share if rotary_share is None else rotary_share
     if not is_number(rotary_share) or not 0 < rotary_share <= 1:
         raise config.error(share_name, rotary_share, "a number above 0 and at most 1")
     rope_fields: Table = {"type": "rope"}
     if rotary_share != 1:
         rope_fields["partial_rotary_factor"] = float(rotary_share)
-    if isinstance(theta, int | float) and 0 < theta <= LARGEST:
-        rope_fields["rope_theta"] = float(theta)
+    if isinstance(rope_base, int | float) and 0 < rope_base <= LARGEST:
+        rope_fields["rope_theta"] = float(rope_base)
     return rope_fields
 
 
@@ -118,11 +118,11 @@ QKV = ("q_bias", "k_bias", "v_bias")
 QKVO = (*QKV, "o_bias")
 
 
-def glu(config: Config, bias: bool = False, width: int | None = None, act: str = "hidden_act") -> Table:
+def glu(config: Config, bias: bool = False, ffn_width: int | None = None, act_field: str = "hidden_act") -> Table:
     """Returns a gated FFN."""
     ffn_fields = {
-        "intermediate_size": width or config.size("intermediate_size"),
-        "hidden_act": config.choice(ACTIVATIONS, act),
+        "intermediate_size": ffn_width or config.size("intermediate_size"),
+        "hidden_act": config.choice(ACTIVATIONS, act_field),
         "gated": True,
     }
     return {**ffn_fields, **biases(bias, "gate_bias", "up_bias", "down_bias")}
@@ -143,9 +143,9 @@ def clamped_gpt_oss_ffn(ffn: Table) -> Table:
     return {**ffn, "hidden_act": "clamped_swish", "up_act": "clamped_plus_one"}
 
 
-def mlp(width: int, act: str, bias: bool = True) -> Table:
+def mlp(ffn_width: int, activation: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN."""
-    return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
+    return {"intermediate_size": ffn_width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
 
 
 def qk_norm_fields(norm: Table, norm_scope: str = "head", norm_order: str = "before_rope") -> Table:
@@ -171,7 +171,7 @@ def decoder(
     final_norm: Table | None,
     head: Table | None = None,
     stack: Table | None = None,
-    score: Table | None = None,
+    score_head: Table | None = None,
     label_count: int = 2,
     **model: Any,
 ) -> Table:
@@ -180,7 +180,7 @@ def decoder(
     block: table of every layer, `{attention, feed_forward, norm, norm_placement, …}`.
     head: fields of the language-model head beyond the plain projection (`bias`).
     stack: further fields of the stack (`variants`, `pattern`, `first_layers`, `position`, …).
-    score: a sequence classifier that replaces the usual one.
+    score_head: a sequence classifier that replaces the usual one.
     label_count: scores per token of a question-answering head.
     model: further fields of the model; they replace the ones set here.
     """
@@ -197,7 +197,7 @@ def decoder(
     }
     if config.optional_size("max_position_embeddings") is not None:
         model_fields["max_position_embeddings"] = config.size("max_position_embeddings")
-    model_fields |= {"decoder": layers, "head": head_table(config, head, score, label_count)}
+    model_fields |= {"decoder": layers, "head": head_table(config, head, score_head, label_count)}
     return {**model_fields, **model}
 
 
@@ -217,7 +217,7 @@ def encoder(
     block: Table,
     stack: Table,
     head: Table,
-    score: Table | None = None,
+    score_head: Table | None = None,
     /,
     label_count: int | None = None,
     **model: Any,
@@ -226,7 +226,10 @@ def encoder(
 
     The arguments are those of `decoder`; by default a question-answering head has the config's number of labels.
     """
-    model_fields = {**decoder(config, block, None, head, stack, score, label_count or class_count(config)), **model}
+    model_fields = {
+        **decoder(config, block, None, head, stack, score_head, label_count or class_count(config)),
+        **model,
+    }
     if "is_decoder" in config.defaults and config.flag("is_decoder"):
         if config.flag("add_cross_attention"):
             _add_idle_cross_attention(config, model_fields["decoder"]["block"])
@@ -324,10 +327,10 @@ REWARD_HEADS: dict[str, Table] = {
 """Class of a reward model → its head, which scores every token (qwen2_rm.py and internlm2.py of vLLM)."""
 
 
-def head_table(config: Config, head: Table | None = None, score: Table | None = None, answers: int = 2) -> Table:
+def head_table(config: Config, head: Table | None = None, score_head: Table | None = None, answers: int = 2) -> Table:
     """Returns the output head that the config's architecture names.
 
-    score: a sequence classifier; default the one of decoders, a score of every token without a bias. A head for token
+    score_head: a sequence classifier; default that of decoders, a score of every token without a bias. A head for token
         classification or question answering is one linear layer with a bias in every family.
     answers: scores per token of a question-answering head; default 2.
     Raises `InputError` for a multiple-choice head in a family without a class for it.
@@ -350,7 +353,7 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
         }
     if config.head == "classification":
         compares_texts = class_name.endswith((OF_CHOICES, OF_PAIRS))
-        if compares_texts and score is None:
+        if compares_texts and score_head is None:
             raise config.error(
                 "architectures",
                 class_name,
@@ -360,7 +363,7 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
         return {
             "type": "classification",
             "num_labels": label_count,
-            **({"over": "token", "bias": False} if score is None else score),
+            **({"over": "token", "bias": False} if score_head is None else score_head),
         }
     if class_name and not class_name.endswith(tuple(HEAD_ENDINGS)):
         config.notes.append(
@@ -414,9 +417,9 @@ IDLE_CROSS_ATTENTION = (
 FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
-def kinds_with_nth_full(depth: int, period: int) -> list[str]:
+def kinds_with_nth_full(depth: int, full_period: int) -> list[str]:
     """Returns each layer's kind: full attention in every n-th layer, a sliding window in others."""
-    return ["sliding" if (i + 1) % period else "full" for i in range(depth)]
+    return ["sliding" if (layer + 1) % full_period else "full" for layer in range(depth)]
 
 
 EARLIER_LAYER_TYPES = {
@@ -500,7 +503,7 @@ def sliding_stack(
 
 
 def stack_of_variants(changes_by_kind: Table, layer_kinds: list[str]) -> Table:
-    """Returns the stack fields of layers that differ from the block in some fields.
+    """Returns the stack fields of layers that differ from the stack's common layer (`block`) in some fields.
 
     changes_by_kind: layer kind → fields that differ. layer_kinds: each layer's kind, bottom first.
     """
@@ -528,7 +531,7 @@ DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 
 def dense_or_moe(config: Config, depth: int, first_dense: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
-    default_kinds = ["dense" if i < first_dense else "moe" for i in range(depth)]
+    default_kinds = ["dense" if layer < first_dense else "moe" for layer in range(depth)]
     return (
         listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
         if config.has("mlp_layer_types")
@@ -564,13 +567,13 @@ def combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
         return {}
     layer_kinds = ["-".join(axis_kinds) for axis_kinds in zip(*(kinds for kinds, _ in varying_axes), strict=True)]
     layer_variants: Table = {}
-    for i, layer_kind in enumerate(layer_kinds):
+    for layer, layer_kind in enumerate(layer_kinds):
         layer_variants.setdefault(
             layer_kind,
             {
                 field: field_change
                 for kinds, changes in varying_axes
-                for field, field_change in changes[kinds[i]].items()
+                for field, field_change in changes[kinds[layer]].items()
             },
         )
     return {"variants": layer_variants, **layer_pattern(layer_kinds)}
@@ -609,12 +612,12 @@ def stack_of_layers(layers: list[tuple[str, Table]]) -> Table:
     """
     layer_kinds: list[str] = []
     layer_variants: Table = {}
-    kind_of_changes: dict[str, str] = {}  # changed fields as text → name of the kind
-    for i, (kind_label, layer_changes) in enumerate(layers):
-        variant_name = kind_of_changes.get(repr(layer_changes))
+    kinds_by_changes: dict[str, str] = {}  # changed fields as text → name of the kind
+    for layer, (kind_label, layer_changes) in enumerate(layers):
+        variant_name = kinds_by_changes.get(repr(layer_changes))
         if variant_name is None:
-            variant_name = kind_of_changes[repr(layer_changes)] = (
-                kind_label if kind_label not in layer_variants else f"{kind_label}_{i}"
+            variant_name = kinds_by_changes[repr(layer_changes)] = (
+                kind_label if kind_label not in layer_variants else f"{kind_label}_{layer}"
             )
             layer_variants[variant_name] = layer_changes
             if len(layer_variants) > MOST_KINDS:

@@ -190,11 +190,11 @@ def _loss_fields(config: Config) -> dict[str, Any]:
 
 
 def typed_config(
-    config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, location: str
+    config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, section_path: str
 ) -> Config:
-    """Returns a config with the family's defaults and aliases. location: that of `Config`."""
+    """Returns a config with the family's defaults and aliases. section_path: that of `Config`."""
     aliases = {**library_classes().names.get(model_type, {}), **family.aliases}
-    return Config(config_data, family.defaults, model_type, head, location, aliases, family.unread_aliases)
+    return Config(config_data, family.defaults, model_type, head, section_path, aliases, family.unread_aliases)
 
 
 def type_of_class_name(class_name: str) -> str:
@@ -216,31 +216,31 @@ def with_model_type(config_data: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
     if class_name in WRAPPER_CLASSES:
         root_type, cls = WRAPPER_CLASSES[class_name]
         return {**config_data, "model_type": root_type, "architectures": [cls]}, []
-    type_of_code = _type_of_repository_code(config_data, class_name)
-    if type_of_code:
-        return {**config_data, "model_type": type_of_code}, []
-    type_of_class = type_of_class_name(class_name) if class_name else ""
-    if not type_of_class:
+    code_type = _type_of_repository_code(config_data, class_name)
+    if code_type:
+        return {**config_data, "model_type": code_type}, []
+    class_model_type = type_of_class_name(class_name) if class_name else ""
+    if not class_model_type:
         return config_data, []
     if model_type is None or model_type == "":
-        return {**config_data, "model_type": type_of_class}, [
-            f"model_type: not given; taken as '{type_of_class}', for architectures names {class_name}"
+        return {**config_data, "model_type": class_model_type}, [
+            f"model_type: not given; taken as '{class_model_type}', for architectures names {class_name}"
         ]
     if (
         isinstance(model_type, str)
-        and model_type != type_of_class
-        and model_type in family_of(type_of_class).published_as
+        and model_type != class_model_type
+        and model_type in family_of(class_model_type).published_as
     ):
-        return {**config_data, "model_type": type_of_class}, [
-            f"model_type: '{model_type}'; read as '{type_of_class}', for architectures names {class_name}"
+        return {**config_data, "model_type": class_model_type}, [
+            f"model_type: '{model_type}'; read as '{class_model_type}', for architectures names {class_name}"
         ]
     if (
         isinstance(model_type, str)
         and usual_name(model_type) in FILE_OF
-        and _reads_differently(config_data, usual_name(model_type), type_of_class)
+        and _reads_differently(config_data, usual_name(model_type), class_model_type)
     ):
         raise InputError(
-            f"architectures: {class_name} is a class of '{type_of_class}', but model_type says '{model_type}', and "
+            f"architectures: {class_name} is a class of '{class_model_type}', but model_type says '{model_type}', and "
             "these are "
             "and these are two models; expected fields that name one"
         )
@@ -315,12 +315,12 @@ def family_files() -> list[str]:
     """Returns the names of all family files, also of those missing in `FILES`."""
     from pkgutil import iter_modules
 
-    folder = Path(__file__).with_name("families")
-    folder_names = (module.name for module in iter_modules([str(folder)]))
+    families_folder = Path(__file__).with_name("families")
+    folder_names = (family_module.name for family_module in iter_modules([str(families_folder)]))
     return [
-        f"{folder_name}.{module.name}"
+        f"{folder_name}.{family_module.name}"
         for folder_name in folder_names
-        for module in iter_modules([str(folder / folder_name)])
+        for family_module in iter_modules([str(families_folder / folder_name)])
     ]
 
 
@@ -348,10 +348,10 @@ def usual_name(model_type: str) -> str:
     return SPELLED.get(model_type.replace("-", "_"), model_type)
 
 
-def family_of(model_type: str, location: str = "", config: Mapping[str, Any] | None = None) -> Family:
+def family_of(model_type: str, section_path: str = "", config: Mapping[str, Any] | None = None) -> Family:
     """Returns the record of a model type.
 
-    location: the path to it in the config, for the message.
+    section_path: the path to it in the config, for the message.
     config: the whole config, for the message; default one with this model type alone.
 
     Raises `InputError`, which lists near names, for an unknown model type.
@@ -361,7 +361,7 @@ def family_of(model_type: str, location: str = "", config: Mapping[str, Any] | N
     if model_type not in FILE_OF:
         suggestion = suggest(model_type, model_types())
         advice_text = _unsupported_type_advice({"model_type": model_type} if config is None else config)
-        raise InputError(f"{location}model_type: '{model_type}' is not supported.{suggestion} ({advice_text})")
+        raise InputError(f"{section_path}model_type: '{model_type}' is not supported.{suggestion} ({advice_text})")
     return families_in(FILE_OF[model_type])[model_type]
 
 
@@ -486,12 +486,12 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     return f"{section_name}.", text_fields, text_type
 
 
-def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> str:
+def causal_class(model_type: str, section_path: str, config: Mapping[str, Any]) -> str:
     """Returns the class that `AutoModelForCausalLM` builds for a model type.
 
     Raises `InputError` for a model type without such a class.
     """
-    family_of(model_type, location, config)
+    family_of(model_type, section_path, config)
     class_name = next(
         (
             class_name
@@ -502,7 +502,7 @@ def causal_class(model_type: str, location: str, config: Mapping[str, Any]) -> s
     )
     if not class_name:
         raise InputError(
-            f"{location}model_type: '{model_type}' has no class for causal language models; expected a decoder"
+            f"{section_path}model_type: '{model_type}' has no class for causal language models; expected a decoder"
         )
     return class_name
 
@@ -654,15 +654,15 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
     Raises `InputError`, which names the field, its value and the expected value.
     """
     config_data, draft_notes = with_draft_type(config_data)
-    root_config, (location, config_data, model_type) = config_data, text_model_of(config_data)
-    root_type, family = usual_name(root_config["model_type"]), family_of(model_type, location, root_config)
+    root_config, (section_path, config_data, model_type) = config_data, text_model_of(config_data)
+    root_type, family = usual_name(root_config["model_type"]), family_of(model_type, section_path, root_config)
     if family.read_model is None:
         raise InputError(
-            f"{location}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
+            f"{section_path}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"
         )
     generates_text = family_of(root_type).generates_text or family_of(root_type).is_decoder
     stated_head = "lm" if generates_text else "none" if family_of(root_type).projection_size else head_of(root_config)
-    config = typed_config(config_data, model_type, family, head or stated_head, location)
+    config = typed_config(config_data, model_type, family, head or stated_head, section_path)
     model_fields = family.read_model(config)
     model_fields |= dropout_of(config, family)
     if model_fields["head"]["type"] == "lm":
@@ -673,17 +673,17 @@ def read(config_data: Mapping[str, Any], head: HeadKind | None = None) -> Config
         model_fields = with_router_fields(model_fields, {"float32_weights": True})
     if has_grouped_router(model_type, family):
         model_fields = with_router_fields(model_fields, _expert_groups(config), linear_only=True)
-    family_records = (family,) if location or root_type == model_type else (family, family_of(root_type))
+    family_records = (family,) if section_path or root_type == model_type else (family, family_of(root_type))
     uncounted_towers = {
         ignored_field: tower_notes
         for record in family_records
         for ignored_field, tower_notes in record.uncounted_fields.items()
     }
-    encoders = (() if location else record.uncounted_encoders for record in family_records)
+    encoders = (() if section_path else record.uncounted_encoders for record in family_records)
     nested_fields = (
-        ignored_field.removeprefix(location)
+        ignored_field.removeprefix(section_path)
         for ignored_field in family_of(root_type).ignored_fields
-        if location and location in ignored_field
+        if section_path and section_path in ignored_field
     )
     config.finish(
         frozenset(nested_fields).union(

@@ -20,7 +20,7 @@ SIZED_THINGS = frozenset(
 """Words for the parts of an architecture that have a number or a size."""
 
 
-def words_of(field_name: str) -> frozenset[str]:
+def field_name_words(field_name: str) -> frozenset[str]:
     """Returns the words of a field's name, except words such as `num` that mean a count."""
     return frozenset(field_name.lower().split("_")) - COUNTING_WORDS
 
@@ -50,10 +50,10 @@ class Unknown(NamedTuple):
         name_words = self.path.rpartition(".")[2].lower().split("_")
         if name_words[-2:] == ["layer", "types"] and isinstance(self.value, list):
             return len({repr(element) for element in self.value}) > 1
-        names_a_size = (
+        has_size_name = (
             bool({"num", "n", "size", "dim"} & {name_words[0], name_words[-1]}) or name_words[-1] in SIZED_THINGS
         )
-        return names_a_size and type(self.value) is int and self.value > 0
+        return has_size_name and type(self.value) is int and self.value > 0
 
 
 def require_known(unknown_fields: Sequence[Unknown], model_type: str) -> None:

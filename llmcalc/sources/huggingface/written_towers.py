@@ -13,8 +13,8 @@ Towers = Mapping[str, Any]
 """Name of an encoder in the wrapper's class → its spec."""
 
 
-def _activation_name(act: str) -> str:
-    return WRITTEN_ACTIVATIONS.get(act, act)
+def _activation_name(activation: str) -> str:
+    return WRITTEN_ACTIVATIONS.get(activation, activation)
 
 
 def _layer_fields(tower: Any) -> Table:
@@ -79,13 +79,13 @@ def _gemma4_vision(tower: Any, projector: Any) -> Table:
         "num_key_value_heads": block.attention.num_key_value_heads or block.attention.num_attention_heads,
         "head_dim": block.attention.head_dim,
     }
-    context = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
+    size_fields = {"position_embedding_size": tower.positions.rows, "pooling_kernel_size": projector.merge}
     flags = {"use_clipped_linears": tower.clamps > 0, "standardize": tower.standardize}
     layer_fields = {
         "hidden_activation": _activation_name(block.feed_forward.hidden_act),
         "rms_norm_eps": block.norm.eps,
     }
-    return {"model_type": "gemma4_vision", **_layer_fields(tower), **heads, **context, **flags, **layer_fields}
+    return {"model_type": "gemma4_vision", **_layer_fields(tower), **heads, **size_fields, **flags, **layer_fields}
 
 
 def _gemma4_audio(tower: Any) -> Table:

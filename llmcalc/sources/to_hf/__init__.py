@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from ...errors import InputError
 from ...model import ModelSpec
-from ..huggingface.absent import Absent
+from ..huggingface.absent import AbsentValue
 from ..huggingface.config import Config
 from ..huggingface.family import Family
 from ..huggingface.heads import head_of
@@ -87,7 +87,7 @@ def wrapper_class(spec: ModelSpec) -> str:
         if not text_type or FILE_OF[text_type] != family_file or family_of(text_type).read_model is None:
             continue
         if find_config(decoder, families=[(text_type, family_of(text_type))]) is not None:
-            known_names += wrapper_names(model_type, without_head=False)[:1]
+            known_names += wrapper_names(model_type, lacks_head=False)[:1]
     return known_names[0] if len(known_names) == 1 else ""
 
 
@@ -111,8 +111,8 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
 
 def _distance(mismatches: list[Difference]) -> tuple[int, int]:
     """Returns the numbers of different values in the text model, and in vision and audio encoders."""
-    in_towers = sum(count_of_values(difference) for difference in mismatches if _is_in_tower(difference))
-    return sum(map(count_of_values, mismatches)) - in_towers, in_towers
+    tower_differences = sum(count_of_values(difference) for difference in mismatches if _is_in_tower(difference))
+    return sum(map(count_of_values, mismatches)) - tower_differences, tower_differences
 
 
 def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
@@ -204,12 +204,14 @@ def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigVa
     other_names = {} if family.has_older_aliases else family.aliases
     for field in (other_names.get(field, field) for field in field_names):
         try:
-            value = _value_of_field(family, field, config_values)
+            field_value = _value_of_field(family, field, config_values)
         except NOT_THERE:
             continue
         default_value = family.defaults.get(field)
-        if field not in config and (value is not None or default_value is not None or field in family.field_writers):
-            config[field] = default_value if _same_activation(value, default_value) else value
+        if field not in config and (
+            field_value is not None or default_value is not None or field in family.field_writers
+        ):
+            config[field] = default_value if _same_activation(field_value, default_value) else field_value
 
 
 def _same_activation(field_value: Any, default_value: Any) -> bool:
@@ -236,7 +238,7 @@ def _value_of_field(family: Family, field: str, config_values: ConfigValues) -> 
     for field_name in field_names[:-1]:
         try:
             return config_values.first_value(field_name)
-        except Absent:
+        except AbsentValue:
             continue
     return config_values.first_value(field_names[-1])
 

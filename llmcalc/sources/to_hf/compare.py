@@ -74,8 +74,10 @@ def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[D
     The lowest layer is named.
     """
     if isinstance(left_value, dict) and isinstance(right_value, dict):
-        for key in dict.fromkeys((*left_value, *right_value)):
-            yield from differences(left_value.get(key), right_value.get(key), f"{path}.{key}" if path else key)
+        for field_name in dict.fromkeys((*left_value, *right_value)):
+            yield from differences(
+                left_value.get(field_name), right_value.get(field_name), f"{path}.{field_name}" if path else field_name
+            )
     elif (
         isinstance(left_value, list)
         and isinstance(right_value, list)
@@ -83,10 +85,10 @@ def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[D
         and any(isinstance(element, dict) for element in left_value)
     ):
         reported_pairs: list[tuple[Any, Any]] = []
-        for i, element_pair in enumerate(zip(left_value, right_value, strict=True)):
+        for element_index, element_pair in enumerate(zip(left_value, right_value, strict=True)):
             if element_pair not in reported_pairs:  # layers of one kind share one table
                 reported_pairs.append(element_pair)
-                yield from differences(*element_pair, f"{path}.{i}")
+                yield from differences(*element_pair, f"{path}.{element_index}")
     elif left_value != right_value:
         yield path, left_value, right_value
 
@@ -116,7 +118,9 @@ def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
         **{field: _plain_values(getattr(stack, field), hidden) for field in stack_fields},
     }
     first_index = {kind: layer_kinds.index(kind) for kind in layers}
-    owner_indices = [first_index[kind] if kind in stack.shared_layers else i for i, kind in enumerate(layer_kinds)]
+    owner_indices = [
+        first_index[kind] if kind in stack.shared_layers else layer for layer, kind in enumerate(layer_kinds)
+    ]
     return {**stack_table, "shared_layers": owner_indices, "layers": [layers[kind] for kind in layer_kinds]}
 
 
@@ -153,7 +157,7 @@ def _plain_values(field_value: Any, hidden: int) -> Any:
                 }
         return part_table
     if isinstance(field_value, dict):
-        return {field_name: _plain_values(element, hidden) for field_name, element in field_value.items()}
+        return {field_name: _plain_values(nested_value, hidden) for field_name, nested_value in field_value.items()}
     if isinstance(field_value, list | tuple):
-        return [_plain_values(element, hidden) for element in field_value]
+        return [_plain_values(list_element, hidden) for list_element in field_value]
     return "gelu_tanh" if field_value == "gelu_new" else field_value

@@ -21,7 +21,7 @@ from ...components.networks.moe import MoE
 from ...components.position import Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
-from ..huggingface.absent import Absent, require_present
+from ..huggingface.absent import AbsentValue, require_present
 
 FoundPart = TypeVar("FoundPart", bound=Part)
 
@@ -30,7 +30,7 @@ STATE_SPACE = ("mamba", "mamba2")
 
 
 class ConfigValues:
-    """The values of one model for config fields; raises `Absent` for fields without a value.
+    """The values of one model for config fields; raises `AbsentValue` for fields without a value.
 
     fields: usual name of a config field → the function that gets it from a spec.
     """
@@ -82,7 +82,7 @@ class ConfigValues:
     def first_value(self, field_name: str) -> Any:
         """Returns a field's first value among the components that is not None; None if all are."""
         if field_name not in self._first_values:
-            raise Absent
+            raise AbsentValue
         return self._first_values[field_name]
 
     def find_part(
@@ -104,7 +104,7 @@ class ConfigValues:
     @property
     def full_attention(self) -> Attention:
         """The first attention without a window, else the first attention."""
-        with suppress(Absent):
+        with suppress(AbsentValue):
             return self.find_part(Attention, matches_part=lambda part: part.sliding_window is None)
         return self.find_part(Attention)
 
@@ -151,7 +151,7 @@ class ConfigValues:
     @property
     def network(self) -> FeedForward:
         """The common FFN of all layers: the dense FFN, or one expert."""
-        with suppress(Absent):
+        with suppress(AbsentValue):
             return self.dense_network
         return self.moe.expert
 
@@ -193,15 +193,15 @@ class ConfigValues:
 
     def dense_layers(self) -> list[int]:
         """The indices of layers without experts."""
-        return [i for i, ffn in enumerate(self.networks) if not isinstance(ffn, MoE)]
+        return [layer for layer, ffn in enumerate(self.networks) if not isinstance(ffn, MoE)]
 
     def expert_layers(self) -> list[int]:
         """The indices of layers with experts."""
-        return [i for i, ffn in enumerate(self.networks) if isinstance(ffn, MoE)]
+        return [layer for layer, ffn in enumerate(self.networks) if isinstance(ffn, MoE)]
 
     def layers_before_experts(self) -> int:
         """The number of layers below the first layer with experts."""
-        return next((i for i, ffn in enumerate(self.networks) if isinstance(ffn, MoE)), len(self.layers))
+        return next((layer for layer, ffn in enumerate(self.networks) if isinstance(ffn, MoE)), len(self.layers))
 
     def layer_kinds(self, **family_words: str) -> list[str]:
         """Returns each layer's kind as in `layer_types`. family_words: a family's names for the kinds."""
@@ -227,9 +227,9 @@ def kind_of(mixer: Any) -> str:
     return "sliding_attention" if has_window else "full_attention"
 
 
-def _parts_inside(part_or_parts: Any) -> Iterator[Part]:
+def _parts_inside(part_container: Any) -> Iterator[Part]:
     """Yields a component and all nested components."""
-    if isinstance(part_or_parts, Part):
-        yield part_or_parts
-        for field_name in type(part_or_parts).model_fields:
-            yield from _parts_inside(getattr(part_or_parts, field_name))
+    if isinstance(part_container, Part):
+        yield part_container
+        for field_name in type(part_container).model_fields:
+            yield from _parts_inside(getattr(part_container, field_name))

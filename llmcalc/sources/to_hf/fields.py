@@ -15,7 +15,7 @@ from ...components.distance import RelativeBias
 from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter
-from ..huggingface.absent import Absent, require_present
+from ..huggingface.absent import AbsentValue, require_present
 from ..huggingface.writes import WRITTEN_ACTIVATIONS
 from .config_values import ConfigValues
 
@@ -23,7 +23,7 @@ from .config_values import ConfigValues
 def _activation_name(config_values: ConfigValues) -> str:
     try:
         activation = config_values.network.hidden_act
-    except Absent:
+    except AbsentValue:
         activation = config_values.first_value("hidden_act")
     return WRITTEN_ACTIVATIONS.get(activation, activation)
 
@@ -53,14 +53,14 @@ def _attention_bias(config_values: ConfigValues) -> bool:
         for bias_field in ("q_bias", "attention_bias"):
             if hasattr(mixer, bias_field):
                 return bool(getattr(mixer, bias_field))
-    raise Absent
+    raise AbsentValue
 
 
 def _mlp_bias(config_values: ConfigValues) -> bool:
     """Returns whether the dense FFN (else the shared expert or the experts) has a bias."""
-    with suppress(Absent):
+    with suppress(AbsentValue):
         return config_values.dense_network.up_bias
-    with suppress(Absent):
+    with suppress(AbsentValue):
         return config_values.shared_expert.up_bias
     return config_values.network.up_bias
 
@@ -77,7 +77,7 @@ def _shared_experts(config_values: ConfigValues) -> int | None:
     """Returns the width of the shared expert as a multiple of a routed expert's width."""
     expert_count, remainder = divmod(_shared_width(config_values), config_values.moe.expert.intermediate_size)
     if remainder:
-        raise Absent
+        raise AbsentValue
     return expert_count
 
 
@@ -93,12 +93,14 @@ def _label_count(config_values: ConfigValues) -> int:
 
 def _layers_before_window(config_values: ConfigValues) -> int | None:
     """Returns the number of layers below the first layer with a window."""
-    return next((i for i, window in enumerate(config_values.windows) if window is not None), len(config_values.layers))
+    return next(
+        (layer for layer, window in enumerate(config_values.windows) if window is not None), len(config_values.layers)
+    )
 
 
 def _is_bidirectional(config_values: ConfigValues) -> bool:
     if config_values.spec.kind == "decoder":
-        raise Absent
+        raise AbsentValue
     return True
 
 

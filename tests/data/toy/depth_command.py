@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from ..reports.depth import report
 from .options import Target
-from .target_options import OutputOptions, TargetOptions, takes_target
+from .target_options import OutputOptions, TargetOptions, add_target_options
 
 
-@takes_target
+@add_target_options
 def command(target: Target, *, target_options: TargetOptions, output_options: OutputOptions) -> None:
     """Prints the number of layers of a model."""
     output_options.show(report(target_options.load(target)))

@@ -8,7 +8,7 @@ from typing import Any
 from ....algebra import Number, ceil_div
 from ....components.base import BY_TORCH
 from ....components.norm import Norm
-from ....evidence import Witness, by_source, by_torch, compared, kernels_compared
+from ....evidence import Witness, by_torch, compared, kernels_compared, source_code_witness
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
@@ -19,13 +19,13 @@ from .elementwise import ElementwiseKernels
 from .fake_quantization import FakeQuantizationKernels
 from .fused_attention import CHOSEN, FusedAttention
 
-LIGER = by_source("linkedin/Liger-Kernel's cross-entropy", "tests/device_memory/test_grid.py")
+LIGER = source_code_witness("linkedin/Liger-Kernel's cross-entropy", "tests/device_memory/test_grid.py")
 """The witness of the losses of Liger-Kernel, whose storages torch makes in their order without the kernels."""
 
-LIGER_GRPO = by_source("linkedin/Liger-Kernel's GRPO", "tests/simulator/test_choices.py")
+LIGER_GRPO = source_code_witness("linkedin/Liger-Kernel's GRPO", "tests/simulator/test_choices.py")
 """The witness of Liger-Kernel's log-probabilities, which are operations of torch in its order."""
 
-FLASH_LOSS = by_source("flash-attn's cross-entropy", "tests/simulator/test_choices.py")
+FLASH_LOSS = source_code_witness("flash-attn's cross-entropy", "tests/simulator/test_choices.py")
 """The witness of flash-attn's losses, whose storages torch makes in their order without the kernels."""
 
 CHUNKS_KEPT = by_torch("tests/simulator/test_adapter_libraries.py")

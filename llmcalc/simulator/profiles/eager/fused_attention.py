@@ -7,7 +7,7 @@ from typing import Any
 
 from ....algebra import ceil_div
 from ....components.base import BY_TORCH
-from ....evidence import by_source, by_torch, compared, kernels_compared
+from ....evidence import by_torch, compared, kernels_compared, source_code_witness
 from ....flow.program import Step
 from ....flow.value import Value
 from ...autograd import record, recorded
@@ -20,7 +20,7 @@ from .attention import AttentionKernels
 CHOSEN = by_torch("tests/simulator/test_choices.py")
 """The witness of attention and norms that replace several steps."""
 
-SDPA = by_source(
+SDPA = source_code_witness(
     "torch's sdp_utils.cpp and derivatives.yaml; the CPU's kernel on the CPU, the others' results on meta",
     "tests/simulator/test_sdpa.py",
 )

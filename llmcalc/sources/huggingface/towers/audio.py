@@ -49,10 +49,10 @@ def _read_voxtral(root_config: Config, config: Config, text_width: int) -> Table
     """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
     hidden, activation = config.size("hidden_size"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    frames = config.quotient("hidden_size", config.size("intermediate_size"), hidden)
-    tower["audio"] = _audio_clip_rule(config, frames, padded=True, several=True)
+    merged_frames = config.quotient("hidden_size", config.size("intermediate_size"), hidden)
+    tower["audio"] = _audio_clip_rule(config, merged_frames, padded=True, several=True)
     linear_layers = two_linear_layers(text_width, activation, bias=False)
-    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=frames)}
+    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=merged_frames)}
 
 
 def _read_audio_flamingo(root_config: Config, config: Config, text_width: int) -> Table:
@@ -98,12 +98,12 @@ def _read_glmasr(root_config: Config, config: Config, text_width: int) -> Table:
         "stem": {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2},
         "final_norm": norm,
     }
-    frames = config.quotient("hidden_size", config.size("intermediate_size"), hidden)
+    merged_frames = config.quotient("hidden_size", config.size("intermediate_size"), hidden)
     linear_layers = two_linear_layers(
         text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * text_width
     )
     tower = {"type": "audio", "hidden_size": hidden, "stack": stack, "audio": {**clip_rule, "merge": GLM_MERGE}}
-    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=frames)}
+    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=merged_frames)}
 
 
 def _read_ultravox(root_config: Config, config: Config, text_width: int) -> Table:
@@ -172,10 +172,10 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
     if config.has("nemo_final_size"):
         config.require("nemo_final_size", pitch_count)
     first_conv = {"channels": config.size("nemo_conv_channels"), "bias": True}
-    halvings = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
+    halving_convolutions = [first_conv, *({**first_conv, "separable": True} for _ in range(reduction.bit_length() - 2))]
     subsampling = {
         "num_mel_bins": config.size("input_size"),
-        "convolutions": halvings,
+        "convolutions": halving_convolutions,
         "bias": True,
         "standardize": True,
     }
@@ -195,7 +195,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_width: int) -> Ta
         "num_hidden_layers": config.size("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,
-        "feed_forward": glu(config, bias=True, act="activation"),
+        "feed_forward": glu(config, bias=True, act_field="activation"),
         "norm": layernorm(),
         "segment": PHI4_POSITIONS,
         "audio": {"type": "recording", "window": 400, "frames_per_token": reduction * config.size("downsample_rate")},

@@ -60,11 +60,11 @@ def _read_emu3(root_config: Config, config: Config, text_width: int) -> Table:
 def _read_channels(config: Config) -> tuple[int, list[int]]:
     """Reads the channels of the first level and their multiples in all levels."""
     config.require("double_latent", False)
-    base_channels, multipliers = config.size("base_channels"), _read_numbers(config, "channel_multiplier", minimum=1)
-    for multiplier in multipliers:
+    base_channels, multiples = config.size("base_channels"), _read_numbers(config, "channel_multiplier", minimum=1)
+    for multiplier in multiples:
         if base_channels * multiplier % GROUPS:
             raise config.error("channel_multiplier", multiplier, f"a number that makes a multiple of {GROUPS} channels")
-    return base_channels, multipliers
+    return base_channels, multiples
 
 
 def _tokenizer(config: Config, base_channels: int, channel_multipliers: list[int]) -> Table:
@@ -132,14 +132,14 @@ def _read_janus(root_config: Config, config: Config, text_width: int) -> Table:
 
 def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:
     """Reads a list of whole numbers of at least `minimum`."""
-    numbers = config.get(field_name)
-    if not isinstance(numbers, list | tuple) or any(
-        type(number) is not int or not minimum <= number <= LARGEST for number in numbers
+    listed_numbers = config.get(field_name)
+    if not isinstance(listed_numbers, list | tuple) or any(
+        type(number) is not int or not minimum <= number <= LARGEST for number in listed_numbers
     ):
-        raise config.error(field_name, numbers, f"a list of whole numbers of at least {minimum}")
-    if minimum and not numbers:
-        raise config.error(field_name, numbers, "one number or more")
-    return list(numbers)
+        raise config.error(field_name, listed_numbers, f"a list of whole numbers of at least {minimum}")
+    if minimum and not listed_numbers:
+        raise config.error(field_name, listed_numbers, "one number or more")
+    return list(listed_numbers)
 
 
 EMU3: Table = {

@@ -42,16 +42,16 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) ->
     norm, unweighted_norm = rmsnorm(eps), rmsnorm(eps, weight=False)
     block = {
         "attention": attention(config, v_norm=unweighted_norm, **qk_norm_fields(norm)),
-        "feed_forward": glu(config, act="hidden_activation"),
+        "feed_forward": glu(config, act_field="hidden_activation"),
         "norm": norm,
         "norm_placement": "sandwich",
     }
-    positions = {"rows": config.size("position_embedding_size"), "axes": 2}
+    position_table = {"rows": config.size("position_embedding_size"), "axes": 2}
     clamp_count, merge_size = 4 * 7 if config.flag("use_clipped_linears") else 0, config.size("pooling_kernel_size")
     image_rule = {**GEMMA4_BUDGET, "merge": merge_size}
     standardizes = config.flag("standardize")
     tower = vision_transformer(
-        config, block, positions=positions, standardize=standardizes, clamps=clamp_count, image=image_rule
+        config, block, positions=position_table, standardize=standardizes, clamps=clamp_count, image=image_rule
     )
     pooling: Table = {"merge": merge_size, "merged": "mean", "norm": unweighted_norm}
     return {
@@ -60,7 +60,9 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_width: int) ->
     }
 
 
-def _conformer_encoder(config: Config, field_prefix: str, act: str, subsampling: Table, **encoder_fields: Any) -> Table:
+def _conformer_encoder(
+    config: Config, field_prefix: str, activation: str, subsampling: Table, **encoder_fields: Any
+) -> Table:
     """Returns the layers of the Universal Speech Model. field_prefix: common prefix of the config fields."""
     hidden_size, norm = config.size("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     heads = f"{field_prefix}num_attention_heads"
@@ -79,8 +81,8 @@ def _conformer_encoder(config: Config, field_prefix: str, act: str, subsampling:
         "subsampling": subsampling,
         "num_hidden_layers": config.size(f"{field_prefix}num_hidden_layers"),
         "attention": mixer,
-        "convolution": {"kernel_size": kernel_size, "hidden_act": act, "norm": norm},
-        "feed_forward": mlp(4 * hidden_size, act, bias=False),
+        "convolution": {"kernel_size": kernel_size, "hidden_act": activation, "norm": norm},
+        "feed_forward": mlp(4 * hidden_size, activation, bias=False),
         "norm": norm,
         "norm_placement": "sandwich",
         **encoder_fields,
@@ -127,12 +129,12 @@ def _read_unified_vision(root_config: Config, config: Config, text_width: int) -
     """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
     embedding_width, unweighted_norm = config.size("mm_embed_dim"), rmsnorm(config.number("rms_norm_eps"), weight=False)
     patches = {"patch_size": config.size("patch_size") * config.size("pooling_kernel_size"), "bias": True}
-    positions = {"rows": config.size("mm_posemb_size"), "axes": 2}
+    position_table = {"rows": config.size("mm_posemb_size"), "axes": 2}
     embedder = {
         "type": "patches",
         "hidden_size": embedding_width,
         "patches": patches,
-        "positions": positions,
+        "positions": position_table,
         "norm": layernorm(1e-5),
         "image": {**GEMMA4_BUDGET, "merge": 1, "projects_padding": True},
     }

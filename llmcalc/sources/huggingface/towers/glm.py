@@ -31,7 +31,7 @@ def _read_glm4v(root_config: Config, config: Config, text_width: int) -> Table:
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
     attention = self_attention(config, "num_heads", **ROTARY, **biases(config.flag("attention_bias"), *QKV))
-    block = layer_table(attention, glu(config, width=config.size("out_hidden_size")), norm)
+    block = layer_table(attention, glu(config, ffn_width=config.size("out_hidden_size")), norm)
     stack = {"embedding_norm": norm, "final_norm": norm}
     return _with_merger(
         config, block, stack, config.size("intermediate_size"), positions={"rows": patches_per_side(config) ** 2}
@@ -62,7 +62,7 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
 
 def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
     """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
-    h, output_width, activation = (
+    hidden_size, output_width, activation = (
         config.size("hidden_size"),
         config.size("out_hidden_size"),
         config.choice(ACTIVATIONS, "hidden_act"),
@@ -86,7 +86,9 @@ def _with_merger(config: Config, block: Table, stack: Table, merger_width: int, 
     gated_layers = [{"size": 2 * merger_width, "hidden_act": activation, "gated": True}, {"size": output_width}]
     return {
         "visual": tower,
-        "visual_downsample": projector(h, (output_width, True, "identity"), merge=config.size("spatial_merge_size")),
+        "visual_downsample": projector(
+            hidden_size, (output_width, True, "identity"), merge=config.size("spatial_merge_size")
+        ),
         "visual_merger": projector(
             output_width, (output_width, False, "identity"), out_norm=layernorm(), out_act="gelu"
         ),

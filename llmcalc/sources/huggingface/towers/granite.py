@@ -17,14 +17,14 @@ WINDOW, HOP = 160, 320
 def _read_granite_speech(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
     joined_layers = 1 + _count_of_joined_layers(config)
-    h, heads, window = config.size("hidden_dim"), config.size("num_heads"), root_config.size("window_size")
+    hidden_size, heads, window = config.size("hidden_dim"), config.size("num_heads"), root_config.size("window_size")
     query_count = root_config.quotient("downsample_rate", window, root_config.size("downsample_rate"))
-    head_dim = config.optional_size("dim_head") or config.quotient("num_heads", h, heads)
+    head_dim = config.optional_size("dim_head") or config.quotient("num_heads", hidden_size, heads)
     audio_rule = {"type": "recording", "window": WINDOW, "hop": HOP, "frames_per_token": window}
     tower = {
         "type": "ctc_conformer",
         "input_size": config.size("input_dim"),
-        "hidden_size": h,
+        "hidden_size": hidden_size,
         "num_hidden_layers": config.size("num_layers"),
         "num_attention_heads": heads,
         "head_dim": head_dim,
@@ -32,12 +32,12 @@ def _read_granite_speech(root_config: Config, config: Config, text_width: int) -
         "max_distance": config.size("max_pos_emb"),
         "kernel_size": config.size("conv_kernel_size"),
         "expansion": config.size("conv_expansion_factor"),
-        "feed_forward": mlp(h * config.size("feedforward_mult"), "silu"),
+        "feed_forward": mlp(hidden_size * config.size("feedforward_mult"), "silu"),
         "norm": layernorm(),
         "labels": config.size("output_dim"),
         "audio": {**audio_rule, "tokens_at_once": query_count},
     }
-    feature_width = joined_layers * h
+    feature_width = joined_layers * hidden_size
     qformer = _qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
     linear_layer = projector(
         feature_width, (text_width, True, "identity"), resampler=qformer, encoder_layers=joined_layers
@@ -46,7 +46,7 @@ def _read_granite_speech(root_config: Config, config: Config, text_width: int) -
 
 
 def _count_of_joined_layers(config: Config) -> int:
-    """Returns the number of layers whose outputs are joined to the last one's."""
+    """Returns the number of encoder layers whose outputs are concatenated to the last layer's output."""
     if not config.has("cat_hidden_layers"):
         return 0
     layers = config.sizes("cat_hidden_layers")
@@ -56,7 +56,7 @@ def _count_of_joined_layers(config: Config) -> int:
 
 
 def _qformer(section: Config, encoder_width: int, query_count: int, window: int, parent_config: Config) -> Table:
-    """Returns the Q-Former of a section. parent_config: receives its unknown fields."""
+    """Returns the Q-Former of a section. parent_config: the config that collects the section's unknown fields."""
     section.require("model_type", "blip_2_qformer")
     section.require("encoder_hidden_size", encoder_width)
     section.require("use_qformer_text_input", False)

@@ -235,7 +235,7 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
         "tokens": max(patch_count // merge_size**2, 1),
         "marks": 2,
     }
-    positions: Table = (
+    position_table: Table = (
         {"positions": {"rows": patch_count + 1}} if config.flag("use_absolute_position_embeddings") else {}
     )
     final_norm = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(config.number("layer_norm_eps"))}
@@ -246,7 +246,7 @@ def read_internvl(root_config: Config, config: Config, text_width: int) -> Table
         patches={"num_channels": config.size("num_channels"), "bias": True},
         class_embedding=True,
         image=image_rule,
-        **positions,
+        **position_table,
     )
     linear_layers = two_linear_layers(text_width, root_config.choice(ACTIVATIONS, "projector_hidden_act"))
     merger = projector(config.size("hidden_size"), *linear_layers, merge=merge_size, norm=layernorm(), norm_of="merged")

@@ -15,7 +15,7 @@ from .qwen import IGNORED, QWEN2_5, QWEN3, read_qwen2_5, read_qwen3
 from .section import Section, projector, self_attention, two_linear_layers
 
 
-def _chunked_encoder(config: Config, stem: Table, window: int, audio: Table, **attention: Any) -> Table:
+def _chunked_encoder(config: Config, stem: Table, window: int, audio_rule: Table, **attention: Any) -> Table:
     """Returns an audio encoder whose layers attend within stretches of `window` positions."""
     heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=window, **attention)
     ffn = mlp(config.size("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
@@ -25,7 +25,7 @@ def _chunked_encoder(config: Config, stem: Table, window: int, audio: Table, **a
         "stem": stem,
         "position": {"type": "sinusoidal"},
     }
-    return {"type": "audio", "hidden_size": config.size("d_model"), "stack": stack, "audio": audio}
+    return {"type": "audio", "hidden_size": config.size("d_model"), "stack": stack, "audio": audio_rule}
 
 
 def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) -> Table:
@@ -34,11 +34,15 @@ def _read_qwen2_5_audio(root_config: Config, config: Config, text_width: int) ->
     Its table of two vectors marks the ends of a recording.
     """
     config.require("output_dim", text_width)
-    chunk = 2 * config.size("n_window")
+    chunk_frames = 2 * config.size("n_window")
     stem = {"num_mel_bins": config.size("num_mel_bins"), "max_source_positions": config.size("max_source_positions")}
-    audio = {"type": "chunks", "chunk": chunk, "halvings": 1, "merge": 2, "max_seconds": QWEN2_5_SECONDS}
+    audio_rule = {"type": "chunks", "chunk": chunk_frames, "halvings": 1, "merge": 2, "max_seconds": QWEN2_5_SECONDS}
     tower = _chunked_encoder(
-        config, {**stem, "chunk": chunk}, -(-chunk // 2), audio, **biases(True, "q_bias", "v_bias", "o_bias")
+        config,
+        {**stem, "chunk": chunk_frames},
+        -(-chunk_frames // 2),
+        audio_rule,
+        **biases(True, "q_bias", "v_bias", "o_bias"),
     )
     pooling: Table = {"frames": 2, "merged": "mean", "norm": layernorm(), "output_marks": 2}
     return {
@@ -57,25 +61,27 @@ def _qwen3_audio_towers(config: Config, text_width: int, whole_chunks: bool = Fa
 
     text_width: that of the output. whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
-    chunk, channels = 2 * config.size("n_window"), config.size("downsample_hidden_size")
-    window_chunks = config.size("n_window_infer") // chunk
+    chunk_frames, channels = 2 * config.size("n_window"), config.size("downsample_hidden_size")
+    window_chunks = config.size("n_window_infer") // chunk_frames
     if not window_chunks:
-        raise config.error("n_window_infer", config.get("n_window_infer"), f"{chunk} or more, the frames of a chunk")
+        raise config.error(
+            "n_window_infer", config.get("n_window_infer"), f"{chunk_frames} or more, the frames of a chunk"
+        )
     subsampling = {
         "num_mel_bins": config.size("num_mel_bins"),
         "convolutions": [{"channels": channels, "bias": True}] * 3,
         "hidden_act": "gelu",
-        "chunk": chunk,
+        "chunk": chunk_frames,
         "whole_chunks": whole_chunks,
     }
-    audio = {"type": "chunks", "chunk": chunk, "halvings": 3, "drops_rest": True}
+    audio_rule = {"type": "chunks", "chunk": chunk_frames, "halvings": 3, "drops_rest": True}
     stem = {"type": "spectrum", "subsampling": subsampling}
-    tower = _chunked_encoder(config, stem, -(-chunk // 8) * window_chunks, audio, **biases(True, *QKVO))
+    tower = _chunked_encoder(config, stem, -(-chunk_frames // 8) * window_chunks, audio_rule, **biases(True, *QKVO))
     tower["stack"]["final_norm"] = layernorm()
-    h, activation = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
+    hidden_size, activation = config.size("d_model"), config.choice(ACTIVATIONS, "activation_function")
     return {
         "audio_tower": tower,
-        "audio_projector": projector(h, *two_linear_layers(text_width, activation, inner_width=h)),
+        "audio_projector": projector(hidden_size, *two_linear_layers(text_width, activation, inner_width=hidden_size)),
     }
 
 

@@ -28,11 +28,11 @@ def _read_ovis2(root_config: Config, config: Config, text_width: int) -> Table:
 
     The class adds the positions after the norm of the patches, which changes no count.
     """
-    indicators, embedding_width = config.size("num_visual_indicator_tokens"), root_config.size("hidden_size")
+    indicator_count, embedding_width = config.size("num_visual_indicator_tokens"), root_config.size("hidden_size")
     tower = _with_image_rule(_aimv2_encoder(config), config, config)
     return {
         "vision_tower": tower,
-        **_visual_vocabulary(config, config.size("hidden_size"), embedding_width, indicators),
+        **_visual_vocabulary(config, config.size("hidden_size"), embedding_width, indicator_count),
     }
 
 
@@ -67,18 +67,20 @@ def _read_ovis(root_config: Config, config: Config, text_width: int) -> Table:
     backbone_fields = config.table("backbone_config")
     types_by_tokenizer = {"siglip_visual_tokenizer": "siglip_vision_model", "aimv2_visual_tokenizer": "aimv2"}
     backbone_type = backbone_fields.get("model_type", types_by_tokenizer[config.model_type])
-    location = f"{config.location}backbone_config."
+    field_path_prefix = f"{config.location}backbone_config."
     if backbone_type == "siglip_vision_model":
-        backbone = Config(backbone_fields, SIGLIP, backbone_type, location=location)
-        tower = siglip_encoder(backbone)
+        backbone_config = Config(backbone_fields, SIGLIP, backbone_type, location=field_path_prefix)
+        tower = siglip_encoder(backbone_config)
     elif backbone_type == "aimv2":
-        backbone = Config(backbone_fields, AIMV2, backbone_type, location=location, aliases={"mlp_bias": "use_bias"})
-        tower = _aimv2_encoder(backbone)
+        backbone_config = Config(
+            backbone_fields, AIMV2, backbone_type, location=field_path_prefix, aliases={"mlp_bias": "use_bias"}
+        )
+        tower = _aimv2_encoder(backbone_config)
     else:
         raise config.error("backbone_config.model_type", backbone_type, "siglip_vision_model or aimv2")
-    tower = _with_image_rule(tower, backbone, config)
-    backbone.finish(IGNORED | BACKBONE_FIELDS)
-    config.unknown += backbone.unknown
+    tower = _with_image_rule(tower, backbone_config, config)
+    backbone_config.finish(IGNORED | BACKBONE_FIELDS)
+    config.unknown += backbone_config.unknown
     return {"vision_tower": tower, **_visual_vocabulary(config, tower["hidden_size"], text_width, OVIS_INDICATORS)}
 
 

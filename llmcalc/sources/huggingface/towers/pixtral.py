@@ -81,11 +81,11 @@ def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
 
     The adapter has two linear layers.
     """
-    h, adapter_width, output_width = (
+    hidden_size, adapter_width, output_width = (
         config.size(field) for field in ("hidden_size", "projector_input_dim", "projector_output_dim")
     )
     merge_size = merged_square_side(config, "pixel_shuffle_ratio")
-    config.require("intermediate_size", h * merge_size * merge_size)
+    config.require("intermediate_size", hidden_size * merge_size * merge_size)
     config.require("projector_input_dim", output_width)
     config.require("vision_output_dim", output_width)
     norm = layernorm(config.number("norm_eps"))
@@ -100,7 +100,9 @@ def _read_llama4(root_config: Config, config: Config, text_width: int) -> Table:
     )
     return {
         "vision_model": tower,
-        "vision_adapter": projector(h, (adapter_width, False, "gelu"), (output_width, False, "gelu"), merge=merge_size),
+        "vision_adapter": projector(
+            hidden_size, (adapter_width, False, "gelu"), (output_width, False, "gelu"), merge=merge_size
+        ),
         "multi_modal_projector": projector(output_width, (text_width, False, "identity")),
     }
 
@@ -117,7 +119,7 @@ def _read_lfm3(root_config: Config, config: Config, text_width: int) -> Table:
         "conv": {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True},
         "full": {"type": "attention", **attention},
     }
-    default_kinds = ["conv" if i < 2 or i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
+    default_kinds = ["conv" if layer < 2 or layer % 2 else "full" for layer in range(config.size("num_hidden_layers"))]
     layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default_kinds)
     ffn = {"intermediate_size": config.size("intermediate_size"), "hidden_act": "silu", "gated": True}
     block = layer_table(mixers[layer_kinds[0]], ffn, norm)

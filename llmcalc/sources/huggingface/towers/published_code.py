@@ -124,7 +124,7 @@ def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads LLaVA-OneVision 1.5: RICE-ViT with RoPE and a class vector with learned angles, and Qwen2's merger."""
     config.require("text_hidden_size", text_width)
     config.require("temporal_patch_size", 1)
-    norm, h, merge_size = (
+    norm, hidden_size, merge_size = (
         layernorm(config.number("layer_norm_eps")),
         config.size("hidden_size"),
         config.size("spatial_merge_size"),
@@ -143,7 +143,10 @@ def _read_rice(root_config: Config, config: Config, text_width: int) -> Table:
         class_embedding=True,
     )
     merger = projector(
-        h, *two_linear_layers(text_width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
+        hidden_size,
+        *two_linear_layers(text_width, inner_width=hidden_size * merge_size * merge_size),
+        merge=merge_size,
+        norm=norm,
     )
     return {"visual": tower, "visual_merger": merger}
 
@@ -201,7 +204,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
     root_config.require("tile_tag", "2D")
     config.require("class_token", False)
     config.require("global_pool", "map")
-    h, norm = config.size("width"), layernorm(1e-6)
+    hidden_size, norm = config.size("width"), layernorm(1e-6)
     timm_config, block = _with_width_fields(config, norm)
     tower = vision_transformer(
         timm_config,
@@ -218,7 +221,7 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
     projector_config.require("projector_type", "downsample_mlp_gelu")
     projector_config.require("token_pooling", False)
     projector_config.require("n_embed", text_width)
-    projector_config.require("input_dim", h)
+    projector_config.require("input_dim", hidden_size)
     inner_width = text_width * projector_config.size("mlp_ratio")
     linear_layers = [(inner_width, True, "gelu")] * (projector_config.size("depth") - 1) + [
         (text_width, True, "identity")
@@ -227,7 +230,9 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_width: int) -> 
         raise projector_config.error("depth", projector_config.get("depth"), "2 to 10")
     return {
         "vision": tower,
-        "projector": projector(h, *linear_layers, merge=projector_config.size("downsample_ratio"), output_marks=2),
+        "projector": projector(
+            hidden_size, *linear_layers, merge=projector_config.size("downsample_ratio"), output_marks=2
+        ),
     }
 
 
@@ -257,16 +262,16 @@ def _read_dots_ocr(root_config: Config, config: Config, text_width: int) -> Tabl
     attention = self_attention(config, width="embed_dim", **ROTARY, **biases(bias, *QKVO))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
     patches = {field_name: config.size(field_name) for field_name in ("num_channels", "temporal_patch_size")}
-    h, merge_size = config.size("embed_dim"), config.size("spatial_merge_size")
+    hidden_size, merge_size = config.size("embed_dim"), config.size("spatial_merge_size")
     tower = vision_transformer(
-        config.with_fields(hidden_size=h),
+        config.with_fields(hidden_size=hidden_size),
         layer_table(attention, glu(config, bias), norm),
         stack={"embedding_norm": norm, **final_norm},
         patches={**patches, "bias": True},
     )
     merger = projector(
-        h,
-        *two_linear_layers(text_width, inner_width=h * merge_size * merge_size),
+        hidden_size,
+        *two_linear_layers(text_width, inner_width=hidden_size * merge_size * merge_size),
         merge=merge_size,
         norm=layernorm(1e-6),
     )
@@ -396,9 +401,11 @@ MINICPM_SLICES: Table = {"scale_resolution": 448, "max_slice_nums": 9}
 def _read_qwen_vl(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen-VL: OpenCLIP's encoder, whose position embedding has 256 rows, and a resampler."""
     config.require("output_dim", text_width)
-    norm, positions = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
+    norm, position_table = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
     usual_config, block = _with_width_fields(config, norm)
-    tower = vision_transformer(usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=positions)
+    tower = vision_transformer(
+        usual_config, block, depth="layers", stack={"embedding_norm": norm}, positions=position_table
+    )
     resampler = _query_projector(config, config.size("width"), text_width, config.size("n_queries"), True)
     return {"visual": tower, "resampler": resampler}
 

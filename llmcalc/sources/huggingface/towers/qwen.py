@@ -85,14 +85,16 @@ def read_qwen2_5(root_config: Config, config: Config, text_width: int) -> Table:
 
 def _window_stack(config: Config) -> Table:
     """Returns stack fields for layers that, with few exceptions, limit attention to squares of patches."""
-    merge_size, patch, window = (config.size(field) for field in ("spatial_merge_size", "patch_size", "window_size"))
-    window_side = window // merge_size // patch * merge_size
+    merge_size, patch_size, window = (
+        config.size(field) for field in ("spatial_merge_size", "patch_size", "window_size")
+    )
+    window_side = window // merge_size // patch_size * merge_size
     if window_side == 0:
-        raise config.error("window_size", window, f"{merge_size * patch} or more, the side of merged patches")
+        raise config.error("window_size", window, f"{merge_size * patch_size} or more, the side of merged patches")
     full_blocks, depth = config.get("fullatt_block_indexes"), config.size("depth")
-    if not isinstance(full_blocks, list | tuple) or any(type(i) is not int for i in full_blocks):
+    if not isinstance(full_blocks, list | tuple) or any(type(layer) is not int for layer in full_blocks):
         raise config.error("fullatt_block_indexes", full_blocks, "a list of layers")
-    layer_kinds = ["block" if i in full_blocks else "windowed" for i in range(depth)]
+    layer_kinds = ["block" if layer in full_blocks else "windowed" for layer in range(depth)]
     if "windowed" not in layer_kinds:
         return {}
     return {"variants": {"windowed": {"attention": {"grid_window": window_side}}}, **layer_pattern(layer_kinds)}
@@ -120,11 +122,11 @@ def _read_hyperclovax(root_config: Config, config: Config, text_width: int) -> T
 
 def _read_qwen3_5(root_config: Config, config: Config, text_width: int) -> Table:
     """Reads Qwen3.5: a learned position embedding and RoPE."""
-    norm, positions = layernorm(1e-6), {"rows": config.size("num_position_embeddings")}
+    norm, position_table = layernorm(1e-6), {"rows": config.size("num_position_embeddings")}
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
     output_width = config.size("out_hidden_size")
     return _merging_encoder(
-        config, block, norm, output_width, patches=_patch_fields(config, bias=True), positions=positions
+        config, block, norm, output_width, patches=_patch_fields(config, bias=True), positions=position_table
     )
 
 
@@ -143,9 +145,9 @@ def read_qwen3(root_config: Config, config: Config, text_width: int) -> Table:
     return {
         **_read_qwen3_5(root_config, config, text_width),
         **{
-            f"visual_deepstack_{i}": deepstack_merger
+            f"visual_deepstack_{merger_index}": deepstack_merger
             | ({"lower_layer": layer_index} if _is_below(layer_index, depth) else {})
-            for i, layer_index in enumerate(layer_indices)
+            for merger_index, layer_index in enumerate(layer_indices)
         },
     }
 
@@ -187,13 +189,16 @@ def moonvit(config: Config, position_rows: int, text_width: int, **layer: Any) -
         or not merged_shape[0] == merged_shape[1] > 0
     ):
         raise config.error("merge_kernel_size", merged_shape, "two equal positive numbers")
-    norm, merge_size, h = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
+    norm, merge_size, hidden_size = layernorm(1e-5), merged_shape[0], config.size("hidden_size")
     block = biased_layer(config, norm, **ROTARY, **layer)
     tower = vision_transformer(
         config, block, stack={"final_norm": norm}, patches={"bias": True}, positions={"rows": position_rows}
     )
     return tower, projector(
-        h, *two_linear_layers(text_width, inner_width=h * merge_size * merge_size), merge=merge_size, norm=norm
+        hidden_size,
+        *two_linear_layers(text_width, inner_width=hidden_size * merge_size * merge_size),
+        merge=merge_size,
+        norm=norm,
     )
 
 

@@ -120,5 +120,5 @@ WRAPPERS = {
             default_section=None,
             ignored_fields=NO_COUNT | PARAKEET_FIELDS | {"attention_dropout"},
         ),
-    },
+    }
 }

@@ -91,10 +91,10 @@ LinearLayer: TypeAlias = tuple[int, bool, str]
 
 
 def two_linear_layers(
-    width: int, act: str = "gelu", bias: bool = True, inner_width: int | None = None
+    width: int, activation: str = "gelu", bias: bool = True, inner_width: int | None = None
 ) -> tuple[LinearLayer, LinearLayer]:
     """Returns two linear layers with an activation. inner_width: default `width`, the output's width."""
-    return (inner_width or width, bias, act), (width, bias, "identity")
+    return (inner_width or width, bias, activation), (width, bias, "identity")
 
 
 def projector(width: int, *maps: LinearLayer, **projector_fields: Any) -> Table:

@@ -39,7 +39,7 @@ def siglip2_encoder(config: Config) -> Table:
 
 
 def siglip_of_rows(config: Config, position_rows: int, has_pooling: bool = False, **attention: Any) -> Table:
-    """Returns an encoder with SigLIP's layers. position_rows: those of its position embedding; 0 for none.
+    """Returns an encoder with SigLIP's layers. position_rows: rows of the position embedding; 0 for none.
 
     attention: further fields of its attention.
     """
@@ -88,10 +88,12 @@ def _read_minicpm(root_config: Config, config: Config, text_width: int) -> Table
     lower_stack = {"num_hidden_layers": lower_layers, "block": tower["stack"]["block"]}
     mergers: Table = {}
     merger_count = root_config.size("merger_times")
-    for i in range(merger_count):
-        linear_layers = two_linear_layers(text_width if i == merger_count - 1 else hidden, inner_width=4 * hidden)
+    for merger_index in range(merger_count):
+        linear_layers = two_linear_layers(
+            text_width if merger_index == merger_count - 1 else hidden, inner_width=4 * hidden
+        )
         merge_fields: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
-        mergers[f"vision_merger_{i}"] = projector(hidden, *linear_layers, **merge_fields)
+        mergers[f"vision_merger_{merger_index}"] = projector(hidden, *linear_layers, **merge_fields)
     return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
 
 

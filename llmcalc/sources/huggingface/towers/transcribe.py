@@ -66,7 +66,7 @@ def _stack(config: Config, has_qk_norm: bool) -> Table:
     heads, norm = config.size("num_attention_heads"), layernorm()
     if config.has("num_key_value_heads"):
         config.require("num_key_value_heads", heads)
-    attention = self_attention(config, o_bias=True, position=rope(config, share=0.5 if has_qk_norm else 1.0))
+    attention = self_attention(config, o_bias=True, position=rope(config, default_share=0.5 if has_qk_norm else 1.0))
     attention |= qk_norm_fields(norm) if has_qk_norm else {}
     ffn = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(attention, ffn, norm)

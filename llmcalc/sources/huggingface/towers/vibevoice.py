@@ -31,11 +31,11 @@ def _encoder(config: Config) -> Table:
     }
 
 
-def _tokenizer_reader(name: str) -> Reader:
+def _tokenizer_reader(encoder_name: str) -> Reader:
     """Returns the reader of one of the encoders, with the linear layers after it."""
 
     def read(root_config: Config, config: Config, text_width: int) -> Table:
-        return {f"{name}_audio_encoder": _encoder(config), **_audio_connector(name, config, text_width)}
+        return {f"{encoder_name}_audio_encoder": _encoder(config), **_audio_connector(encoder_name, config, text_width)}
 
     return read
 

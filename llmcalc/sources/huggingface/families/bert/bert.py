@@ -54,13 +54,13 @@ def read_bert(config: Config) -> Table:
 
 
 def _read_roberta(config: Config) -> Table:
-    score, has_pooler = score_and_pooler(config)
+    score_head, has_pooler = score_and_pooler(config)
     return encoder(
         config,
         bert_block(config),
         bert_stack(config, padded_positions(config)),
         bert_head(config, "gelu"),
-        score,
+        score_head,
         **pooler(has_pooler),
     )
 
@@ -132,8 +132,8 @@ def _read_albert(config: Config) -> Table:
     stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
     if group_count * layers_per_group > 1:
         layer_kinds = [
-            f"group{int(i / (depth / group_count))}_{group_layer}"
-            for i in range(depth)
+            f"group{int(layer / (depth / group_count))}_{group_layer}"
+            for layer in range(depth)
             for group_layer in range(layers_per_group)
         ]
         distinct_kinds = list(dict.fromkeys(layer_kinds))
@@ -148,7 +148,7 @@ def _read_albert(config: Config) -> Table:
         config.head == "none" or scores_sequences(config) or has_pretraining,
         class_count(config) if has_pretraining else None,
     )
-    model_fields = {**embedding_size(config, even_if_equal=True), **pooler_table}
+    model_fields = {**embedding_size(config, is_always_set=True), **pooler_table}
     return encoder(
         config,
         bert_block(config),
@@ -200,10 +200,10 @@ def _read_mpnet(config: Config) -> Table:
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
         "relative_bias": bias,
     }
-    score, has_pooler = score_and_pooler(config)
+    score_head, has_pooler = score_and_pooler(config)
     block = bert_block(config)
     block["attention"]["float32_softmax"] = False
-    return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
+    return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
 def has_pretraining_head(config: Config) -> bool:
@@ -270,19 +270,22 @@ def bert_stack(config: Config, position: Table | None = None) -> Table:
     }
 
 
-def bert_head(config: Config, act: str, norm: Table | None = None) -> Table:
-    return {"bias": True, "transform": {"hidden_act": act, "norm": norm or layernorm(config.number("layer_norm_eps"))}}
+def bert_head(config: Config, activation: str, norm: Table | None = None) -> Table:
+    return {
+        "bias": True,
+        "transform": {"hidden_act": activation, "norm": norm or layernorm(config.number("layer_norm_eps"))},
+    }
 
 
-def bert_score(act: str) -> Table:
+def bert_score(activation: str) -> Table:
     """Returns a sequence classifier with a separate linear layer on the first token's hidden state."""
-    return {"transform": {"hidden_act": act, "norm": None}}
+    return {"transform": {"hidden_act": activation, "norm": None}}
 
 
-def embedding_size(config: Config, even_if_equal: bool = False) -> Table:
+def embedding_size(config: Config, is_always_set: bool = False) -> Table:
     """Returns the width of a factorized embedding if it differs from hidden_size; for ALBERT always."""
     embedding_width = config.size("embedding_size")
-    return {"embedding_size": embedding_width} if even_if_equal or embedding_width != config.size("hidden_size") else {}
+    return {"embedding_size": embedding_width} if is_always_set or embedding_width != config.size("hidden_size") else {}
 
 
 def input_size(model_fields: Table) -> Table:

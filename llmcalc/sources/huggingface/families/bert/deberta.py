@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...absent import Absent, require_present
+from ...absent import AbsentValue, require_present
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names
@@ -106,8 +106,8 @@ def _deberta_model(
 
 def _largest_distance(config: Config) -> int:
     """Returns the largest relative distance with a separate embedding."""
-    distance = config.get("max_relative_positions")
-    return distance if is_whole(distance) and distance > 0 else config.size("max_position_embeddings")
+    max_distance = config.get("max_relative_positions")
+    return max_distance if is_whole(max_distance) and max_distance > 0 else config.size("max_position_embeddings")
 
 
 def _listed_names(config: Config, field_name: str) -> list[str]:
@@ -133,7 +133,7 @@ def _disentangled_position(config_values: ConfigValues) -> Any:
 def _position_terms(config_values: ConfigValues) -> list[str]:
     try:
         position = _disentangled_position(config_values)
-    except Absent:
+    except AbsentValue:
         return []
     return [score_term for score_term in ("c2p", "p2c") if getattr(position, score_term)]
 

@@ -37,11 +37,4 @@ def _read_esm(config: Config) -> Table:
 
 IGNORED = OLD | {"esmfold_config", "hidden_act"}
 
-FAMILIES = {
-    "esm": Family(
-        _read_esm,
-        ignored_fields=IGNORED,
-        modules=module_names("esm"),
-        dropout_fields=BERT_DROPOUT,
-    )
-}
+FAMILIES = {"esm": Family(_read_esm, ignored_fields=IGNORED, modules=module_names("esm"), dropout_fields=BERT_DROPOUT)}

@@ -41,14 +41,14 @@ def _read_funnel(config: Config) -> Table:
         **_stack_of_blocks(block_sizes, block_repeats, decoder_layers, not config.flag("pool_q_only")),
     }
     config.fields_read.add("pooling_type")
-    score: Table = {"over": "token"}
+    score_head: Table = {"over": "token"}
     if scores_sequences(config) or class_name.endswith(OF_CHOICES):
-        score = {"transform": {"hidden_act": "tanh", "norm": None}}
+        score_head = {"transform": {"hidden_act": "tanh", "norm": None}}
     model_fields: Table = {}
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
         transform = {"hidden_act": activation, "norm": None}
         model_fields = {"head": {"type": "classification", "num_labels": 1, "over": "token", "transform": transform}}
-    return encoder(config, block, stack, {"bias": True}, score, **model_fields)
+    return encoder(config, block, stack, {"bias": True}, score_head, **model_fields)
 
 
 def _block_repeats(config: Config) -> list[int]:
@@ -73,22 +73,22 @@ def _stack_of_blocks(block_sizes: list[int], block_repeats: list[int], decoder_l
     shared_layers: list[str] = []
     layer_variants: Table = {}
     for block, (layer_count, repeat_count) in enumerate(zip(block_sizes, block_repeats, strict=True)):
-        for i in range(layer_count):
+        for layer_index in range(layer_count):
             first_layer_fields: Table = {"halvings": block} if block else {}
             layer_kind = f"block{block}"
-            if i == 0 and block:
+            if layer_index == 0 and block:
                 layer_kind, first_layer_fields = f"{layer_kind}_first", {"halves": True, "halvings": block - 1}
                 first_layer_fields |= {"halves_keys": True} if halves_keys else {}
-            if i == layer_count - 1 and block == 0 and decoder_layers:
+            if layer_index == layer_count - 1 and block == 0 and decoder_layers:
                 layer_kind, first_layer_fields = f"{layer_kind}_last", {"ends_first_block": True}
             if repeat_count > 1:
-                layer_kind = f"{layer_kind}_{i}"
+                layer_kind = f"{layer_kind}_{layer_index}"
                 shared_layers.append(layer_kind)
             layer_variants[layer_kind] = first_layer_fields
             layer_kinds += [layer_kind] * repeat_count
-    for i in range(decoder_layers):
-        first_layer_fields = {"lengthens": True, "halvings": len(block_sizes) - 1} if i == 0 else {}
-        layer_kind = "decoder_first" if i == 0 else "decoder"
+    for layer_index in range(decoder_layers):
+        first_layer_fields = {"lengthens": True, "halvings": len(block_sizes) - 1} if layer_index == 0 else {}
+        layer_kind = "decoder_first" if layer_index == 0 else "decoder"
         layer_variants[layer_kind] = first_layer_fields
         layer_kinds.append(layer_kind)
     return {
@@ -105,10 +105,10 @@ def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]
     layers_by_block: list[list[tuple[str, Any]]] = [[]]
     layer_kinds = config_values.first_stack.layer_names()
     layers_by_kind: dict[str, Any] = {**config_values.first_stack.kinds()}
-    for i, layer_kind in enumerate(layer_kinds):
+    for layer_index, layer_kind in enumerate(layer_kinds):
         if layers_by_kind[layer_kind].lengthens:
             break
-        if layers_by_kind[layer_kind].halves and (i == 0 or layer_kinds[i - 1] != layer_kind):
+        if layers_by_kind[layer_kind].halves and (layer_index == 0 or layer_kinds[layer_index - 1] != layer_kind):
             layers_by_block.append([])
         layers_by_block[-1].append((layer_kind, layers_by_kind[layer_kind]))
     return layers_by_block
@@ -148,7 +148,7 @@ DROPOUT = {
 
 def _layer_list_paths() -> str:
     """Returns the paths of layers in classes with and without a decoder, for any number of blocks."""
-    block_paths = [f"encoder.blocks.{i}" for i in range(MOST_BLOCKS)]
+    block_paths = [f"encoder.blocks.{block_index}" for block_index in range(MOST_BLOCKS)]
     block_counts = range(MOST_BLOCKS, 0, -1)
     layer_lists = [" + ".join([*block_paths[:block_count], "decoder.layers"]) for block_count in block_counts]
     return " | ".join([*layer_lists, *(" + ".join(block_paths[:block_count]) for block_count in block_counts)])

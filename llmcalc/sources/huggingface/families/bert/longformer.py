@@ -16,16 +16,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, module_names
 from ...parts import Table, encoder, layer_pattern, pooler
 from ...writes import Writes
-from .bert import (
-    OLD,
-    ROBERTA_WRITES,
-    SECOND_BIAS,
-    bert_block,
-    bert_head,
-    bert_score,
-    bert_stack,
-    padded_positions,
-)
+from .bert import OLD, ROBERTA_WRITES, SECOND_BIAS, bert_block, bert_head, bert_score, bert_stack, padded_positions
 
 GLOBAL = ("q_global_proj", "k_global_proj", "v_global_proj")
 """The projections of tokens with global attention."""

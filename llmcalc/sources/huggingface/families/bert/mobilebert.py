@@ -20,8 +20,8 @@ def _read_mobilebert(config: Config) -> Table:
     hidden = config.size("hidden_size")
     bottleneck_width = config.size("intra_bottleneck_size")
     heads = config.size("num_attention_heads")
-    norms = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
-    norm, embedding = config.choice(norms, "normalization_type"), config.size("embedding_size")
+    norm_tables = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
+    norm, embedding = config.choice(norm_tables, "normalization_type"), config.size("embedding_size")
     if embedding > hidden:
         raise config.error("embedding_size", embedding, f"at most hidden_size ({hidden})")
     head_dim = config.quotient("num_attention_heads", bottleneck_width, heads)

@@ -68,8 +68,8 @@ def _read_modernbert_decoder(config: Config) -> Table:
     )
     block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
-    score = {"over": "token", "bias": config.flag("classifier_bias"), "transform": _transform(config, norm)}
-    return decoder(config, block, norm, _modern_head(config, norm), stack, score)
+    score_head = {"over": "token", "bias": config.flag("classifier_bias"), "transform": _transform(config, norm)}
+    return decoder(config, block, norm, _modern_head(config, norm), stack, score_head)
 
 
 def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
@@ -80,7 +80,10 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     norm, depth = layernorm(config.number("norm_eps"), bias=config.flag("norm_bias")), config.size("num_hidden_layers")
     global_period = config.size("global_attn_every_n_layers")
     attention_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, ["sliding" if i % global_period else "full" for i in range(depth)]
+        config,
+        "layer_types",
+        FULL_OR_SLIDING,
+        ["sliding" if layer % global_period else "full" for layer in range(depth)],
     )
     heads = config.size("num_attention_heads")
     config.quotient("num_attention_heads", config.size("hidden_size"), heads)  # the class reads no head_dim
@@ -90,10 +93,12 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         "fused_qkv": True,
         **biases(config.flag("attention_bias"), *QKVO),
     }
-    block = layer_table(mixer, glu(config, config.flag("mlp_bias"), act="hidden_activation"), norm)
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias"), act_field="hidden_activation"), norm)
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
     layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
-    layer_variants = {kind: layer_changes[kind.removeprefix("first_")] for kind in dict.fromkeys(layer_kinds)}
+    layer_variants = {
+        variant_name: layer_changes[variant_name.removeprefix("first_")] for variant_name in dict.fromkeys(layer_kinds)
+    }
     layer_variants[layer_kinds[0]] = {**layer_variants[layer_kinds[0]], "without_norms": ["self_attn_pre_norm"]}
     return block, {"variants": layer_variants, **layer_pattern(layer_kinds), "embedding_norm": norm}
 
@@ -193,8 +198,8 @@ def _read_jina_embeddings_v3(config: Config) -> Table:
     )
 
 
-def _rotary_encoder(config: Config, ffn: Table, theta: float, score: Table, has_pooler: bool) -> Table:
-    """Reads BERT's post-norm layers with rotary positions. theta: the default base of RoPE."""
+def _rotary_encoder(config: Config, ffn: Table, rope_base: float, score_head: Table, has_pooler: bool) -> Table:
+    """Reads BERT's post-norm layers with rotary positions. rope_base: the default base of RoPE."""
     norm = layernorm(config.number("layer_norm_eps"))
     segment_types = config.count("type_vocab_size")
     heads = config.size("num_attention_heads")
@@ -206,12 +211,12 @@ def _rotary_encoder(config: Config, ffn: Table, theta: float, score: Table, has_
     mixer = {
         "num_attention_heads": heads,
         "head_dim": head_dim,
-        "position": {"rope_theta": theta, **rope(config)},
+        "position": {"rope_theta": rope_base, **rope(config)},
         **biases(True, *QKVO),
     }
     block = layer_table(mixer, ffn, norm, "post")
     stack = {"embedding_norm": norm, **token_types(segment_types)}
-    return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
+    return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
 OF_MODERN = OLD | field_names(

@@ -22,17 +22,17 @@ def _read_neomme(config: Config) -> Table:
     kv_heads, head_dim = config.size("num_key_value_heads"), config.size("head_dim")
     if heads % kv_heads:
         raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    default_kinds = ["full" if (i + 1) % 6 == 0 or i == depth - 1 else "sliding" for i in range(depth)]
+    default_kinds = ["full" if (layer + 1) % 6 == 0 or layer == depth - 1 else "sliding" for layer in range(depth)]
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     if "full" not in layer_kinds:
         raise config.error("layer_types", config.get("layer_types"), "at least one full_attention")
-    full_layers = [i for i, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
+    full_layers = [layer for layer, layer_kind in enumerate(layer_kinds) if layer_kind == "full"]
     position_by_kind = {
         "full": _rotary_positions(config, "full", 0.25, 1e6),
         "sliding": _rotary_positions(config, "sliding", 1.0, 1e4),
     }
     layers: list[tuple[str, Table]] = []
-    for i, (layer_kind, window_distance) in enumerate(
+    for layer, (layer_kind, window_distance) in enumerate(
         zip(layer_kinds, _window_distances(config, layer_kinds), strict=True)
     ):
         mixer: Table = {"position": position_by_kind[layer_kind]}
@@ -40,7 +40,7 @@ def _read_neomme(config: Config) -> Table:
         if window_distance is not None:
             variant_name = f"sliding_{window_distance}"
             mixer["sliding_window"] = 2 * window_distance + 1
-        elif i in (full_layers[0], full_layers[-1]):
+        elif layer in (full_layers[0], full_layers[-1]):
             variant_name, mixer["adds_embeddings"] = "full_with_embeddings", True
         layers.append((variant_name, {"attention": mixer}))
     attention = {
@@ -73,11 +73,11 @@ def _read_neomme(config: Config) -> Table:
     return {**model_fields, "tied_projection": is_tied or model_fields["head"]["type"] != "lm"}
 
 
-def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, theta: float) -> Table:
+def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, rope_base: float) -> Table:
     """Returns the RoPE of one kind of layer, with angles alternately for image rows and columns."""
     rope_fields = {
         "type": "rope",
-        "rope_theta": theta,
+        "rope_theta": rope_base,
         **rope(config, rotary_fraction, layer_kind=f"{layer_kind}_attention"),
     }
     rotary_dim = int(config.size("head_dim") * rope_fields.get("partial_rotary_factor", 1.0))
@@ -102,11 +102,11 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
         stated_fields[int(layer_key)] = layer_config.get("sliding_window", short_distance)
     window_distances: list[int | None] = []
     sliding_count = 0
-    for i, layer_kind in enumerate(layer_kinds):
+    for layer, layer_kind in enumerate(layer_kinds):
         is_long = layer_kind == "sliding" and sliding_count % 2 == 1
         default_distance = None if layer_kind == "full" else LONG_WINDOW if is_long else short_distance
         sliding_count += layer_kind == "sliding"
-        window_distance = stated_fields.get(i, short_distance) if is_in_list else default_distance
+        window_distance = stated_fields.get(layer, short_distance) if is_in_list else default_distance
         if (window_distance is None) != (layer_kind == "full") or (
             window_distance is not None and not (is_whole(window_distance) and window_distance > 0)
         ):

@@ -51,7 +51,7 @@ def _read_perceiver(config: Config) -> Table:
         raise config.error("v_channels", v_channels, f"{latent_size} (d_latents), or null: a residual adds both")
     config.quotient("num_self_attention_heads", latent_size, config.size("num_self_attention_heads"))
     config.quotient("num_cross_attention_heads", latent_size, config.size("num_cross_attention_heads"))
-    streams = {
+    residual_streams = {
         "type": "latents",
         "num_latents": config.size("num_latents"),
         "latent_size": latent_size,
@@ -80,7 +80,7 @@ def _read_perceiver(config: Config) -> Table:
     stack = {
         **_layers_of_all_blocks(config),
         "position": learned_positions(config),
-        "streams": streams,
+        "streams": residual_streams,
         **({"input_size": input_width} if embedding_fields else {}),
     }
     config.fields_read.add("tie_word_embeddings")
@@ -94,7 +94,7 @@ def _layers_of_all_blocks(config: Config) -> Table:
         return {"num_hidden_layers": layers}
     if layers == 1:
         return {"num_hidden_layers": block_count, "shared_layers": ["block"]}
-    layer_kinds = [f"layer{i}" for i in range(layers)]
+    layer_kinds = [f"layer{layer}" for layer in range(layers)]
     return {
         "num_hidden_layers": layers * block_count,
         "variants": {layer_kind: {} for layer_kind in layer_kinds},

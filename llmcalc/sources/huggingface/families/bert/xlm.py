@@ -26,24 +26,24 @@ from ...parts import (
 )
 
 
-def _read_xlm(config: Config, placement: str = "post") -> Table:
+def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
     config.require("asm", False)
     config.require("is_encoder", True)
     norm = layernorm(config.number("layer_norm_eps"))
     heads = config.size("num_attention_heads")
     hidden_size = config.size("hidden_size")
     config.quotient("n_heads", hidden_size, heads)
-    languages = config.count("n_langs")
+    language_count = config.count("n_langs")
     block = layer_table(
         {"num_attention_heads": heads, **biases(True, *QKVO)},
         mlp(4 * hidden_size, "gelu" if config.flag("gelu_activation") else "relu"),
         norm,
-        placement,
+        norm_placement,
     )
     stack = {
         "position": learned_positions(config),
         "embedding_norm": norm,
-        **token_types(languages if languages > 1 and config.flag("use_lang_emb") else 0),
+        **token_types(language_count if language_count > 1 and config.flag("use_lang_emb") else 0),
     }
     model_fields = encoder(config, block, stack, {"bias": True}, _summary_classifier(config), **simple_answers(config))
     if config.flag("causal"):
@@ -60,7 +60,7 @@ def _summary_classifier(config: Config) -> Table | None:
     return {}
 
 
-def _flaubert(config: Config) -> Table:
+def _read_flaubert(config: Config) -> Table:
     return _read_xlm(config, "pre" if config.flag("pre_norm") else "post")
 
 
@@ -93,4 +93,4 @@ XLM = Family(
     dropout_fields=DROPOUT,
 )
 
-FAMILIES = {"xlm": XLM, "flaubert": replace(XLM, read_model=_flaubert)}
+FAMILIES = {"xlm": XLM, "flaubert": replace(XLM, read_model=_read_flaubert)}

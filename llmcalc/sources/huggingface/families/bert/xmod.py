@@ -26,11 +26,11 @@ from .bert import (
 
 def _read_xmod(config: Config) -> Table:
     hidden, is_pre_norm = config.size("hidden_size"), config.flag("pre_norm")
-    languages = config.texts("languages")
+    language_names = config.texts("languages")
     default_language = config.text("default_language") if config.has("default_language") else None
-    if not languages or len({*languages}) < len(languages):
-        raise config.error("languages", languages, "a list of different language codes, at least one")
-    if default_language not in (None, *languages):
+    if not language_names or len({*language_names}) < len(language_names):
+        raise config.error("languages", language_names, "a list of different language codes, at least one")
+    if default_language not in (None, *language_names):
         raise config.error("default_language", default_language, "one of languages")
     adapter_width = hidden // config.size("adapter_reduction_factor")
     if not adapter_width:
@@ -42,7 +42,7 @@ def _read_xmod(config: Config) -> Table:
         "norm_placement": "pre" if is_pre_norm else "post",
         "adapter_size": adapter_width,
         "adapter_act": bert_activation(config),
-        "languages": languages,
+        "languages": language_names,
         **({} if default_language is None else {"default_language": default_language}),
         "adapter_norm": "separate" if config.flag("adapter_layer_norm") else "shared" if shares_norm else None,
         "normed_residual": config.flag("ln_before_adapter"),
@@ -50,8 +50,8 @@ def _read_xmod(config: Config) -> Table:
     stack = bert_stack(config, padded_positions(config))
     if is_pre_norm:
         stack["final_norm"] = layernorm(config.number("layer_norm_eps"))
-    score, has_pooler = score_and_pooler(config)
-    return encoder(config, block, stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
+    score_head, has_pooler = score_and_pooler(config)
+    return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
 WRITES: Writes = {

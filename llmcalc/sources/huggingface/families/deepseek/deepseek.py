@@ -43,7 +43,7 @@ def routed_experts(
     return moe(
         config.size("n_routed_experts", *other_names),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
+        glu(config, ffn_width=expert_width),
         shared_expert,
         **moe_fields,
     )

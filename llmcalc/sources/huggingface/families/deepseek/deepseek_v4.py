@@ -61,7 +61,7 @@ def _read_deepseek_v4(config: Config) -> Table:
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
-        clamped_swiglu(glu(config, width=expert_width)),
+        clamped_swiglu(glu(config, ffn_width=expert_width)),
         shared_ffn,
         router={"scoring_func": scoring},
     )
@@ -106,7 +106,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     The ratios may include the MTP module's.
     """
-    default_kinds = ["heavy" if i < 2 or i % 2 == 0 else "sparse" for i in range(depth)]
+    default_kinds = ["heavy" if layer < 2 or layer % 2 == 0 else "sparse" for layer in range(depth)]
     if config.has("compress_ratios") and not config.has("layer_types"):
         compression_ratios = config.sizes("compress_ratios")
         if len(compression_ratios) < depth or not {*compression_ratios} <= {*RATIOS}:
@@ -122,7 +122,7 @@ def _routing_kinds(config: Config, depth: int) -> list[str]:
         config,
         "mlp_layer_types",
         {"hash_moe": "hash", "moe": "moe"},
-        ["hash" if i < hash_layers else "moe" for i in range(depth)],
+        ["hash" if layer < hash_layers else "moe" for layer in range(depth)],
     )
 
 

@@ -38,8 +38,8 @@ def _read_dots3_note_text(config: Config) -> Table:
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
-        glu(config, width=shared_width * config.size("n_shared_experts")),
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=shared_width * config.size("n_shared_experts")),
         **SIGMOID,
     )
     layer_tables: Table = {
@@ -58,7 +58,9 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     selects_keys = config.get("use_dsa")
     full_kind = "full" if selects_keys is False else "indexed"
     has_windows = config.flag("use_sliding_window")
-    default_kinds = [full_kind if not has_windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
+    default_kinds = [
+        full_kind if not has_windows or layer < 2 or layer % 4 == 1 else "sliding" for layer in range(depth)
+    ]
     layer_kinds = listed_kinds(config, "layer_types", RANGES, default_kinds)
     if selects_keys is None and config.has("per_layer_config"):
         return layer_kinds
@@ -72,8 +74,10 @@ def _ffn_kinds(config: Config, depth: int) -> list[str]:
     if expert_flags is not None and len(expert_flags) < depth:
         raise config.error("moe_layer_freq", expert_interval, f"an interval, or {depth} whole numbers")
     expert_period = config.size("moe_layer_freq") if expert_flags is None else 1
-    has_experts = [bool(expert_flags[i]) if expert_flags is not None else i % expert_period == 0 for i in range(depth)]
-    default_kinds = ["moe" if i >= first_expert_layer and has_experts[i] else "dense" for i in range(depth)]
+    has_experts = [
+        bool(expert_flags[layer]) if expert_flags is not None else layer % expert_period == 0 for layer in range(depth)
+    ]
+    default_kinds = ["moe" if layer >= first_expert_layer and has_experts[layer] else "dense" for layer in range(depth)]
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds)
 
 

@@ -63,7 +63,9 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
     default_kinds = ["full"] * depth
     if not config.has("indexer_types"):
         indexer_period, indexer_offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
-        default_kinds = ["shared" if max(i - indexer_offset + 1, 0) % indexer_period else "full" for i in range(depth)]
+        default_kinds = [
+            "shared" if max(layer - indexer_offset + 1, 0) % indexer_period else "full" for layer in range(depth)
+        ]
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_kinds)
 
 
@@ -96,7 +98,9 @@ def _read_axk2(config: Config) -> Table:
         if not config.has("mlp_layer_types")
         else (0, 1)
     )
-    default_kinds = ["moe" if i >= first_expert_layer and i % expert_period == 0 else "dense" for i in range(depth)]
+    default_kinds = [
+        "moe" if layer >= first_expert_layer and layer % expert_period == 0 else "dense" for layer in range(depth)
+    ]
     ffn_kinds, experts = (
         listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_kinds),
         routed_experts(config, **SIGMOID),

@@ -46,7 +46,10 @@ def _read_dots1(config: Config) -> Table:
     window = config.optional_size("sliding_window")
     first_sliding_layer = depth if window is None else config.count("max_window_layers")
     attention_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, ["full" if i < first_sliding_layer else "sliding" for i in range(depth)]
+        config,
+        "layer_types",
+        FULL_OR_SLIDING,
+        ["full" if layer < first_sliding_layer else "sliding" for layer in range(depth)],
     )
     ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     attention_fields: Table = {

@@ -77,8 +77,13 @@ def _read_glm5_next_text(config: Config) -> Table:
     network_kinds: Table = {"moe": {**experts, **clamped_networks}}
     if "dense" in ffn_kinds:
         network_kinds["dense"] = {"type": "mlp", **clamped_swiglu(glu(config))}
-    streams = {"hc_mult": config.size("hc_mult")}
-    common_fields = {"type": "hyper", "norm": norm, **streams, "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters")}
+    residual_streams = {"hc_mult": config.size("hc_mult")}
+    common_fields = {
+        "type": "hyper",
+        "norm": norm,
+        **residual_streams,
+        "hc_sinkhorn_iters": config.size("hc_sinkhorn_iters"),
+    }
     layer_tables = {
         f"{mixer}_{ffn_kind}": {**common_fields, "attention": mixers[mixer], "feed_forward": network_kinds[ffn_kind]}
         for mixer in mixers
@@ -88,7 +93,7 @@ def _read_glm5_next_text(config: Config) -> Table:
         f"{mixer}_{ffn_kind}" for mixer, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
     ]
     stack = stack_of_kinds(layer_tables, layer_kinds)
-    stack["streams"] = {"type": "hyper", "merge": "mean", **streams}
+    stack["streams"] = {"type": "hyper", "merge": "mean", **residual_streams}
     return decoder(config, stack["block"], norm, stack=stack)
 
 
@@ -127,7 +132,7 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     Raises `InputError` for a selection that is not that of the layer directly below, which its class does not find.
     """
-    default_kinds = ["indexed" if i % 4 == 3 else "linear" for i in range(depth)]
+    default_kinds = ["indexed" if layer % 4 == 3 else "linear" for layer in range(depth)]
     layer_indexers = indexer_kinds(config, depth)
     mixer_kinds = [
         indexer_kind if mixer == "indexed" else mixer
@@ -135,12 +140,12 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
             listed_kinds(config, "layer_types", MIXERS, default_kinds), layer_indexers, strict=True
         )
     ]
-    for i, mixer in enumerate(mixer_kinds):
-        if mixer == "shared" and (i == 0 or mixer_kinds[i - 1] != "full"):
+    for layer, mixer in enumerate(mixer_kinds):
+        if mixer == "shared" and (layer == 0 or mixer_kinds[layer - 1] != "full"):
             raise config.error(
                 "indexer_types",
                 config.get("indexer_types"),
-                f"full for layer {i}: the layer below it selects no tokens, whose selection it could use",
+                f"full for layer {layer}: the layer below it selects no tokens, whose selection it could use",
             )
     return mixer_kinds
 

@@ -38,8 +38,8 @@ def _read_kolibri1(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     experts = moe(
         config.size("num_experts"), config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
-        glu(config, width=config.size("shared_expert_intermediate_size")), **SIGMOID,
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=config.size("shared_expert_intermediate_size")), **SIGMOID,
     )  # fmt: skip
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm, "sandwich")
     return decoder(
@@ -55,7 +55,7 @@ def _read_flint(config: Config) -> Table:
         config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["full" if i < 2 or i % 4 == 1 or i == depth - 1 else "sliding" for i in range(depth)],
+        ["full" if layer < 2 or layer % 4 == 1 or layer == depth - 1 else "sliding" for layer in range(depth)],
     )
     layer_windows = (
         attention_kinds,
@@ -64,7 +64,7 @@ def _read_flint(config: Config) -> Table:
     kernels = {"sinks": True, "float32_scores": True}
     mixer = attention(config, **kernels, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     expert_fields = {
-        "shared_expert": glu(config, width=config.size("shared_expert_intermediate_size")),
+        "shared_expert": glu(config, ffn_width=config.size("shared_expert_intermediate_size")),
         "router": {"scoring_func": "sigmoid"},
     }
     return qwen_moe_decoder(

@@ -28,7 +28,7 @@ def read_longcat_flash(config: Config) -> Table:
     experts = moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
         None,
         expert_loop=True,
         sliced_experts=True,

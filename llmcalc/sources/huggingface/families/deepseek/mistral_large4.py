@@ -61,7 +61,7 @@ def _position_kinds(config: Config, depth: int) -> list[str]:
     """Returns for each layer `rope`, or `nope` for a layer without positions."""
     nope_interval = config.size("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
     if not config.has("no_rope_layers"):
-        return ["rope" if (i + 1) % nope_interval else "nope" for i in range(depth)]
+        return ["rope" if (layer + 1) % nope_interval else "nope" for layer in range(depth)]
     has_positions = config.sizes("no_rope_layers")
     if len(has_positions) < depth:
         raise config.error("no_rope_layers", has_positions, f"{depth} numbers, 1 for a layer with RoPE")
@@ -75,23 +75,26 @@ def _latent_kinds(config: Config, position_kinds: list[str]) -> list[str]:
     source_layers_in_config = config.sizes("kv_source_layers")
     expected_text = f"{len(position_kinds)} indices of layers, each its own or that of a lower layer that has its own"
     if len(source_layers_in_config) != len(position_kinds) or any(
-        source_layer > i or source_layers_in_config[source_layer] != source_layer
-        for i, source_layer in enumerate(source_layers_in_config)
+        source_layer > layer or source_layers_in_config[source_layer] != source_layer
+        for layer, source_layer in enumerate(source_layers_in_config)
     ):
         raise config.error("kv_source_layers", source_layers_in_config, expected_text)
     latent_sources = [
         source_layer for source_layer in {*source_layers_in_config} if source_layers_in_config.count(source_layer) > 1
     ]
-    for i, source_layer in enumerate(source_layers_in_config):
-        if source_layer != i and not any(
-            earlier_layer < i and position_kinds[earlier_layer] == position_kinds[i] for earlier_layer in latent_sources
+    for layer, source_layer in enumerate(source_layers_in_config):
+        if source_layer != layer and not any(
+            earlier_layer < layer and position_kinds[earlier_layer] == position_kinds[layer]
+            for earlier_layer in latent_sources
         ):
             raise config.error(
                 "kv_source_layers",
                 source_layers_in_config,
-                f"{expected_text}, and with RoPE as layer {i} has it or not",
+                f"{expected_text}, and with RoPE as layer {layer} has it or not",
             )
-    return ["computed" if source_layer == i else "shared" for i, source_layer in enumerate(source_layers_in_config)]
+    return [
+        "computed" if source_layer == layer else "shared" for layer, source_layer in enumerate(source_layers_in_config)
+    ]
 
 
 def _rotary_attention(config_values: ConfigValues) -> Any:
@@ -103,9 +106,9 @@ def _latent_source_layers(config_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the layer whose latents it reads."""
     source_by_nope: dict[bool, int] = {}
     source_layers = []
-    for i, mixer in enumerate(config_values.mixers):
+    for layer, mixer in enumerate(config_values.mixers):
         if not mixer.kv_shared:
-            source_by_nope[mixer.mla_use_nope] = i
+            source_by_nope[mixer.mla_use_nope] = layer
         source_layers.append(source_by_nope[mixer.mla_use_nope])
     return source_layers
 

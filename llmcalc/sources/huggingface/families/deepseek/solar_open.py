@@ -64,7 +64,7 @@ def _read_mellum(config: Config) -> Table:
     experts = moe(
         config.size("num_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
     )
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     layer_tables: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}

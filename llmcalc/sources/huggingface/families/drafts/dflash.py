@@ -116,13 +116,13 @@ def _layer_ffn(config: Config) -> Table:
     if moe_config.count("n_shared_experts"):
         moe_config.require("n_shared_experts", 1)
         shared_ffn = clamp_ffn(
-            glu(config, width=moe_config.optional_size("shared_expert_intermediate_size") or expert_width)
+            glu(config, ffn_width=moe_config.optional_size("shared_expert_intermediate_size") or expert_width)
         )
     is_gated = moe_config.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
     return moe(
         moe_config.size("n_routed_experts"),
         moe_config.size("num_experts_per_tok"),
-        clamp_ffn(glu(config, width=expert_width)),
+        clamp_ffn(glu(config, ffn_width=expert_width)),
         shared_ffn,
         router=router,
         **({"shared_expert_gate": True} if is_gated and shared_ffn is not None else {}),
@@ -147,8 +147,12 @@ def _read_dspark(config: Config) -> Table:
         head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
         proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(head_kinds, "markov_head_type")}
     config.fields_read.update(("markov_rank", "markov_head_type"))
-    alpha = config.number("confidence_head_alpha")
-    if config.flag("enable_confidence_head") if config.get("enable_confidence_head") is not None else alpha > 0:
+    confidence_alpha = config.number("confidence_head_alpha")
+    if (
+        config.flag("enable_confidence_head")
+        if config.get("enable_confidence_head") is not None
+        else confidence_alpha > 0
+    ):
         proposal |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
     config.fields_read.update(("enable_confidence_head", "confidence_head_with_markov"))
     return {**model_fields, **({"proposal": proposal} if proposal else {})}

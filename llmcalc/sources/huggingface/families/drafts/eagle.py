@@ -76,7 +76,7 @@ def _read_eagle3_deepseek(config: Config) -> Table:
 
 def _read_eagle3_qwen3_moe(config: Config) -> Table:
     """Reads EAGLE-3 with Qwen3's experts; its class adds attention to the normalized states."""
-    ffn = glu(config, width=config.size("moe_intermediate_size"))
+    ffn = glu(config, ffn_width=config.size("moe_intermediate_size"))
     experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), ffn)
     return _draft_of_states(config, _attention(config, has_qk_norm=True), experts, norm_before_residual=True)
 
@@ -97,7 +97,7 @@ def _attention(config: Config, has_qk_norm: bool) -> Table:
 
 
 def _draft_of_states(config: Config, mixer: Table, ffn: Table, norm_before_residual: bool = False) -> Table:
-    """Returns EAGLE-3's model of the layers' attention and network.
+    """Returns an EAGLE-3 draft model from the attention and the FFN of its layers.
 
     norm_before_residual: whether the residual is normalized even if the config does not say so.
     """
@@ -217,10 +217,5 @@ FAMILIES = {
         IGNORED | field_names("experts_per_token swiglu_limit use_qk_norm"),
         source=f"{SPECFORGE}gpt_oss_eagle.py",
     ),
-    "peagle": Family(
-        _read_eagle3,
-        EAGLE3,
-        IGNORED,
-        source=f"{SPECFORGE}peagle.py",
-    ),
+    "peagle": Family(_read_eagle3, EAGLE3, IGNORED, source=f"{SPECFORGE}peagle.py"),
 }

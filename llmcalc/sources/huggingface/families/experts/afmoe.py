@@ -33,11 +33,11 @@ CORRECTED: Table = {"router": {"score_correction": "parameter", "scoring_func": 
 
 
 def _routed_experts(config: Config, shared_width: int) -> Table:
-    shared_expert = glu(config, width=shared_width) if shared_width else None
+    shared_expert = glu(config, ffn_width=shared_width) if shared_width else None
     return moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
         shared_expert,
         **CORRECTED,
     )

@@ -38,7 +38,7 @@ def _read_beam(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm_fields(norm),
     )
-    default_kinds = ["sliding" if (i + 1) % 6 and i < depth - 1 else "full" for i in range(depth)]
+    default_kinds = ["sliding" if (layer + 1) % 6 and layer < depth - 1 else "full" for layer in range(depth)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     rope_parameters = config.data.get("rope_parameters") or {}
     full_layer_changes = {} if rope_parameters.get("full_attention") else {"attention": {"position": "none"}}
@@ -48,7 +48,7 @@ def _read_beam(config: Config) -> Table:
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
         **SIGMOID,
     )
     block = layer_table(mixer, glu(config), norm, "sandwich")

@@ -56,8 +56,8 @@ def _read_ernie4_5_moe(config: Config) -> Table:
     expert_interval = config.size("moe_layer_interval")
     last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     layer_kinds = [
-        "moe" if first_expert_layer <= i <= last_moe and (i + 1) % expert_interval == 0 else "dense"
-        for i in range(depth)
+        "moe" if first_expert_layer <= layer <= last_moe and (layer + 1) % expert_interval == 0 else "dense"
+        for layer in range(depth)
     ]
     return _ffn_kinds(config, layer_kinds, config.size("moe_intermediate_size"), {"bias": _has_bias(config)})
 
@@ -93,7 +93,11 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
     if config.has("moe_layer_interval"):
         config.require("moe_layer_interval", 1)
     return _ffn_kinds(
-        config, layer_kinds, widths[0], {}, vision_experts={"expert": glu(config, width=widths[1]), "router": CORRECTED}
+        config,
+        layer_kinds,
+        widths[0],
+        {},
+        vision_experts={"expert": glu(config, ffn_width=widths[1]), "router": CORRECTED},
     )
 
 
@@ -123,7 +127,7 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
         if config.has_list("num_experts")
         else config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
+        glu(config, ffn_width=expert_width),
         glu(config, bias, expert_width * shared_expert_count) if shared_expert_count else None,
         router=CORRECTED,
         **expert_fields,
@@ -183,10 +187,7 @@ FAMILIES = {
         dropout_fields={},
     ),
     "ernie4_5_vl_moe": Family(
-        None,
-        text_type="ernie4_5_vl_moe_text",
-        modules=module_names("ernie4_5_vl_moe"),
-        tower_file="qwen",
+        None, text_type="ernie4_5_vl_moe_text", modules=module_names("ernie4_5_vl_moe"), tower_file="qwen"
     ),
     "ernie4_5_vl_moe_text": Family(
         _read_ernie4_5_vl_moe_text,

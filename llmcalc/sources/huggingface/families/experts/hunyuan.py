@@ -130,7 +130,7 @@ def _read_hy_v3(config: Config) -> Table:
     experts = moe(
         config.size("num_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
+        glu(config, ffn_width=expert_width),
         shared_expert,
         **SIGMOID,
     )

@@ -52,13 +52,13 @@ def _read_inkling_text(config: Config) -> Table:
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
-        glu(config, width=expert_width * shared_expert_count),
+        glu(config, ffn_width=expert_width),
+        glu(config, ffn_width=expert_width * shared_expert_count),
         shared_scores={"shared_experts": shared_expert_count},
         **SIGMOID,
     )
     ffn_kinds = _ffn_kinds(config, depth)
-    dense_ffn: Table = {"type": "mlp", **glu(config, width=dense_width), "output_scale": True}
+    dense_ffn: Table = {"type": "mlp", **glu(config, ffn_width=dense_width), "output_scale": True}
     block = {
         "type": "convolved",
         "attention": mixer,
@@ -88,17 +88,17 @@ def _ffn_widths(config: Config) -> tuple[int, int]:
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns `sliding` or `full` for each layer: as listed, by indices, or `full` for every sixth."""
-    local_layers = {i for i in range(depth) if (i + 1) % 6}
+    local_layers = {layer for layer in range(depth) if (layer + 1) % 6}
     if config.get("local_layer_ids") is not None:
         local_layers = set(config.sizes("local_layer_ids"))
-    default_kinds = ["sliding" if i in local_layers else "full" for i in range(depth)]
+    default_kinds = ["sliding" if layer in local_layers else "full" for layer in range(depth)]
     return listed_kinds(config, "layer_types", RANGES, default_kinds)
 
 
 def _ffn_kinds(config: Config, depth: int) -> list[str]:
     dense_count = config.count("dense_mlp_idx") if config.has("dense_mlp_idx") else 0
     return listed_kinds(
-        config, "mlp_layer_types", DENSE_OR_MOE, ["dense" if i < dense_count else "moe" for i in range(depth)]
+        config, "mlp_layer_types", DENSE_OR_MOE, ["dense" if layer < dense_count else "moe" for layer in range(depth)]
     )
 
 

@@ -28,7 +28,7 @@ def _read_inkling2_text(config: Config) -> Table:
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
-        {**glu(config, width=config.size("moe_intermediate_size")), "hidden_act": "situ"},
+        {**glu(config, ffn_width=config.size("moe_intermediate_size")), "hidden_act": "situ"},
         **SIGMOID,
     )
     block: Table = {
@@ -43,10 +43,10 @@ def _read_inkling2_text(config: Config) -> Table:
         "separate_inputs": True,
     }
     changes: dict[str, Table] = {"full": {}, "sliding": {"attention": sliding_attention, "separate_inputs": False}}
-    default_kinds = ["sliding" if (i + 1) % 6 else "full" for i in range(depth)]
+    default_kinds = ["sliding" if (layer + 1) % 6 else "full" for layer in range(depth)]
     block_size, layers = config.size("n_layers_per_attn_res_block"), []
-    for i, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_kinds)):
-        finished_blocks, starts_block = ceil_div(i, block_size), i % block_size == 0
+    for layer, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_kinds)):
+        finished_blocks, starts_block = ceil_div(layer, block_size), layer % block_size == 0
         residual_fields = {
             "attention_blocks": finished_blocks,
             "feed_forward_blocks": finished_blocks + starts_block,
@@ -58,19 +58,21 @@ def _read_inkling2_text(config: Config) -> Table:
                 {**changes[layer_kind], **residual_fields},
             )
         )
-    streams: Table = {
+    residual_streams: Table = {
         "type": "block_residual",
         "blocks": ceil_div(depth, block_size),
         "norm": {"type": "rmsnorm", "weight": False, "eps": 1e-6},
         "normed_values": True,
     }
-    stack = {**stack_of_layers(layers), "streams": streams, "embedding_norm": norm}
+    stack = {**stack_of_layers(layers), "streams": residual_streams, "embedding_norm": norm}
     return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
 
 
 def _block_size(config_values: ConfigValues) -> int:
     """Returns the layers per block: the index of the second block's first layer, or all layers."""
-    block_starts = [i for i, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)]
+    block_starts = [
+        layer_index for layer_index, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)
+    ]
     return block_starts[1] if len(block_starts) > 1 else len(config_values.layers)
 
 

@@ -68,13 +68,18 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
         **SIGMOID,
     )
     attention_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, ["sliding" if i > 0 and (i + 1) % 6 else "full" for i in range(depth)]
+        config,
+        "layer_types",
+        FULL_OR_SLIDING,
+        ["sliding" if layer > 0 and (layer + 1) % 6 else "full" for layer in range(depth)],
     )
-    ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if i else "dense" for i in range(depth)])
+    ffn_kinds = listed_kinds(
+        config, "mlp_layer_types", DENSE_OR_MOE, ["moe" if layer else "dense" for layer in range(depth)]
+    )
     _require_marked_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
     _require_marked_layers(config, "moe_layer_freq", "moe", ffn_kinds)
     block = layer_table(mixer, glu(config), norm)

@@ -13,7 +13,7 @@ from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, 
 
 
 def _read_minimax(config: Config) -> Table:
-    default_kinds = ["linear" if i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
+    default_kinds = ["linear" if layer % 2 else "full" for layer in range(config.size("num_hidden_layers"))]
     name_of_type = {"linear_attention": "linear", "full_attention": "full"}
     return minimax_decoder(config, listed_kinds(config, "layer_types", name_of_type, default_kinds), rope(config))
 

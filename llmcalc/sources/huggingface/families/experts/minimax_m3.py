@@ -110,7 +110,7 @@ def _names_of_flags(config: Config, field: str, name_if_zero: str, name_if_one: 
     layer_flags = config.sizes(field)
     if len(layer_flags) != depth:
         raise config.error(field, layer_flags, f"{depth} times 0 or 1")
-    return [name_if_one if flag else name_if_zero for flag in layer_flags]
+    return [name_if_one if layer_flag else name_if_zero for layer_flag in layer_flags]
 
 
 def _attention_kinds(config_values: ConfigValues) -> list[str]:

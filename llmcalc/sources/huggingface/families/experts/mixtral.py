@@ -58,7 +58,10 @@ def _read_qwen2_moe(config: Config) -> Table:
         config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["sliding" if uses_window and i < first_sliding_layer and i % 2 == 0 else "full" for i in range(depth)],
+        [
+            "sliding" if uses_window and layer < first_sliding_layer and layer % 2 == 0 else "full"
+            for layer in range(depth)
+        ],
     )
     window = config.optional_size("sliding_window")
     layer_windows = (
@@ -67,7 +70,7 @@ def _read_qwen2_moe(config: Config) -> Table:
         else (["full"] * depth, {"full": {}})
     )
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
-    expert_fields = {"shared_expert": glu(config, width=shared_width), "shared_expert_gate": True}
+    expert_fields = {"shared_expert": glu(config, ffn_width=shared_width), "shared_expert_gate": True}
     return qwen_moe_decoder(config, config.count("num_experts"), mixer, expert_fields, layer_windows)
 
 
@@ -107,13 +110,14 @@ def qwen_moe_decoder(
     expert_interval = config.size("decoder_sparse_step")
     dense_layers = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     layer_kinds = [
-        "moe" if experts and i not in dense_layers and (i + 1) % expert_interval == 0 else "dense" for i in range(depth)
+        "moe" if experts and layer not in dense_layers and (layer + 1) % expert_interval == 0 else "dense"
+        for layer in range(depth)
     ]
     expert_ffn = (
         moe(
             experts,
             config.size("num_experts_per_tok"),
-            glu(config, width=config.size("moe_intermediate_size")),
+            glu(config, ffn_width=config.size("moe_intermediate_size")),
             **moe_fields,
         )
         if "moe" in layer_kinds

@@ -52,8 +52,8 @@ def _read_step3p5(config: Config) -> Table:
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
-        glu(config, mlp_bias, width=config.size("share_expert_dim")),
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        glu(config, mlp_bias, ffn_width=config.size("share_expert_dim")),
         **SIGMOID,
     )
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
@@ -69,7 +69,7 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of network: experts in the layers of `moe_layers_enum`, by default from layer 3 on."""
     listed_indices = config.get("moe_layers_enum")
     if listed_indices is None:
-        return ["dense" if i < 3 else "moe" for i in range(depth)]
+        return ["dense" if layer < 3 else "moe" for layer in range(depth)]
     index_texts = (
         [index_text for index_text in listed_indices.split(",") if index_text.strip()]
         if isinstance(listed_indices, str)
@@ -80,7 +80,7 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
     ):
         raise config.error("moe_layers_enum", listed_indices, "indices of layers, separated by commas")
     expert_layers = {int(index_text) for index_text in index_texts}
-    return ["moe" if i in expert_layers else "dense" for i in range(depth)]
+    return ["moe" if layer in expert_layers else "dense" for layer in range(depth)]
 
 
 def _sliding_heads(config: Config) -> int:

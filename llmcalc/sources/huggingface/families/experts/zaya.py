@@ -53,9 +53,11 @@ def _read_zaya(config: Config) -> Table:
         "skip": True,
         "score_correction": "buffer",
     }
-    experts = moe(config.size("num_experts"), 1, glu(config, width=config.size("moe_intermediate_size")), router=router)
+    experts = moe(
+        config.size("num_experts"), 1, glu(config, ffn_width=config.size("moe_intermediate_size")), router=router
+    )
     block = layer_table(mixer, experts, norm, residual_scale=True)
-    place_kinds = ["first" if i == 0 else "further" for i in range(depth)]
+    place_kinds = ["first" if layer == 0 else "further" for layer in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
     stack = {
         "embedding_norm": {"type": "affine"},

@@ -42,7 +42,7 @@ def _read_embedding_gemma2(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm_fields(norm),
     )
-    ffn, width_per_layer = glu(config, act="hidden_activation"), config.size("hidden_size_per_layer_input")
+    ffn, width_per_layer = glu(config, act_field="hidden_activation"), config.size("hidden_size_per_layer_input")
     block: Table = {
         "type": "gemma4",
         "attention": mixer,

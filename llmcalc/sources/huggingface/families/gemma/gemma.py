@@ -32,10 +32,10 @@ from ...written_towers import gemma3_sections, paligemma_sections
 
 
 def gemma_decoder(
-    config: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
+    config: Config, mixer: Table, norm_placement: str, stack: Table | None = None, activation: str = "hidden_activation"
 ) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, glu(config, act=act), norm, placement)
+    block = layer_table(mixer, glu(config, act_field=activation), norm, norm_placement)
     model_fields = decoder(config, block, norm, stack=stack)
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
         return model_fields
@@ -58,7 +58,7 @@ def score_cap_fields(config: Config) -> Table:
 
 
 def _read_gemma(config: Config) -> Table:
-    return gemma_decoder(config, _gemma_attention(config), "pre", act="hidden_act")
+    return gemma_decoder(config, _gemma_attention(config), "pre", activation="hidden_act")
 
 
 def _read_gemma2(config: Config) -> Table:
@@ -83,10 +83,10 @@ def local_theta(config: Config) -> float:
     """Returns RoPE's base in sliding layers."""
     rope_parameters = config.data.get("rope_parameters")
     sliding_rope = rope_parameters.get("sliding_attention") if isinstance(rope_parameters, dict) else None
-    theta = (
+    rope_base = (
         sliding_rope.get("rope_theta") if isinstance(sliding_rope, dict) else config.data.get("rope_local_base_freq")
     )
-    return float(theta) if isinstance(theta, int | float) and theta > 0 else 10_000.0
+    return float(rope_base) if isinstance(rope_base, int | float) and rope_base > 0 else 10_000.0
 
 
 def _read_gemma3(config: Config) -> Table:

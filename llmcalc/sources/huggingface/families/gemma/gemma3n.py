@@ -51,17 +51,17 @@ def _read_gemma3n(config: Config) -> Table:
     shared_layers = config.count("num_kv_shared_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     width_per_layer = config.size("hidden_size_per_layer_input")
-    streams = config.size("altup_num_inputs")
+    stream_count = config.size("altup_num_inputs")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, 5))
     check_shared_layers(config, layer_kinds, shared_layers)
     layers: list[tuple[str, Table]] = []
-    for i, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
+    for layer, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
         local_rope: Table = (
             {"sliding_window": window, "position": {"rope_theta": local_theta(config)}}
             if layer_kind == "sliding"
             else {}
         )
-        reuses_keys = shared_layers > 0 and i >= depth - shared_layers
+        reuses_keys = shared_layers > 0 and layer >= depth - shared_layers
         mixer = {**local_rope, "kv_shared": True} if reuses_keys else local_rope
         layers.append(
             (
@@ -73,7 +73,9 @@ def _read_gemma3n(config: Config) -> Table:
         config, position={"rope_theta": 1_000_000.0, **rope(config)}, v_norm=rmsnorm(norm["eps"], weight=False),
         **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm),
     )  # fmt: skip
-    feed_forward = glu(config, width=layers[0][1]["feed_forward"]["intermediate_size"], act="hidden_activation")
+    feed_forward = glu(
+        config, ffn_width=layers[0][1]["feed_forward"]["intermediate_size"], act_field="hidden_activation"
+    )
     per_layer_gate = {"hidden_size_per_layer_input": width_per_layer, "hidden_act": feed_forward["hidden_act"]}
     block = {
         "type": "altup",
@@ -82,7 +84,7 @@ def _read_gemma3n(config: Config) -> Table:
         "norm": norm,
         "per_layer_input": per_layer_gate,
         "laurel_rank": config.size("laurel_rank"),
-        "altup_num_inputs": streams,
+        "altup_num_inputs": stream_count,
     }
     vocab_per_layer = config.size("vocab_size_per_layer_input")
     per_layer_embedding = {
@@ -97,7 +99,7 @@ def _read_gemma3n(config: Config) -> Table:
         stack={
             **stack_of_layers(layers),
             "per_layer_embedding": per_layer_embedding,
-            "streams": {"type": "altup", "altup_num_inputs": streams},
+            "streams": {"type": "altup", "altup_num_inputs": stream_count},
         },
     )
 

@@ -60,7 +60,7 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
         return [full_fields if layer_kind == "full" else {} for layer_kind in layer_kinds]
     layer_configs = config.table("per_layer_config")
     allowed_fields = {"head_dim", "num_key_value_heads"}
-    layers = [layer_configs.get(str(i), {}) for i in range(len(layer_kinds))]
+    layers = [layer_configs.get(str(layer_index), {}) for layer_index in range(len(layer_kinds))]
     if not all(
         isinstance(layer, dict)
         and set(layer) <= allowed_fields
@@ -83,8 +83,8 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
     double_wide = config.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []
     layer_head_sizes = _full_heads(config, layer_kinds)
-    for i, layer_kind in enumerate(layer_kinds):
-        mixer: Table = dict(layer_head_sizes[i])
+    for layer_index, layer_kind in enumerate(layer_kinds):
+        mixer: Table = dict(layer_head_sizes[layer_index])
         if layer_kind == "sliding":
             mixer |= {
                 "sliding_window": window,
@@ -93,7 +93,7 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
         elif config.flag("attention_k_eq_v"):
             mixer["attention_k_eq_v"] = True
         layer: Table = {"attention": mixer}
-        if shared_layers and i >= depth - shared_layers:
+        if shared_layers and layer_index >= depth - shared_layers:
             mixer["kv_shared"] = True
             if double_wide:
                 layer[wider_ffn_field] = {"intermediate_size": 2 * config.size("intermediate_size")}
@@ -108,7 +108,7 @@ def _read_gemma4(config: Config) -> Table:
 
 
 def _read_gemma4_unified(config: Config) -> Table:
-    return _gemma4_decoder(config, experts=False, per_layer=False)
+    return _gemma4_decoder(config, experts=False, has_layer_inputs=False)
 
 
 def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
@@ -129,12 +129,12 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     return norm, layer_kinds, mixer
 
 
-def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
+def _gemma4_decoder(config: Config, experts: bool, has_layer_inputs: bool) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
-    dense_ffn = glu(config, act="hidden_activation")
+    dense_ffn = glu(config, act_field="hidden_activation")
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_ffn, "norm": norm}
     if experts:
-        expert = glu(config, width=config.size("moe_intermediate_size"), act="hidden_activation")
+        expert = glu(config, ffn_width=config.size("moe_intermediate_size"), act_field="hidden_activation")
         block |= {
             "feed_forward": moe(
                 config.size("num_experts"),
@@ -145,7 +145,7 @@ def _gemma4_decoder(config: Config, experts: bool, per_layer: bool) -> Table:
             "dense": dense_ffn,
         }
     stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if experts else "feed_forward")
-    if per_layer:
+    if has_layer_inputs:
         width_per_layer = config.size("hidden_size_per_layer_input")
         block["per_layer_input"] = {
             "hidden_size_per_layer_input": width_per_layer,

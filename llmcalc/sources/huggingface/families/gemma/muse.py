@@ -35,7 +35,9 @@ from ...parts import (
 
 def _read_muse_glimmer_text(config: Config) -> Table:
     eps = config.number("rms_norm_eps")
-    block = layer_table(_gated_attention(config), glu(config, act="hidden_activation"), offset_rmsnorm(eps), "sandwich")
+    block = layer_table(
+        _gated_attention(config), glu(config, act_field="hidden_activation"), offset_rmsnorm(eps), "sandwich"
+    )
     stack = {**stack_of_layers(_attention_kinds(config)), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, offset_rmsnorm(eps), stack=stack)
 
@@ -53,7 +55,7 @@ def _read_muse_spark_text(config: Config) -> Table:
         experts = moe(
             config.size("num_local_experts"),
             config.size("num_experts_per_tok"),
-            glu(config, width=config.size("moe_intermediate_size")),
+            glu(config, ffn_width=config.size("moe_intermediate_size")),
             latent=latent_fields,
             router={"scoring_func": "sigmoid", "score_correction": "buffer"},
         )
@@ -94,7 +96,7 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
     Counted from the last layer down, every fourth has full attention and no positions.
     """
     depth = config.size("num_hidden_layers")
-    full_flags = [(depth - 1 - i) % 4 == 0 for i in range(depth)]
+    full_flags = [(depth - 1 - layer_index) % 4 == 0 for layer_index in range(depth)]
     layer_kinds = listed_kinds(
         config, "layer_types", FULL_OR_SLIDING, ["full" if is_full else "sliding" for is_full in full_flags]
     )

@@ -39,7 +39,7 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
     side_config = config.section(section_name, SIDE)
     norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
     mixer = attention(side_config, **score_cap_fields(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
-    block: Table = layer_table(mixer, glu(side_config, act="hidden_activation"), norm, "sandwich")
+    block: Table = layer_table(mixer, glu(side_config, act_field="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
         block["cross_attention"] = {field: field_value for field, field_value in mixer.items() if field != "position"}
     depth = side_config.size("num_hidden_layers")
@@ -153,7 +153,7 @@ def _encoder_or_decoder(config: Config, has_merged_attention: bool = False) -> T
         mixer = attention(
             config, **position_field, **score_cap_fields(config), **qk_norm_fields(norm), **biases(bias, *QKVO)
         )
-    block: Table = layer_table(mixer, glu(config, act="hidden_activation"), norm, "sandwich")
+    block: Table = layer_table(mixer, glu(config, act_field="hidden_activation"), norm, "sandwich")
     layer_kinds = kinds_with_nth_full(depth, config.optional_size("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {

@@ -11,10 +11,10 @@ from ...parts import QKV, Table, attention, biases, decoder, fused_glu, layer_ta
 from ...writes import PARTIAL_ROTARY, UNPADDED
 
 
-def _read_glm(config: Config, placement: str = "pre") -> Table:
+def _read_glm(config: Config, norm_placement: str = "pre") -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, position=rope(config, share=0.5), **biases(config.flag("attention_bias"), *QKV))
-    return decoder(config, layer_table(mixer, fused_glu(config), norm, placement), norm)
+    mixer = attention(config, position=rope(config, default_share=0.5), **biases(config.flag("attention_bias"), *QKV))
+    return decoder(config, layer_table(mixer, fused_glu(config), norm, norm_placement), norm)
 
 
 def _read_glm4(config: Config) -> Table:

@@ -34,11 +34,11 @@ def _read_falcon(config: Config) -> Table:
     norm, heads = layernorm(config.number("layer_norm_epsilon")), config.size("num_attention_heads")
     new_architecture = _nullable_flag(config, "new_decoder_architecture")
     is_parallel = _nullable_flag(config, "parallel_attn")
-    norms = config.optional_size("num_ln_in_parallel_attn")
+    norm_count = config.optional_size("num_ln_in_parallel_attn")
     if new_architecture and not is_parallel:
         raise config.error("parallel_attn", is_parallel, "true with new_decoder_architecture")
-    if is_parallel and not new_architecture and norms == 2:
-        raise config.error("num_ln_in_parallel_attn", norms, "1 or nothing without new_decoder_architecture")
+    if is_parallel and not new_architecture and norm_count == 2:
+        raise config.error("num_ln_in_parallel_attn", norm_count, "1 or nothing without new_decoder_architecture")
     kv_heads = config.optional_size("num_kv_heads") or heads
     if not new_architecture:
         kv_heads = 1 if _nullable_flag(config, "multi_query") else heads
@@ -59,7 +59,7 @@ def _read_falcon(config: Config) -> Table:
         mixer, plain_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")), norm
     )
     if is_parallel:
-        block["parallel"] = "separate" if new_architecture and norms in (None, 2) else "shared"
+        block["parallel"] = "separate" if new_architecture and norm_count in (None, 2) else "shared"
     return decoder(config, block, norm)
 
 
@@ -112,11 +112,11 @@ def _cache_of_every_head(op: Op) -> Op:
 
 def _has_grouped_queries(spec: ModelSpec) -> bool:
     """Whether a Falcon has the newer decoder architecture and more than a single key/value head."""
-    mixer, parallel = spec.main.block.attention, spec.main.block.parallel
+    mixer, is_parallel = spec.main.block.attention, spec.main.block.parallel
     return (
         isinstance(mixer, Attention)
         and mixer.num_key_value_heads is not None
-        and (mixer.num_key_value_heads > 1 or parallel == "separate")
+        and (mixer.num_key_value_heads > 1 or is_parallel == "separate")
     )
 
 

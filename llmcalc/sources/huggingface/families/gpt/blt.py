@@ -34,7 +34,7 @@ def _read_blt(config: Config) -> Table:
     is_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
     if is_by_entropy and config.optional_size("max_patch_length") is not None:
         raise config.error("max_patch_length", config.get("max_patch_length"), "null: it splits patches by the text")
-    streams: Table = {
+    residual_streams: Table = {
         "type": "byte_patches",
         "patch_size": config.size("patch_size") if is_by_entropy else 1,
         "local_size": hidden,
@@ -57,18 +57,18 @@ def _read_blt(config: Config) -> Table:
             raise patcher_config.error(
                 "vocab_size", patcher_config.size("vocab_size"), f"at least {vocab}, the model's vocabulary"
             )
-        streams["patcher"] = {
+        residual_streams["patcher"] = {
             **_llama_layers(patcher_config, {} if patcher_window is None else {"sliding_window": patcher_window}),
             "vocab_size": patcher_config.size("vocab_size"),
             "hidden_size": patcher_config.size("hidden_size"),
             "norm": rmsnorm(patcher_config.number("rms_norm_eps")),
         }
-        streams["patcher_runs"] = is_by_entropy
+        residual_streams["patcher_runs"] = is_by_entropy
         patcher_config.finish(frozenset(patcher_config.defaults), config)
     if is_by_entropy:
         config.notes.append(
             "patch_size: the lengths of a text's patches are not counted, but "
-            f"{streams['patch_size']} bytes for each patch"
+            f"{residual_streams['patch_size']} bytes for each patch"
         )
     config.fields_read.add("patcher_config")
     _check_vocabulary(config, local_encoder)
@@ -76,7 +76,7 @@ def _read_blt(config: Config) -> Table:
     for stack_config in (global_config, local_encoder, local_decoder):
         stack_config.finish(frozenset(stack_config.defaults), config)
     embedding_fields: Table = {} if hidden == global_config.size("hidden_size") else {"embedding_size": hidden}
-    stack = {**layers, "streams": streams, **({"input_size": hidden} if embedding_fields else {})}
+    stack = {**layers, "streams": residual_streams, **({"input_size": hidden} if embedding_fields else {})}
     block = stack.pop("block")
     sized_stack = config.with_fields(hidden_size=global_config.size("hidden_size"))
     model_fields = decoder(sized_stack, block, None, stack=stack, **embedding_fields)
@@ -95,7 +95,7 @@ def _llama_layers(config: Config, attention_fields: Table | None = None) -> Tabl
     heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
     config.quotient("num_attention_heads", hidden, heads)
     config.require("dropout", 0, 0.0, None)
-    ffn = glu(config, width=config.optional_size("intermediate_size") or int(8 * hidden / 3))
+    ffn = glu(config, ffn_width=config.optional_size("intermediate_size") or int(8 * hidden / 3))
     block = layer_table(attention(config, **(attention_fields or {})), ffn, rmsnorm(config.number("rms_norm_eps")))
     return {"num_hidden_layers": config.size("num_hidden_layers"), "block": block}
 

@@ -27,16 +27,20 @@ def _read_cpmant(config: Config) -> Table:
         raise config.error(
             "segment_types", segment_types, f"at most {MOST_SEGMENTS}, as its table has a row for each pair"
         )
-    prompts = config.size("prompt_types")
-    if prompts < FEWEST_PROMPTS:
-        raise config.error("prompt_types", prompts, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
+    prompt_count = config.size("prompt_types")
+    if prompt_count < FEWEST_PROMPTS:
+        raise config.error("prompt_types", prompt_count, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
     block = layer_table(
         {"num_attention_heads": heads, "head_dim": config.size("dim_head"), "whole_pass": True},
         {"intermediate_size": config.size("dim_ff"), "hidden_act": "gelu", "gated": True},
         norm,
     )
     stack = {
-        "streams": {"type": "prompt_tokens", "prompt_types": prompts, "prompt_length": config.size("prompt_length")},
+        "streams": {
+            "type": "prompt_tokens",
+            "prompt_types": prompt_count,
+            "prompt_length": config.size("prompt_length"),
+        },
         "token_types": {"type_vocab_size": segment_types},
         "relative_bias": {
             "num_attention_heads": heads,

@@ -44,10 +44,12 @@ def full_width_heads(config: Config, **attention_fields: Any) -> Table:
     return {"num_attention_heads": heads, **attention_fields}
 
 
-def plain_ffn(config: Config, width_field: str, act: str, bias: bool = True) -> Table:
+def plain_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
     """Returns a non-gated FFN, by default four times as wide as hidden_size. width_field: config field of the width."""
     return mlp(
-        config.optional_size(width_field) or 4 * config.size("hidden_size"), config.choice(ACTIVATIONS, act), bias
+        config.optional_size(width_field) or 4 * config.size("hidden_size"),
+        config.choice(ACTIVATIONS, activation),
+        bias,
     )
 
 
@@ -82,12 +84,12 @@ def _multiple_choice_head(config: Config) -> Table:
 
 def _read_gpt2(config: Config) -> Table:
     heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO))
-    mixer, cross = {**heads, "fused_qkv": True}, Table()
+    mixer, cross_attention = {**heads, "fused_qkv": True}, Table()
     if config.flag("add_cross_attention"):
-        cross = {"cross_attention": heads, "idle_cross_attention": True}
+        cross_attention = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
     return {
-        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross),
+        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross_attention),
         **_multiple_choice_head(config),
     }
 
@@ -252,11 +254,7 @@ FAMILIES = {
         },
     ),
     "gptj": Family(
-        _read_gptj,
-        ignored_fields=NO_COUNT,
-        aliases=ALIASES,
-        modules=module_names("gptj"),
-        dropout_fields=GPT2_DROPOUT,
+        _read_gptj, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gptj"), dropout_fields=GPT2_DROPOUT
     ),
     "codegen": Family(
         _read_gptj,

@@ -43,11 +43,11 @@ def _read_biogpt(config: Config) -> Table:
     return _fairseq_decoder(config, "intermediate_size", "hidden_act", learned_positions(config, 2))
 
 
-def _fairseq_decoder(config: Config, width_field: str, act: str, position: Table, **softmax: bool) -> Table:
+def _fairseq_decoder(config: Config, width_field: str, activation: str, position: Table, **softmax: bool) -> Table:
     """Returns a decoder of fairseq. softmax: additional fields of the attention."""
     norm = layernorm()
     block = layer_table(
-        full_width_heads(config, **softmax, **biases(True, *QKVO)), plain_ffn(config, width_field, act), norm
+        full_width_heads(config, **softmax, **biases(True, *QKVO)), plain_ffn(config, width_field, activation), norm
     )
     return decoder(config, block, norm, stack={"position": position})
 

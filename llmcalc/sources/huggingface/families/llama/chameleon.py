@@ -21,8 +21,8 @@ def _read_chameleon(config: Config) -> Table:
         **biases(config.get("attention_bias") is True, *QKVO),
         **qk_norm_fields(layernorm(), "per_head"),
     )
-    placement = "output" if config.get("swin_norm") is True else "pre"
-    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm, placement)
+    norm_placement = "output" if config.get("swin_norm") is True else "pre"
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm, norm_placement)
     return decoder(config, block, norm)
 
 

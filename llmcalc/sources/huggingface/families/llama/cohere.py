@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...absent import Absent
+from ...absent import AbsentValue
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (
@@ -103,10 +103,10 @@ def _read_cohere2_moe(config: Config) -> Table:
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
         glu(config),
-        glu(config, width=shared_expert_count * config.size("intermediate_size")) if shared_expert_count else None,
+        glu(config, ffn_width=shared_expert_count * config.size("intermediate_size")) if shared_expert_count else None,
         router={"scoring_func": config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "expert_selection_fn")},
     )
-    dense_ffn = {"type": "mlp", **glu(config, width=config.optional_size("prefix_dense_intermediate_size"))}
+    dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.optional_size("prefix_dense_intermediate_size"))}
     layer_variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
         window_fields: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
@@ -117,14 +117,18 @@ def _read_cohere2_moe(config: Config) -> Table:
             **({"feed_forward": dense_ffn} if network_kind == "dense" else {}),
         }
     norm = rmsnorm(config.number("rms_norm_eps")) if config.get("rms_norm_eps") is not None else _layer_norm(config)
-    pattern = layer_pattern(
+    kind_pattern = layer_pattern(
         [
             f"{network_kind}_{attention_kind}"
             for attention_kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)
         ]
     )
     return _parallel_decoder(
-        config, attention(config, **_attention_biases(config)), experts, norm, {"variants": layer_variants, **pattern}
+        config,
+        attention(config, **_attention_biases(config)),
+        experts,
+        norm,
+        {"variants": layer_variants, **kind_pattern},
     )
 
 
@@ -141,7 +145,9 @@ def _read_cohere_compass(config: Config) -> Table:
         )
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
-    stack = stack_of_variants({kind: {"attention": changes} for kind, changes in layer_tables.items()}, layer_kinds)
+    stack = stack_of_variants(
+        {attention_kind: {"attention": changes} for attention_kind, changes in layer_tables.items()}, layer_kinds
+    )
     return _parallel_decoder(
         config, attention(config, **_attention_biases(config)), glu(config), _layer_norm(config), stack
     )
@@ -159,7 +165,7 @@ IGNORED = field_names(
 def _rms_eps(config_values: ConfigValues) -> float:
     """Returns the epsilon of an RMSNorm, whose field is present only for an RMSNorm."""
     if config_values.layers[0].norm.type != "rmsnorm":
-        raise Absent
+        raise AbsentValue
     return config_values.layers[0].norm.eps
 
 

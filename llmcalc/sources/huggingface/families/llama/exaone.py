@@ -30,13 +30,13 @@ PATTERN_LETTERS = {"L": "sliding", "G": "full"}
 
 def _attention_kinds(config: Config) -> list[str]:
     """Returns the default kind of each layer, `full` or `sliding`, if the config does not list them."""
-    depth, pattern = config.size("num_hidden_layers"), config.get("sliding_window_pattern")
-    if config.optional_size("sliding_window") is None or pattern in (None, 0):
+    depth, kind_pattern = config.size("num_hidden_layers"), config.get("sliding_window_pattern")
+    if config.optional_size("sliding_window") is None or kind_pattern in (None, 0):
         return ["full"] * depth
-    if isinstance(pattern, str) and pattern and set(pattern) <= set(PATTERN_LETTERS):
-        return [PATTERN_LETTERS[pattern[i % len(pattern)]] for i in range(depth)]
+    if isinstance(kind_pattern, str) and kind_pattern and set(kind_pattern) <= set(PATTERN_LETTERS):
+        return [PATTERN_LETTERS[kind_pattern[layer % len(kind_pattern)]] for layer in range(depth)]
     full_period = config.size("sliding_window_pattern")
-    return ["sliding" if (i + 1) % full_period else "full" for i in range(depth)]
+    return ["sliding" if (layer + 1) % full_period else "full" for layer in range(depth)]
 
 
 def _read_exaone4(config: Config) -> Table:
@@ -58,7 +58,7 @@ def _read_exaone_moe(config: Config) -> Table:
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
-        ["dense" if i < dense_layers else "sparse" for i in range(depth)],
+        ["dense" if layer < dense_layers else "sparse" for layer in range(depth)],
     )
     if config.has("is_moe_layer") and config.get("is_moe_layer") != [ffn_kind == "sparse" for ffn_kind in ffn_kinds]:
         raise config.error(
@@ -69,8 +69,8 @@ def _read_exaone_moe(config: Config) -> Table:
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
-        glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None,
+        glu(config, ffn_width=expert_width),
+        glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
         router={"score_correction": "buffer", "scoring_func": "sigmoid"},
     )
     layer_variants: Table = {}
@@ -86,14 +86,14 @@ def _read_exaone_moe(config: Config) -> Table:
             "attention": layer_changes,
             **({"feed_forward": {"type": "mlp", **glu(config)}} if network_kind == "dense" else {}),
         }
-    pattern = layer_pattern(
+    kind_pattern = layer_pattern(
         [
             f"{network_kind}_{attention_kind}"
             for attention_kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)
         ]
     )
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm)
-    return decoder(config, block, norm, stack={"variants": layer_variants, **pattern})
+    return decoder(config, block, norm, stack={"variants": layer_variants, **kind_pattern})
 
 
 IGNORED = field_names(

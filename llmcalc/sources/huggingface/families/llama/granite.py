@@ -38,11 +38,15 @@ if TYPE_CHECKING:
 
 
 def _decoder_with_attention(
-    config: Config, feed_forward: Table, placement: str = "pre", stack: Table | None = None, **attention_fields: Any
+    config: Config,
+    feed_forward: Table,
+    norm_placement: str = "pre",
+    stack: Table | None = None,
+    **attention_fields: Any,
 ) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **attention_fields)
-    return decoder(config, layer_table(mixer, feed_forward, norm, placement), norm, stack=stack)
+    return decoder(config, layer_table(mixer, feed_forward, norm, norm_placement), norm, stack=stack)
 
 
 def _read_granite(config: Config) -> Table:
@@ -61,7 +65,7 @@ def _shared_experts(config: Config) -> Table:
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
         glu(config),
-        glu(config, width=shared_width) if shared_width else None,
+        glu(config, ffn_width=shared_width) if shared_width else None,
     )
 
 
@@ -82,7 +86,7 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     """
     depth, window = config.size("num_hidden_layers"), config.size("sliding_window")
     layer_kinds = listed_kinds(
-        config, "layer_types", FULL_OR_SLIDING, ["sliding" if i % 4 else "full" for i in range(depth)]
+        config, "layer_types", FULL_OR_SLIDING, ["sliding" if layer % 4 else "full" for layer in range(depth)]
     )
     rope_bases = config.get("layer_rope_theta")
     if rope_bases is not None and (

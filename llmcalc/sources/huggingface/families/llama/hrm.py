@@ -16,16 +16,16 @@ from ...parts import QKVO, Table, attention, biases, decoder, glu, layer_table, 
 
 
 def _read_hrm_text(config: Config) -> Table:
-    high_cycles, low_cycles = config.size("H_cycles"), config.size("L_cycles")
+    high_level_cycles, low_level_cycles = config.size("H_cycles"), config.size("L_cycles")
     depth = config.optional_size("num_layers_per_stack") or config.size("num_hidden_layers")
-    if 2 * depth > MOST_KINDS or depth * high_cycles * (low_cycles + 1) > MOST_LAYERS:
+    if 2 * depth > MOST_KINDS or depth * high_level_cycles * (low_level_cycles + 1) > MOST_LAYERS:
         raise config.error("num_hidden_layers", depth, f"at most {MOST_KINDS // 2} layers of each stack")
     norm, bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
     mixer = attention(
         config, num_key_value_heads=None, output_gate={"per": "element", "bias": bias}, **biases(bias, *QKVO)
     )
-    low_names, high_names = [f"low_{i}" for i in range(depth)], [f"high_{i}" for i in range(depth)]
-    layer_kinds = [*low_names * low_cycles, *high_names] * high_cycles
+    low_names, high_names = [f"low_{layer}" for layer in range(depth)], [f"high_{layer}" for layer in range(depth)]
+    layer_kinds = [*low_names * low_level_cycles, *high_names] * high_level_cycles
     stack = {
         "num_hidden_layers": len(layer_kinds),
         "variants": {layer_kind: {} for layer_kind in (*low_names, *high_names)},

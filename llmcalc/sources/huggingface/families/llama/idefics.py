@@ -1,4 +1,4 @@
-"""IDEFICS: Llama's layers, with a layer that attends to images before every few of them.
+"""IDEFICS: Llama's layers, with a layer that attends to images before every N-th layer.
 
 Laurençon et al. 2023 (arXiv:2306.16527), after Flamingo. Its class runs the layers for images on text too: a pass over
 text alone has queries without keys there. transformers: models/idefics.
@@ -24,8 +24,8 @@ def _read_idefics(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     image_interval = config.size("cross_layer_interval")
     config.quotient("cross_layer_interval", depth, image_interval)
-    vision = Config(config.table("vision_config") if config.has("vision_config") else {}, {}, "idefics_vision")
-    image_width = vision.size("embed_dim") if vision.has("embed_dim") else IMAGE_WIDTH
+    vision_config = Config(config.table("vision_config") if config.has("vision_config") else {}, {}, "idefics_vision")
+    image_width = vision_config.size("embed_dim") if vision_config.has("embed_dim") else IMAGE_WIDTH
     block = layer_table(attention(config), glu(config), norm)
     image_layer: Table = {
         "type": "gated_cross_text",
@@ -36,8 +36,8 @@ def _read_idefics(config: Config) -> Table:
     config.notes.append("cross_layer_interval: text alone is counted; its products with images are not counted")
     layer_kinds = (["image"] + ["block"] * image_interval) * (depth // image_interval)
     stack = {"variants": {"image": image_layer}, "num_hidden_layers": len(layer_kinds), **layer_pattern(layer_kinds)}
-    vocabulary = config.size("vocab_size") + config.count("additional_vocab_size")
-    return {**decoder(config, block, norm, stack=stack), "vocab_size": vocabulary}
+    vocab_size = config.size("vocab_size") + config.count("additional_vocab_size")
+    return {**decoder(config, block, norm, stack=stack), "vocab_size": vocab_size}
 
 
 def _empty_image_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:

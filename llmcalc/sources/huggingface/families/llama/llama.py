@@ -50,14 +50,16 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
     depth, window = config.size("num_hidden_layers"), config.optional_size("sliding_window")
     first_sliding_layer = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
     uses_window = config.flag("use_sliding_window") if "use_sliding_window" in config.defaults else True
-    layer_kinds = ["full" if i < first_sliding_layer else "sliding" for i in range(depth)]
+    layer_kinds = ["full" if layer < first_sliding_layer else "sliding" for layer in range(depth)]
     if by_layer or "layer_types" in config.defaults:
         layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds)
     if window is None or not uses_window:
         return {}
     layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     return {
-        "variants": {kind: variant for kind, variant in layer_variants.items() if kind in layer_kinds},
+        "variants": {
+            variant_name: variant for variant_name, variant in layer_variants.items() if variant_name in layer_kinds
+        },
         **layer_pattern(layer_kinds),
     }
 
@@ -94,7 +96,7 @@ def _read_cwm(config: Config) -> Table:
     block = layer_table(attention(config), glu(config, config.flag("mlp_bias")), norm)
     config.size("sliding_window")
     return decoder(
-        config, block, norm, stack=sliding_stack(config, ["sliding" if i % 4 else "full" for i in range(depth)])
+        config, block, norm, stack=sliding_stack(config, ["sliding" if layer % 4 else "full" for layer in range(depth)])
     )
 
 

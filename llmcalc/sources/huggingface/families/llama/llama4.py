@@ -44,12 +44,12 @@ def _read_llama4_text(config: Config) -> Table:
     attention_kinds = listed_kinds(
         config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in position_kinds]
     )
-    chunk = (
+    chunk_size = (
         {}
         if config.optional_size("attention_chunk_size") is None
         else {"attention_chunk_size": config.size("attention_chunk_size")}
     )
-    attention_fields: Table = {"chunked": chunk, "full": {}, "rope": rope_fields, "nope": {}}
+    attention_fields: Table = {"chunked": chunk_size, "full": {}, "rope": rope_fields, "nope": {}}
     kinds_of_attention = {
         f"{attention_range}_{position_kind}": {
             "attention": {**attention_fields[attention_range], **attention_fields[position_kind]}
@@ -74,8 +74,8 @@ def _read_llama4_text(config: Config) -> Table:
         if expert_layers
         else {}
     )
-    ffn_kinds = ["moe" if i in expert_layers else "dense" for i in range(depth)]
-    block = layer_table(mixer, glu(config, width=config.size("intermediate_size_mlp")), norm)
+    ffn_kinds = ["moe" if layer in expert_layers else "dense" for layer in range(depth)]
+    block = layer_table(mixer, glu(config, ffn_width=config.size("intermediate_size_mlp")), norm)
     layer_kinds = [
         f"{attention_range}_{position_kind}"
         for attention_range, position_kind in zip(attention_kinds, position_kinds, strict=True)
@@ -94,7 +94,9 @@ def _rope_flags(config: Config, depth: int) -> list[int]:
     """Returns 1 for each layer with RoPE and 0 for others; an empty list in the config means the default."""
     listed_flags, nope_interval = config.get("no_rope_layers"), config.size("no_rope_layer_interval")
     rope_flags = (
-        config.sizes("no_rope_layers") if listed_flags else [int((i + 1) % nope_interval != 0) for i in range(depth)]
+        config.sizes("no_rope_layers")
+        if listed_flags
+        else [int((layer + 1) % nope_interval != 0) for layer in range(depth)]
     )
     if len(rope_flags) != depth:
         raise config.error("no_rope_layers", listed_flags, f"{depth} times 0 or 1 (the list has {len(rope_flags)})")
@@ -127,10 +129,6 @@ FAMILIES = {
         modules={"mlp": "feed_forward"},
     ),
     "llama4": Family(
-        None,
-        text_type="llama4_text",
-        tying_source="text",
-        modules=module_names("llama4"),
-        tower_file="pixtral",
+        None, text_type="llama4_text", tying_source="text", modules=module_names("llama4"), tower_file="pixtral"
     ),
 }

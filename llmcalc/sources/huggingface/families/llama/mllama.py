@@ -22,7 +22,7 @@ def _read_mllama_text_model(config: Config) -> Table:
     mixer = attention(config, head_dim=None)
     layer: Table = layer_table(mixer, glu(config), norm)
     image_layer: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm_fields(norm)}}
-    layer_kinds = ["image" if i in cross_layers else "block" for i in range(depth)]
+    layer_kinds = ["image" if layer_index in cross_layers else "block" for layer_index in range(depth)]
     if "image" in layer_kinds:
         config.notes.append(
             "cross_attention_layers: their parameters are counted; their products with the image are not counted"
@@ -39,8 +39,6 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "mllama_vision_model"},
     ),
     "mllama_text_model": Family(
-        _read_mllama_text_model,
-        modules=module_names("mllama_text_model"),
-        dropout_fields={"attention": "dropout"},
+        _read_mllama_text_model, modules=module_names("mllama_text_model"), dropout_fields={"attention": "dropout"}
     ),
 }

@@ -17,8 +17,8 @@ def _read_molmo2_text(config: Config) -> Table:
     norm_scope = config.choice({"qwen3": "head", "olmo": "projection"}, "qk_norm_type")
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKV), **qk_norm_fields(norm, norm_scope))
     block = layer_table(mixer, glu(config), norm, "output" if config.flag("norm_after") else "pre")
-    further_rows = config.count("additional_vocab_size") or None
-    return decoder(config, block, norm, additional_vocab_size=further_rows)
+    extra_rows = config.count("additional_vocab_size") or None
+    return decoder(config, block, norm, additional_vocab_size=extra_rows)
 
 
 FAMILIES = {

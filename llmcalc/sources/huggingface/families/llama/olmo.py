@@ -34,12 +34,12 @@ def _read_olmo(config: Config) -> Table:
 
 
 def _decoder_with_qk_norm(
-    config: Config, feed_forward: Table, placement: str, stack: Table | None = None, float32_product: bool = True
+    config: Config, feed_forward: Table, norm_placement: str, stack: Table | None = None, float32_product: bool = True
 ) -> Table:
     """Returns RMSNorm layers with QK-norm over the full projection. float32_product: as in `Norm`, but for OLMoE."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm, "projection"))
-    return decoder(config, layer_table(mixer, feed_forward, norm, placement), norm, stack=stack)
+    return decoder(config, layer_table(mixer, feed_forward, norm, norm_placement), norm, stack=stack)
 
 
 def _read_olmo2(config: Config) -> Table:

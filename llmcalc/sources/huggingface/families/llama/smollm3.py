@@ -45,7 +45,7 @@ def _read_smollm3(config: Config) -> Table:
     has_rope = (
         config.sizes("no_rope_layers")
         if rope_flags is not None
-        else [int((i + 1) % nope_period != 0) for i in range(depth)]
+        else [int((layer + 1) % nope_period != 0) for layer in range(depth)]
     )
     if len(has_rope) < depth:
         raise config.error("no_rope_layers", rope_flags, f"{depth} times 0 or 1")
@@ -54,14 +54,14 @@ def _read_smollm3(config: Config) -> Table:
         config,
         "layer_types",
         FULL_OR_SLIDING,
-        ["full" if has_rope[i] or not uses_sliding_window else "sliding" for i in range(depth)],
+        ["full" if has_rope[layer] or not uses_sliding_window else "sliding" for layer in range(depth)],
     )
     layer_kinds, layer_variants = [], {}
-    for i, attention_kind in enumerate(attention_kinds):
+    for layer, attention_kind in enumerate(attention_kinds):
         window_fields: Table = {"sliding_window": window} if attention_kind == "sliding" and window is not None else {}
-        layer_kinds.append(f"{'sliding' if window_fields else 'full'}{'' if has_rope[i] else '_no_rope'}")
+        layer_kinds.append(f"{'sliding' if window_fields else 'full'}{'' if has_rope[layer] else '_no_rope'}")
         layer_variants[layer_kinds[-1]] = {
-            "attention": {**window_fields, **({} if has_rope[i] else {"position": "none"})}
+            "attention": {**window_fields, **({} if has_rope[layer] else {"position": "none"})}
         }
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return _pre_norm_decoder(
@@ -116,9 +116,7 @@ FAMILIES = {
     ),
     "arcee": Family(_read_arcee),
     "apertus": Family(
-        _read_apertus,
-        ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
-        modules=module_names("apertus"),
+        _read_apertus, ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}), modules=module_names("apertus")
     ),
     "helium": Family(_read_helium),
 }

@@ -23,12 +23,15 @@ def _read_moshi(config: Config) -> Table:
 def _read_kyutai_speech_to_text(config: Config) -> Table:
     """Reads Kyutai's decoder, whose embedding table has text tokens, all codebooks' tokens, and a padding token."""
     config.require("tie_word_embeddings", False)
-    codebooks = config.size("num_codebooks")
+    codebook_count = config.size("num_codebooks")
     config.notes.append(
-        f"num_codebooks: the embeddings of {codebooks} tokens of audio at each position are not counted in memory "
+        f"num_codebooks: the embeddings of {codebook_count} tokens of audio at each position are not counted in memory "
         "before their sum"
     )
-    return {**_sliding_decoder(config), "additional_vocab_size": codebooks * config.size("codebook_vocab_size") + 1}
+    return {
+        **_sliding_decoder(config),
+        "additional_vocab_size": codebook_count * config.size("codebook_vocab_size") + 1,
+    }
 
 
 def _sliding_decoder(config: Config) -> Table:

@@ -44,7 +44,7 @@ MOST_TABLES, LARGEST_TABLE = 256, 2**32
 
 
 def _read_qwen4(config: Config) -> Table:
-    depth, streams, rank = config.size("num_hidden_layers"), config.size("hc_count"), config.size("hc_lowrank")
+    depth, stream_count, rank = config.size("num_hidden_layers"), config.size("hc_count"), config.size("hc_lowrank")
     norm, has_bias = offset_rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     full_attention: Table = {
         "type": "attention",
@@ -60,8 +60,8 @@ def _read_qwen4(config: Config) -> Table:
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
-        glu(config, width=config.size("shared_expert_intermediate_size")),
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=config.size("shared_expert_intermediate_size")),
         shared_expert_gate=True,
     )
     block: Table = {
@@ -70,23 +70,26 @@ def _read_qwen4(config: Config) -> Table:
         "feed_forward": experts,
         "norm": norm,
         "norm_placement": "pre",
-        "hc_mult": streams,
+        "hc_mult": stream_count,
         "hc_lowrank": rank,
     }
     full_period = config.size("full_attention_interval")
     layer_kinds = listed_kinds(
-        config, "layer_types", KINDS, ["full" if (i + 1) % full_period == 0 else "linear" for i in range(depth)]
+        config, "layer_types", KINDS, ["full" if (layer + 1) % full_period == 0 else "linear" for layer in range(depth)]
     )
-    ngram_inputs = _ngram_inputs(config, norm, streams)
+    ngram_inputs = _ngram_inputs(config, norm, stream_count)
     layers: list[tuple[str, Table]] = []
-    for i, layer_kind in enumerate(layer_kinds):
-        if i + 1 in ngram_inputs and layer_kind == "full":
+    for layer, layer_kind in enumerate(layer_kinds):
+        if layer + 1 in ngram_inputs and layer_kind == "full":
             raise config.error("ple_layer_ids", sorted(ngram_inputs), "numbers of layers with linear attention")
         layer_changes: Table = {"attention": full_attention} if layer_kind == "full" else {}
         layers.append(
-            (layer_kind + ("_ngrams" if i + 1 in ngram_inputs else ""), layer_changes | ngram_inputs.get(i + 1, {}))
+            (
+                layer_kind + ("_ngrams" if layer + 1 in ngram_inputs else ""),
+                layer_changes | ngram_inputs.get(layer + 1, {}),
+            )
         )
-    shared_fields: Table = {"hc_mult": streams, "hc_lowrank": rank, "norm": norm}
+    shared_fields: Table = {"hc_mult": stream_count, "hc_lowrank": rank, "norm": norm}
     stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared_fields}}
     return decoder(config, block, None, stack=stack)
 
@@ -181,7 +184,9 @@ def _indexer_of(config_values: ConfigValues) -> Any:
 
 
 def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
-    input_by_layer = {i + 1: getattr(layer, "ngram_input", None) for i, layer in enumerate(config_values.layers)}
+    input_by_layer = {
+        layer_index + 1: getattr(layer, "ngram_input", None) for layer_index, layer in enumerate(config_values.layers)
+    }
     return {
         layer_number: ngram_input for layer_number, ngram_input in input_by_layer.items() if ngram_input is not None
     }

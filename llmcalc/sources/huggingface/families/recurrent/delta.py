@@ -77,8 +77,8 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     if not all(expert_flags):
         ffns_by_kind[""] = {"type": "mlp", **glu(config)}
     if any(expert_flags):
-        shared_expert = glu(config, width=config.size("shared_expert_intermediate_size"))
-        expert = glu(config, width=config.size("moe_intermediate_size"))
+        shared_expert = glu(config, ffn_width=config.size("shared_expert_intermediate_size"))
+        expert = glu(config, ffn_width=config.size("moe_intermediate_size"))
         ffns_by_kind["_moe"] = moe(
             config.size("num_experts"),
             config.size("num_experts_per_tok"),
@@ -92,7 +92,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
         for ffn_kind in ffns_by_kind
     }
     attention_period = config.size("full_attention_interval")
-    default_kinds = ["linear" if (i + 1) % attention_period else "full" for i in range(depth)]
+    default_kinds = ["linear" if (layer + 1) % attention_period else "full" for layer in range(depth)]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
     layer_kinds = [
         layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixer_kinds, expert_flags, strict=True)
@@ -123,8 +123,8 @@ def _read_qwen3_next(config: Config) -> Table:
     return _qwen_decoder(
         config,
         [
-            experts and i not in dense_layers and (i + 1) % expert_interval == 0
-            for i in range(config.size("num_hidden_layers"))
+            experts and layer not in dense_layers and (layer + 1) % expert_interval == 0
+            for layer in range(config.size("num_hidden_layers"))
         ],
     )
 
@@ -156,8 +156,10 @@ def linear_attention_config(config: Config, field_defaults: Table | None = None)
     outer_fields = {
         linear_field: config.size(field) for linear_field, field in OUTSIDE.items() if linear_field not in stated_config
     }
-    location = f"{config.location}linear_attn_config."
-    return Config(stated_config, {**outer_fields, **(field_defaults or {})}, config.model_type, location=location)
+    field_path_prefix = f"{config.location}linear_attn_config."
+    return Config(
+        stated_config, {**outer_fields, **(field_defaults or {})}, config.model_type, location=field_path_prefix
+    )
 
 
 def _read_kimi_linear(config: Config) -> Table:
@@ -195,7 +197,7 @@ def read_ling_3(config: Config) -> Table:
     )
     linear_attention = kda(config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound)
     default_kinds = [
-        "linear" if (i + 1) % attention_period else "full" for i in range(config.size("num_hidden_layers"))
+        "linear" if (layer + 1) % attention_period else "full" for layer in range(config.size("num_hidden_layers"))
     ]
     return latent_decoder(
         config,
@@ -230,11 +232,11 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
     block: Table = {"norm": norm, "norm_placement": "pre"}
     mixers = {"linear": {**block, "attention": linear_attention}, "full": {**block, "attention": full_attention}}
     expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("n_shared_experts")
-    shared_expert = glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None
+    shared_expert = glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None
     experts = moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
+        glu(config, ffn_width=expert_width),
         shared_expert,
         **SIGMOID,
     )
@@ -260,14 +262,14 @@ def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
 
     Without either, each fourth layer has full attention.
     """
-    default_kinds = ["full" if i and i % 4 == 0 else "linear" for i in range(depth)]
+    default_kinds = ["full" if layer and layer % 4 == 0 else "linear" for layer in range(depth)]
     if linear_config.has("full_attn_layers") and linear_config.has("kda_layers"):
         full_layers, linear_layers = linear_config.sizes("full_attn_layers"), linear_config.sizes("kda_layers")
         if sorted({*full_layers, *linear_layers}) != list(range(1, depth + 1)) or set(full_layers) & set(linear_layers):
             raise linear_config.error(
                 "full_attn_layers", full_layers, f"with kda_layers each layer from 1 to {depth} once"
             )
-        default_kinds = ["full" if i + 1 in full_layers else "linear" for i in range(depth)]
+        default_kinds = ["full" if layer + 1 in full_layers else "linear" for layer in range(depth)]
     return listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
 
 
@@ -297,7 +299,7 @@ def _read_olmo_hybrid(config: Config) -> Table:
         "linear": {**common_fields, "attention": linear_attention, "norm_placement": "pre"},
         "full": {**common_fields, "attention": {"type": "attention", **full_attention}, "norm_placement": "output"},
     }
-    default_kinds = ["full" if i % 4 == 3 else "linear" for i in range(depth)]
+    default_kinds = ["full" if layer % 4 == 3 else "linear" for layer in range(depth)]
     if "full" not in default_kinds:
         default_kinds[-1] = "full"
     stack = stack_of_kinds(layer_tables, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds))

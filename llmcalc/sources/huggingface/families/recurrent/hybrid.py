@@ -99,7 +99,7 @@ def _periodic_kinds(config: Config, prefix: str, layer_kind: str, other_kind: st
     period, offset = config.size(f"{prefix}_layer_period"), config.count(f"{prefix}_layer_offset")
     if offset >= period:
         raise config.error(f"{prefix}_layer_offset", offset, f"less than {prefix}_layer_period = {period}")
-    return [layer_kind if i % period == offset else other_kind for i in range(config.size("num_hidden_layers"))]
+    return [layer_kind if layer % period == offset else other_kind for layer in range(config.size("num_hidden_layers"))]
 
 
 def _read_jamba(config: Config) -> Table:
@@ -149,7 +149,9 @@ def _read_bamba(config: Config) -> Table:
         ),
         "mamba": mamba2(config, _expanded_width(config)),
     }
-    layer_kinds = ["attention" if i in attention_layers else "mamba" for i in range(config.size("num_hidden_layers"))]
+    layer_kinds = [
+        "attention" if layer in attention_layers else "mamba" for layer in range(config.size("num_hidden_layers"))
+    ]
     return mixed_decoder(
         config, {kind: {"attention": mixer, "feed_forward": ffn} for kind, mixer in mixers.items()}, layer_kinds
     )
@@ -157,7 +159,7 @@ def _read_bamba(config: Config) -> Table:
 
 def _read_granitemoehybrid(config: Config) -> Table:
     experts = config.count("num_local_experts")
-    shared_ffn = glu(config, width=config.size("shared_intermediate_size"))
+    shared_ffn = glu(config, ffn_width=config.size("shared_intermediate_size"))
     ffn = moe(experts, config.size("num_experts_per_tok"), glu(config), shared_ffn) if experts else shared_ffn
     config.require("position_embedding_type", None, "nope", "rope")
     position: Table = {} if config.get("position_embedding_type") == "rope" else {"position": None}

@@ -72,7 +72,7 @@ def _read_lfm2(config: Config) -> Table:
             ffn_width = -(-floor(ffn_width * width_factor) // width_multiple) * width_multiple
     full_layers = set(range(depth)) if config.get("full_attn_idxs") is None else set(config.sizes("full_attn_idxs"))
     layer_kinds = listed_kinds(
-        config, "layer_types", CONV_OR_FULL, ["full" if i in full_layers else "conv" for i in range(depth)]
+        config, "layer_types", CONV_OR_FULL, ["full" if layer in full_layers else "conv" for layer in range(depth)]
     )
     block: Table = {"feed_forward": _swiglu(ffn_width), "norm": norm, "norm_placement": "pre"}
     stack = stack_of_kinds(
@@ -103,7 +103,8 @@ def _read_lfm2_moe(config: Config) -> Table:
     dense_layers = config.count("num_dense_layers")
     mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = stack_of_kinds(
-        layer_tables, [f"{mixer}_{'dense' if i < dense_layers else 'moe'}" for i, mixer in enumerate(mixer_kinds)]
+        layer_tables,
+        [f"{mixer}_{'dense' if layer < dense_layers else 'moe'}" for layer, mixer in enumerate(mixer_kinds)],
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 
@@ -116,7 +117,9 @@ def _read_lfm3(config: Config) -> Table:
         **mixers["full"],
         **({} if config.optional_size("sliding_window") is None else {"sliding_window": config.size("sliding_window")}),
     }
-    default_kinds = ["full" if i % 4 == 2 else "sliding" if i % 4 == 0 and i > 0 else "conv" for i in range(depth)]
+    default_kinds = [
+        "full" if layer % 4 == 2 else "sliding" if layer % 4 == 0 and layer > 0 else "conv" for layer in range(depth)
+    ]
     layer_kinds = listed_kinds(config, "layer_types", {**CONV_OR_FULL, "sliding_attention": "sliding"}, default_kinds)
     block: Table = {"feed_forward": _swiglu(config.size("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"

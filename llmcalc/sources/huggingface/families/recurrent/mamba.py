@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...absent import Absent
+from ...absent import AbsentValue
 from ...config import Config
 from ...family import Family, Modules, field_names
 from ...parts import ACTIVATIONS, Table, decoder, layer_table, rmsnorm
@@ -100,7 +100,7 @@ def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int
 
 def layers_of_kind(config_values: ConfigValues, wanted_kind: str) -> list[int]:
     """Returns the indices of the layers of a kind."""
-    return [i for i, layer_kind in enumerate(config_values.layer_kinds()) if layer_kind == wanted_kind]
+    return [layer for layer, layer_kind in enumerate(config_values.layer_kinds()) if layer_kind == wanted_kind]
 
 
 def inner_width(config_values: ConfigValues) -> int:
@@ -114,7 +114,7 @@ def expansion_factor(config_values: ConfigValues) -> int:
     """Returns the number of channels of the recurrence as a multiple of the model's width."""
     expansion, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
     if remainder or not expansion:
-        raise Absent
+        raise AbsentValue
     return expansion
 
 

@@ -98,10 +98,10 @@ def _mamba(config: Config) -> Table:
     }
 
 
-def _moe(config: Config, act: str) -> Table:
+def _moe(config: Config, activation: str) -> Table:
     has_bias, latent_width = config.flag("mlp_bias"), config.optional_size("moe_latent_size")
-    expert = mlp(config.size("moe_intermediate_size"), act, bias=False)
-    shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), act, has_bias)
+    expert = mlp(config.size("moe_intermediate_size"), activation, bias=False)
+    shared_expert = mlp(config.size("moe_shared_expert_intermediate_size"), activation, has_bias)
     latent_field = {} if latent_width is None else {"latent": {"moe_latent_size": latent_width, "bias": has_bias}}
     router_fields = {"router": {"scoring_func": "sigmoid", "score_correction": "buffer"}}
     return moe(

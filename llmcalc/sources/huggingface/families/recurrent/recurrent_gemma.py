@@ -49,8 +49,8 @@ def _read_recurrent_gemma(config: Config) -> Table:
     ffn = glu(
         config,
         bias=True,
-        width=config.quotient("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
-        act="hidden_activation",
+        ffn_width=config.quotient("intermediate_size", config.size("intermediate_size") // 2 * 2, 2),
+        act_field="hidden_activation",
     )
     block: Table = layer_table(local_attention, ffn, norm)
     block_types = config.texts("block_types")

@@ -58,10 +58,10 @@ def _hybrid_decoder(
             f"{depth} times mamba or hybrid, as num_hidden_layers says",
         )
     mixer_fields = layer_table(mixer, NONE, norm)
-    hybrid_indices = [i for i, kind in enumerate(layer_kinds) if kind == "hybrid"]
+    hybrid_indices = [layer_index for layer_index, kind in enumerate(layer_kinds) if kind == "hybrid"]
     block_of_layer = {
-        layer: f"hybrid_{i % block_count + 1}" if block_count > 1 else "hybrid"
-        for i, layer in enumerate(hybrid_indices)
+        layer: f"hybrid_{layer_index % block_count + 1}" if block_count > 1 else "hybrid"
+        for layer_index, layer in enumerate(hybrid_indices)
     }
     layer_tables: dict[str, Table] = {"mamba": {"type": "block", **mixer_fields}}
     is_tied = config.flag("tie_word_embeddings")  # the classes tie the shared blocks and all other ties, or nothing
@@ -69,7 +69,7 @@ def _hybrid_decoder(
     for kind in dict.fromkeys(layers):
         adapter_fields = {"idle_adapters": layers.count(kind) - 1} if "adapter_rank" in block and not is_tied else {}
         layer_tables[kind] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
-    kind_variants = [block_of_layer.get(i, "mamba") for i in range(depth)]
+    kind_variants = [block_of_layer.get(layer_index, "mamba") for layer_index in range(depth)]
     stack = stack_of_kinds(layer_tables, kind_variants)
     shared_kinds = list(dict.fromkeys(layers)) if is_tied else []
     return decoder(
@@ -117,8 +117,8 @@ def _read_zamba(config: Config) -> Table:
     }
     attention_period, attention_offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
-        "hybrid" if i % attention_period == attention_offset else "mamba"
-        for i in range(config.size("num_hidden_layers") - len(FIRST))
+        "hybrid" if layer % attention_period == attention_offset else "mamba"
+        for layer in range(config.size("num_hidden_layers") - len(FIRST))
     ]
     layer_types = config.get("layers_block_type", "layer_types")
     layer_kinds = (
@@ -169,7 +169,7 @@ def _read_zamba2(config: Config) -> Table:
             config.get("num_key_value_heads"),
             "num_attention_heads: an attention adapter is as wide as the queries",
         )
-    ffn = glu(config, width=config.optional_size("intermediate_size") or 4 * config.size("hidden_size"))
+    ffn = glu(config, ffn_width=config.optional_size("intermediate_size") or 4 * config.size("hidden_size"))
     ffn |= biases(has_bias, "gate_bias", "up_bias", "down_bias")
     block: Table = {
         "attention": shared_attention,

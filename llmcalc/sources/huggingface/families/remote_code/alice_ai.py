@@ -43,13 +43,13 @@ def _read_alice_ai(config: Config) -> Table:
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
-        glu(config, width=shared_width) if shared_width else None,
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=shared_width) if shared_width else None,
         **({"shared_expert_gate": True} if shared_width else {}),
         **SIGMOID,
     )
     full_period = config.size("full_attention_interval")
-    default_kinds = ["linear" if (i + 1) % full_period else "full" for i in range(depth)]
+    default_kinds = ["linear" if (layer + 1) % full_period else "full" for layer in range(depth)]
     layer_changes: dict[str, Table] = {"linear": {}, "full": {"attention": {"type": "attention", **full_attention}}}
     layer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_kinds)
     base_layer: Table = layer_table(linear_attention, experts, norm)

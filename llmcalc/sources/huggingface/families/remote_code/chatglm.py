@@ -14,13 +14,13 @@ from ...parts import QKV, QKVO, Table, architecture, biases, decoder, layer_tabl
 
 def _read_chatglm(config: Config) -> Table:
     if config.has("inner_hidden_size"):
-        return _chatglm1(config)
+        return _read_chatglm1(config)
     if architecture(config) == "ChatGLMModel":  # which has the output projection, as `output_layer`
         config.head = "lm"
-    return _chatglm2(config)
+    return _read_chatglm2(config)
 
 
-def _chatglm1(config: Config) -> Table:
+def _read_chatglm1(config: Config) -> Table:
     """Reads ChatGLM-6B, which rotates the halves of each head by two positions."""
     norm = layernorm(config.number("layernorm_epsilon"))
     mixer = {
@@ -32,7 +32,7 @@ def _chatglm1(config: Config) -> Table:
     return decoder(config, block, None, stack={"embedding_norm": norm})
 
 
-def _chatglm2(config: Config) -> Table:
+def _read_chatglm2(config: Config) -> Table:
     """Reads ChatGLM2 and later: half of each head is rotary, and one projection computes the FFN's gate and values."""
     eps = config.number("layernorm_epsilon")
     heads = config.size("num_attention_heads")

@@ -33,7 +33,7 @@ def _read_deepseek_v41_text(config: Config) -> Table:
         "norm": norm,
         "position": full_rope(config),
     }
-    ffn = clamped_swiglu(glu(config, width=config.size("moe_intermediate_size")))
+    ffn = clamped_swiglu(glu(config, ffn_width=config.size("moe_intermediate_size")))
     router = {"scoring_func": "sqrtsoftplus", "score_correction": "parameter", "image_correction": True}
     experts = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), ffn, ffn, router=router)
     block = {
@@ -46,16 +46,18 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     }
     ngram_inputs = _ngram_inputs(config, depth, stream_count, norm)
     layers: list[tuple[str, Table]] = []
-    for i, (layer_kind, changes) in enumerate(_layers_with_changes(config, depth)):
+    for layer, (layer_kind, changes) in enumerate(_layers_with_changes(config, depth)):
         layer_changes: Table = {"attention": changes} if changes else {}
-        layers.append((layer_kind + ("_ngrams" if i in ngram_inputs else ""), layer_changes | ngram_inputs.get(i, {})))
+        layers.append(
+            (layer_kind + ("_ngrams" if layer in ngram_inputs else ""), layer_changes | ngram_inputs.get(layer, {}))
+        )
     stack = stack_of_layers(layers)
     stack["streams"] = {"type": "delayed_hyper", "hc_mult": stream_count}
     return decoder(config, block, norm, stack=stack)
 
 
 def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
-    """Returns the kind of each layer's attention and the fields that it changes."""
+    """Returns each layer's kind of attention, and the attention fields in which the layer differs from others."""
     compression_ratios = config.sizes("compress_ratios")
     if len(compression_ratios) < depth:
         raise config.error("compress_ratios", compression_ratios, f"{depth} numbers of tokens per entry, 0 for none")
@@ -74,43 +76,50 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
         )
     layers: list[tuple[str, Table]] = []
     rate_of_source = 0
-    for i, compression_ratio in enumerate(compression_ratios[:depth]):
+    for layer, compression_ratio in enumerate(compression_ratios[:depth]):
         if compression_ratio == 0:
-            if i in kv_sources or i in index_sources:
+            if layer in kv_sources or layer in index_sources:
                 raise config.error(
-                    "compress_ratios", compression_ratios, f"1 or more for layer {i}, which selects entries"
+                    "compress_ratios", compression_ratios, f"1 or more for layer {layer}, which selects entries"
                 )
             layers.append(("local", {}))
             continue
-        if i in kv_sources:
+        if layer in kv_sources:
             rate_of_source = compression_ratio
-            if i not in index_sources:
+            if layer not in index_sources:
                 raise config.error(
-                    "index_source_layer_ids", sorted(index_sources), f"layer {i} too, which computes entries"
+                    "index_source_layer_ids", sorted(index_sources), f"layer {layer} too, which computes entries"
                 )
         elif compression_ratio != rate_of_source:
             raise config.error(
                 "kv_source_layer_ids",
                 sorted(kv_sources),
-                f"a source of {compression_ratio} tokens per entry for layer {i}",
+                f"a source of {compression_ratio} tokens per entry for layer {layer}",
             )
         layer_changes: Table = {
             "compress_rate": compression_ratio,
             "weighted_entries": compression_ratio > 1,
-            "entries_shared": i not in kv_sources,
+            "entries_shared": layer not in kv_sources,
         }
-        if i not in index_sources:
+        if layer not in index_sources:
             layers.append(("shared", {**layer_changes, "index_topk": selected_tokens}))
             continue
-        if i >= candidate_source >= 0 and compression_ratio != 1:
+        if layer >= candidate_source >= 0 and compression_ratio != 1:
             raise config.error(
-                "compress_ratios", compression_ratios, f"1 for layer {i}, at or above candidate_source_layer_id"
+                "compress_ratios", compression_ratios, f"1 for layer {layer}, at or above candidate_source_layer_id"
             )
         attention_sizes = (
-            {"finds": blocks} if i == candidate_source else {"candidates": blocks} if i > candidate_source >= 0 else {}
+            {"finds": blocks}
+            if layer == candidate_source
+            else {"candidates": blocks}
+            if layer > candidate_source >= 0
+            else {}
         )
         layers.append(
-            ("full" if i in kv_sources else "selecting", {**layer_changes, "indexer": {**indexer, **attention_sizes}})
+            (
+                "full" if layer in kv_sources else "selecting",
+                {**layer_changes, "indexer": {**indexer, **attention_sizes}},
+            )
         )
     return layers
 
@@ -121,11 +130,11 @@ def _candidate_blocks(config: Config) -> Table:
 
 def _layer_indices(config: Config, field_name: str, depth: int) -> set[int]:
     """Returns the indices of the model's layers that a field lists."""
-    return {i for i in config.sizes(field_name) if i < depth}
+    return {layer for layer in config.sizes(field_name) if layer < depth}
 
 
 def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) -> dict[int, Table]:
-    """Returns the engram of each layer with an engram."""
+    """Returns layer index → fields of the layer's engram (n-gram embedding)."""
     layer_ids, ngram_rows = config.sizes("engram_layer_ids"), config.sizes("engram_num_embeddings")
     if len(ngram_rows) != len(layer_ids):
         raise config.error(

@@ -43,7 +43,7 @@ def _read_llada(config: Config) -> Table:
     """
     config.notes.append(STEPS)
     if config.has("num_experts"):
-        return _llada_moe(config)
+        return _read_llada_moe(config)
     config.require("block_type", "llama")
     config.require("layer_norm_type", "rms")
     for field_name in ("attention_layer_norm", "input_emb_norm", "alibi", "bias_for_layer_norm"):
@@ -64,7 +64,7 @@ def _read_llada(config: Config) -> Table:
     return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": embedding_rows}
 
 
-def _llada_moe(config: Config) -> Table:
+def _read_llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     mixer = attention(
         config,
@@ -75,8 +75,8 @@ def _llada_moe(config: Config) -> Table:
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("expert_intermediate_size")),
-        None if shared_width is None else glu(config, width=shared_width),
+        glu(config, ffn_width=config.size("expert_intermediate_size")),
+        None if shared_width is None else glu(config, ffn_width=shared_width),
     )
     expert_flags = config.get("moe_layer_freq")
     expert_frequencies = expert_flags if isinstance(expert_flags, list) else [expert_flags] * depth
@@ -84,7 +84,9 @@ def _llada_moe(config: Config) -> Table:
         raise config.error("moe_layer_freq", expert_flags, f"1, or {depth} times 0 or 1")
     layer_kinds = ["moe" if layer_kind else "dense" for layer_kind in expert_frequencies]
     dense_ffn = (
-        {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in layer_kinds else {}
+        {"type": "mlp", **glu(config, ffn_width=config.size("dense_intermediate_size"))}
+        if "dense" in layer_kinds
+        else {}
     )
     config.fields_read.add("dense_intermediate_size")
     block = layer_table(mixer, experts, norm)

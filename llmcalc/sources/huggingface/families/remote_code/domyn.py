@@ -18,16 +18,16 @@ PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
 def _read_domyn_edge(config: Config) -> Table:
     config.require("attention_bias", False)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    positions, windows, head_dims = config.texts("position_layers"), config.get("window_sizes"), _head_dims(config)
-    if len(positions) != depth or not {*positions} <= {"rope", "nope"}:
-        raise config.error("position_layers", positions, f"{depth} times rope or nope, one for each layer")
+    position_kinds, windows, head_dims = config.texts("position_layers"), config.get("window_sizes"), _head_dims(config)
+    if len(position_kinds) != depth or not {*position_kinds} <= {"rope", "nope"}:
+        raise config.error("position_layers", position_kinds, f"{depth} times rope or nope, one for each layer")
     if not isinstance(windows, list | tuple) or len(windows) != depth or not all(map(_is_window, windows)):
         raise config.error("window_sizes", windows, f"{depth} pairs of -1 or the tokens before each token, and 0")
     if len(head_dims) != depth or 0 in head_dims:
         raise config.error("head_sizes", head_dims, f"{depth} positive whole numbers, one for each layer")
     mixer = attention(config, **qk_norm_fields(rmsnorm(norm["eps"], weight=False)))
     layers: list[tuple[str, Table]] = []
-    for position, (tokens_before, _), head_dim in zip(positions, windows, head_dims, strict=True):
+    for position, (tokens_before, _), head_dim in zip(position_kinds, windows, head_dims, strict=True):
         window = {"sliding_window": tokens_before + 1} if tokens_before > 0 else {}
         changes: Table = {"head_dim": head_dim, **window, **({"position": "none"} if position == "nope" else {})}
         layers.append((f"{'sliding' if window else 'full'}_{position}_{head_dim}", {"attention": changes}))
@@ -47,7 +47,7 @@ def _head_dims(config: Config) -> list[int]:
     if not config.has("per_layer_config"):
         return config.sizes("head_sizes")
     layers = config.table("per_layer_config")
-    layer_configs = [config.section("per_layer_config").section(str(i)) for i in range(len(layers))]
+    layer_configs = [config.section("per_layer_config").section(str(layer)) for layer in range(len(layers))]
     return [layer_config.size("head_dim") for layer_config in layer_configs]
 
 

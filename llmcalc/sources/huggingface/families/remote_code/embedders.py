@@ -71,8 +71,8 @@ def _read_neobert(config: Config) -> Table:
     config.require("hidden_act", "swiglu", "SwiGLU")
     ffn = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
     block = layer_table(attention(config), ffn, norm)
-    score = {"transform": {"hidden_act": "tanh", "norm": None}}
-    return encoder(config, block, {"final_norm": norm}, {"bias": True}, score)
+    score_head = {"transform": {"hidden_act": "tanh", "norm": None}}
+    return encoder(config, block, {"final_norm": norm}, {"bias": True}, score_head)
 
 
 def _read_nomic_bert_moe(config: Config) -> Table:
@@ -102,7 +102,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
         {"intermediate_size": ffn_width, "hidden_act": "gelu"},
         output_bias=True,
     )
-    layer_kinds = ["moe" if i % expert_period == 1 else "dense" for i in range(depth)]
+    layer_kinds = ["moe" if layer % expert_period == 1 else "dense" for layer in range(depth)]
     block = layer_table(mixer, dense_ffn, norm, "post")
     layers = combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
     stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}

@@ -37,7 +37,7 @@ def _read_deepseek(config: Config) -> Table:
     """Reads DeepSeek-MoE 16B: DeepSeek-V2's experts with the attention of Llama."""
     depth = config.size("num_hidden_layers")
     first_expert_layer = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
-    layer_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
+    layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
     return deepseek_decoder(config, mixer, routed_experts(config) if "moe" in layer_kinds else {}, layer_kinds)
 
@@ -45,7 +45,7 @@ def _read_deepseek(config: Config) -> Table:
 def _read_bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
-    layer_kinds = ["dense" if i < config.count("first_k_dense_replace") else "moe" for i in range(depth)]
+    layer_kinds = ["dense" if layer < config.count("first_k_dense_replace") else "moe" for layer in range(depth)]
     return deepseek_decoder(config, ling_attention(config, norm), ling_experts(config), layer_kinds)
 
 
@@ -75,8 +75,8 @@ def ling_experts(config: Config) -> Table:
     return moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
-        glu(config, width=shared_width) if shared_expert_count else None,
+        glu(config, ffn_width=expert_width),
+        glu(config, ffn_width=shared_width) if shared_expert_count else None,
         **router,
     )
 
@@ -107,9 +107,10 @@ def _read_bailing_linear(config: Config) -> Table:
     group_size, linear_attention = config.size("layer_group_size"), ling_lightning(config, norm)
     full_attention = {"type": "attention", **ling_attention(config, norm)}
     first_expert_layer, experts = config.count("first_k_dense_replace"), ling_experts(config)
-    ffn_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
+    ffn_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     mixers = [
-        "full" if (i + 1) % group_size == 0 or i >= depth // group_size * group_size else "linear" for i in range(depth)
+        "full" if (layer + 1) % group_size == 0 or layer >= depth // group_size * group_size else "linear"
+        for layer in range(depth)
     ]
     block = layer_table(linear_attention, experts, norm)
     mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
@@ -123,12 +124,14 @@ def _read_klear(config: Config) -> Table:
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm))
     dense_indices = set(config.sizes("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, expert_width = config.size("decoder_sparse_step"), config.size("moe_intermediate_size")
-    layer_kinds = ["dense" if i in dense_indices or (i + 1) % expert_interval else "moe" for i in range(depth)]
+    layer_kinds = [
+        "dense" if layer in dense_indices or (layer + 1) % expert_interval else "moe" for layer in range(depth)
+    ]
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
-        glu(config, width=expert_width * config.size("n_shared_experts")),
+        glu(config, ffn_width=expert_width),
+        glu(config, ffn_width=expert_width * config.size("n_shared_experts")),
         shared_expert_mix=True,
         **SIGMOID,
     )
@@ -158,15 +161,15 @@ def _read_hunyuan(config: Config) -> Table:
             if config.has("moe_intermediate_size")
             else ffn_width
         )
-        shared_ffn = glu(config, width=ffn_width * _size_in_all_layers(config, "num_shared_expert", depth))
+        shared_ffn = glu(config, ffn_width=ffn_width * _size_in_all_layers(config, "num_shared_expert", depth))
         ffn = moe(
             config.size("num_experts"),
             _size_in_all_layers(config, "moe_topk", depth),
-            glu(config, width=expert_width),
+            glu(config, ffn_width=expert_width),
             shared_ffn if config.flag("use_mixed_mlp_moe") else None,
         )
     layer_tables: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
-    layer_kinds = ["shared" if i % sharing_period else "computed" for i in range(depth)]
+    layer_kinds = ["shared" if layer % sharing_period else "computed" for layer in range(depth)]
     block = layer_table(mixer, ffn, norm)
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
@@ -204,11 +207,11 @@ def _read_arctic(config: Config) -> Table:
     """
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     expert_period, has_residual_network = config.size("moe_layer_frequency"), config.flag("use_residual")
-    layer_kinds = ["moe" if (i + 1) % expert_period == 0 else "dense" for i in range(depth)]
+    layer_kinds = ["moe" if (layer + 1) % expert_period == 0 else "dense" for layer in range(depth)]
     experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
     expert_layer: Table = {"feed_forward": experts}
     if has_residual_network:
-        expert_layer |= {"type": "dense_residual", "dense": glu(config, width=config.size("hidden_size"))}
+        expert_layer |= {"type": "dense_residual", "dense": glu(config, ffn_width=config.size("hidden_size"))}
     dense_ffn = {"type": "mlp", **glu(config)}
     block = {"attention": attention(config), "norm": norm, "norm_placement": "pre"}
     layer_tables: Table = {"moe": expert_layer, "dense": {"feed_forward": dense_ffn}}
@@ -252,15 +255,15 @@ def _read_minimax_m1(config: Config) -> Table:
 def _read_sarvam_mla(config: Config) -> Table:
     """Reads Sarvam 105B: DeepSeek-V3 with Ling's field names, by default without query compression."""
     depth, first_expert_layer = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
-    layer_kinds = ["dense" if i < first_expert_layer else "moe" for i in range(depth)]
+    layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     expert_width, shared_expert_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
     shared_width = (config.optional_size("moe_shared_expert_intermediate_size") or expert_width) * shared_expert_count
     router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
     experts = moe(
         config.size("num_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
-        glu(config, width=shared_width) if shared_expert_count else None,
+        glu(config, ffn_width=expert_width),
+        glu(config, ffn_width=shared_width) if shared_expert_count else None,
         **router,
     )
     return deepseek_decoder(config, latent_attention(config), experts, layer_kinds)

@@ -54,7 +54,7 @@ def _moondream_text_of_version(config: Config, first_version: float) -> Table:
 
 
 def _text_of_type(config: Config, model_type: str, text_fields: Mapping[str, Any]) -> Table:
-    """Returns the text model of the fields, read under the given model type."""
+    """Reads the text model from config fields as if they were a config of the given model type."""
     family = family_of(model_type)
     text_config = typed_config({**text_fields, "architectures": []}, model_type, family, config.head, config.location)
     model_fields: Table = family.read_model(text_config) if family.read_model is not None else {}

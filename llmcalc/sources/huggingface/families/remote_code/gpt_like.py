@@ -149,11 +149,11 @@ def _read_phi3small(config: Config) -> Table:
 
 
 def _checked_list(
-    config: Config, field_name: str, list_length: int, is_value: Callable[[Any], bool], expected_text: str
+    config: Config, field_name: str, list_length: int, is_valid: Callable[[Any], bool], expected_text: str
 ) -> list[Any]:
     """Returns a list with one value per layer. Raises `InputError` for another length or another value."""
     layer_values = config.get(field_name)
-    if not isinstance(layer_values, list) or len(layer_values) != list_length or not all(map(is_value, layer_values)):
+    if not isinstance(layer_values, list) or len(layer_values) != list_length or not all(map(is_valid, layer_values)):
         raise config.error(field_name, layer_values, f"{list_length} values, {expected_text}")
     return layer_values
 
@@ -225,8 +225,8 @@ def _read_nemotron_nas(config: Config) -> Table:
     )
     attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
-    for i, block_config in enumerate(block_tables):
-        mixer, ffn = (_block_part_config(config, i, block_config, part_name) for part_name in ("attention", "ffn"))
+    for layer, block_config in enumerate(block_tables):
+        mixer, ffn = (_block_part_config(config, layer, block_config, part_name) for part_name in ("attention", "ffn"))
         layer_changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
         part_labels = []
         if not mixer.flag("no_op"):
@@ -257,11 +257,11 @@ def _read_nemotron_nas(config: Config) -> Table:
 
 def _block_part_config(config: Config, layer: int, block_config: Table, part_name: str) -> Config:
     """Returns the table of a layer's attention or FFN. Raises `InputError` for a single projection."""
-    location = f"{config.location}block_configs[{layer}]."
-    part_table = Config({part_name: block_config.get(part_name)}, {}, config.model_type, location=location).table(
-        part_name
-    )
-    part_config = Config(part_table, BLOCK_PART, config.model_type, location=f"{location}{part_name}.")
+    field_path_prefix = f"{config.location}block_configs[{layer}]."
+    part_table = Config(
+        {part_name: block_config.get(part_name)}, {}, config.model_type, location=field_path_prefix
+    ).table(part_name)
+    part_config = Config(part_table, BLOCK_PART, config.model_type, location=f"{field_path_prefix}{part_name}.")
     part_config.require("replace_with_linear", False)
     part_config.require("sparsify", None)
     return part_config

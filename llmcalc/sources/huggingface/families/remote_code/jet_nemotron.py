@@ -52,9 +52,9 @@ def _read_jet_nemotron(config: Config) -> Table:
 
 def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, Any]) -> Config:
     """Returns the table of one kind of layer in `efficient_attention_config`."""
-    location = f"{config.location}{SECTION}."
-    section = Config(config.table(SECTION), {}, config.model_type, location=location).table(section_name)
-    return Config(section, field_defaults, config.model_type, location=f"{location}{section_name}.")
+    field_path_prefix = f"{config.location}{SECTION}."
+    section = Config(config.table(SECTION), {}, config.model_type, location=field_path_prefix).table(section_name)
+    return Config(section, field_defaults, config.model_type, location=f"{field_path_prefix}{section_name}.")
 
 
 def _jet_block(config: Config, block_config: Config) -> Table:

@@ -60,8 +60,8 @@ def _read_k2_horizon(config: Config) -> Table:
     dense_indices = set() if config.get("mlp_only_layers") is None else set(config.sizes("mlp_only_layers"))
     expert_interval = config.size("decoder_sparse_step")
     layer_kinds = [
-        "moe" if experts and i not in dense_indices and (i + 1) % expert_interval == 0 else "dense"
-        for i in range(depth)
+        "moe" if experts and layer not in dense_indices and (layer + 1) % expert_interval == 0 else "dense"
+        for layer in range(depth)
     ]
     sparse_layer = _sparse_layer(config, experts) if "moe" in layer_kinds else {}
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, {"dense": {}, "moe": sparse_layer})))
@@ -77,8 +77,8 @@ def _sparse_layer(config: Config, experts: int) -> Table:
     ffn = moe(
         experts,
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
-        glu(config, width=expert_width * shared_count) if shared_count else None,
+        glu(config, ffn_width=expert_width),
+        glu(config, ffn_width=expert_width * shared_count) if shared_count else None,
         router=router,
     )
     value_experts = config.count("mova_num_experts")

@@ -68,8 +68,14 @@ def block_residual_decoder(
         "feed_forward_blocks": 1,
         "starts_block": False,
     }
-    streams = {"type": "block_residual", "blocks": ceil_div(len(layers), block_size), "norm": base_layer["norm"]}
-    return decoder(config, block, base_layer["norm"], stack={**stack_of_layers(placed_layers), "streams": streams})
+    residual_streams = {
+        "type": "block_residual",
+        "blocks": ceil_div(len(layers), block_size),
+        "norm": base_layer["norm"],
+    }
+    return decoder(
+        config, block, base_layer["norm"], stack={**stack_of_layers(placed_layers), "streams": residual_streams}
+    )
 
 
 class _Mixers(NamedTuple):
@@ -113,8 +119,8 @@ def _latent_experts(config: Config) -> Table:
     return moe(
         config.size("num_local_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=expert_width),
-        glu(config, width=expert_width * shared_expert_count) if shared_expert_count else None,
+        glu(config, ffn_width=expert_width),
+        glu(config, ffn_width=expert_width * shared_expert_count) if shared_expert_count else None,
         **latent_fields,
         **SIGMOID,
     )

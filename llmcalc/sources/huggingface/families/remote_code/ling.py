@@ -24,7 +24,7 @@ def _read_ling_2_5(config: Config) -> Table:
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
     group_size = config.size("layer_group_size")
-    mixers = ["linear" if (i + 1) % group_size else "full" for i in range(depth)]
+    mixers = ["linear" if (layer + 1) % group_size else "full" for layer in range(depth)]
     ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
     bias = config.flag("use_bias")
     block = layer_table(ling_lightning(config, norm), ling_experts(config), norm)

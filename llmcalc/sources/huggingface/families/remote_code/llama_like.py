@@ -47,7 +47,7 @@ def _read_xverse(config: Config) -> Table:
             config.size("num_experts"),
             config.size("num_experts_per_tok"),
             glu(config),
-            glu(config, width=ffn_width * shared_expert_count) if shared_expert_count else None,
+            glu(config, ffn_width=ffn_width * shared_expert_count) if shared_expert_count else None,
         )
     return model_fields
 

@@ -18,7 +18,7 @@ from ..deepseek import longcat_flash
 MOST_TABLES = 64
 
 
-def _longcat_flash_ngram(config: Config) -> Table:
+def _read_longcat_flash_ngram(config: Config) -> Table:
     """Reads LongCat-Flash-Lite: `emb_split_num` tables per n-gram length from 2 to `emb_neighbor_num`.
 
     Table i has ngram_vocab_size_ratio · vocab_size + 2·i + 1 rows.
@@ -34,7 +34,7 @@ def _longcat_flash_ngram(config: Config) -> Table:
             "ngram_vocab_size_ratio", config.get("ngram_vocab_size_ratio"), f"tables of at most {LARGEST} rows"
         )
     model_fields["decoder"]["ngram_embedding"] = {
-        "vocab_sizes": [ngram_rows + 2 * i + 1 for i in range(table_count)],
+        "vocab_sizes": [ngram_rows + 2 * table_index + 1 for table_index in range(table_count)],
         "embedding_size": config.quotient("emb_split_num", hidden, table_count),
     }
     return model_fields
@@ -45,7 +45,7 @@ LONGCAT = longcat_flash.FAMILIES["longcat_flash"]
 FAMILIES = {
     "longcat_flash_ngram": replace(
         LONGCAT,
-        read_model=_longcat_flash_ngram,
+        read_model=_read_longcat_flash_ngram,
         defaults={
             **class_defaults("longcat_flash"),
             **LONGCAT.defaults,

@@ -80,7 +80,7 @@ def _sliding_and_full(config: Config, full_fields: Table) -> Table:
     experts = moe(
         config.size("n_routed_experts"),
         config.size("num_experts_per_tok"),
-        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
         **SIGMOID,
     )
     block = layer_table(mixer, glu(config), norm)
@@ -90,10 +90,7 @@ def _sliding_and_full(config: Config, full_fields: Table) -> Table:
     }
     network_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(
-        config,
-        block,
-        norm,
-        stack=combined_kinds((attention_kinds, attention_changes), (ffn_kinds, network_changes)),
+        config, block, norm, stack=combined_kinds((attention_kinds, attention_changes), (ffn_kinds, network_changes))
     )
 
 

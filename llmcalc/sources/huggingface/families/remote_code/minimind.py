@@ -19,23 +19,23 @@ from ...parts import Table, attention, decoder, glu, layer_table, moe, qk_norm_f
 
 
 def _read_minimind(config: Config) -> Table:
-    is_later = config.has("num_experts")
-    if is_later == config.has("n_routed_experts"):
+    is_later_version = config.has("num_experts")
+    if is_later_version == config.has("n_routed_experts"):
         raise config.error(
             "num_experts",
             config.data.get("num_experts"),
             "either num_experts (since 2026) or n_routed_experts (before)",
         )
-    return _read_later_version(config) if is_later else _read_earlier_version(config)
+    return _read_later_version(config) if is_later_version else _read_earlier_version(config)
 
 
 def _read_later_version(config: Config) -> Table:
     """Reads the version of 2026, which has no shared experts and ties its head by a field."""
     norm, hidden = rmsnorm(config.number("rms_norm_eps")), config.size("hidden_size")
     ffn_width = config.optional_size("intermediate_size") or 64 * ceil(hidden * pi / 64)
-    ffn = glu(config, width=ffn_width)
+    ffn = glu(config, ffn_width=ffn_width)
     if config.flag("use_moe"):
-        expert = glu(config, width=config.optional_size("moe_intermediate_size") or ffn_width)
+        expert = glu(config, ffn_width=config.optional_size("moe_intermediate_size") or ffn_width)
         ffn = moe(config.size("num_experts"), config.size("num_experts_per_tok"), expert)
     return decoder(config, layer_table(attention(config, **qk_norm_fields(norm)), ffn, norm), norm)
 
@@ -52,12 +52,12 @@ def _read_earlier_version(config: Config) -> Table:
     if ffn_width is None:
         width_multiple = config.size("multiple_of")
         ffn_width = width_multiple * ceil_div(8 * hidden // 3, width_multiple)
-    ffn = glu(config, width=ffn_width)
+    ffn = glu(config, ffn_width=ffn_width)
     if config.flag("use_moe"):
         has_metas_names = "dim" in config.data
-        has_one = config.get("n_shared_experts") is not None
-        shared_count = int(has_one) if has_metas_names else config.count("n_shared_experts")
-        shared_ffn = glu(config, width=ffn_width * shared_count) if shared_count else None
+        has_shared_expert = config.get("n_shared_experts") is not None
+        shared_count = int(has_shared_expert) if has_metas_names else config.count("n_shared_experts")
+        shared_ffn = glu(config, ffn_width=ffn_width * shared_count) if shared_count else None
         ffn = moe(config.size("n_routed_experts"), config.size("num_experts_per_tok"), ffn, shared_ffn)
     return decoder(config, layer_table(attention(config), ffn, norm), norm)
 

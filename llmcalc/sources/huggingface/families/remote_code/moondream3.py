@@ -81,7 +81,7 @@ def _read_moondream3(config: Config) -> Table:
 
 
 def config_section(config: Config, sections: Mapping[str, Any], section_name: str) -> Mapping[str, Any]:
-    """Returns a table of the config; empty if it has none. Raises `InputError` for anything else."""
+    """Returns a table of the config; empty if missing. Raises `InputError` for a value that is not a table."""
     section = sections.get(section_name)
     if section is not None and not isinstance(section, dict):
         raise config.error(f"config.{section_name}", section, "a table of fields")

@@ -146,9 +146,9 @@ def _molmo_vision(config: Config) -> int:
     hidden_size, patch_values, position_rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
     layer = 4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
     encoder = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer
-    pooling = 3 * (2 * hidden_size + 1) * hidden_size + (hidden_size + 1) * hidden_size + 2 * 2 * hidden_size
+    pooling_params = 3 * (2 * hidden_size + 1) * hidden_size + (hidden_size + 1) * hidden_size + 2 * 2 * hidden_size
     gated_width = config.size("intermediate_size") // 2
-    return encoder + pooling + gated_width * (2 * hidden_size + config.size("hidden_size"))
+    return encoder + pooling_params + gated_width * (2 * hidden_size + config.size("hidden_size"))
 
 
 OLMO_MODULES = {
@@ -179,7 +179,7 @@ def _read_openlm(config: Config) -> Table:
 
 def _openlm_arguments(config: Config) -> Table:
     eps, hidden = config.number("norm_eps"), config.size("hidden_size")
-    norms = {
+    norm_tables = {
         "default_layer_norm": layernorm(eps),
         "lp_layer_norm": layernorm(eps),
         "gain_only_lp_layer_norm": layernorm(eps, bias=False),
@@ -187,7 +187,7 @@ def _openlm_arguments(config: Config) -> Table:
         "no_wb_layer_norm": layernorm(eps, weight=False),
         "rms_norm": rmsnorm(eps),
     }
-    norm = config.choice(norms, "model_norm")
+    norm = config.choice(norm_tables, "model_norm")
     config.require("moe_freq", 0)
     position_kind = config.choice(
         {"rotary": True, "head_rotary": True, "llama_rotary": True, "none": False}, "positional_embedding_type"

@@ -27,13 +27,17 @@ from ...parts import (
 def _read_plamo2(config: Config) -> Table:
     """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
     eps, depth, period = config.number("rms_norm_eps"), config.size("num_hidden_layers"), config.size("mamba_step")
-    norm, heads, size = offset_rmsnorm(eps), config.size("num_attention_heads"), config.size("hidden_size_per_head")
+    norm, heads, hidden_size = (
+        offset_rmsnorm(eps),
+        config.size("num_attention_heads"),
+        config.size("hidden_size_per_head"),
+    )
     window, full_layers = config.optional_size("attention_window_size"), config.get("full_attention_idx")
     full_attention_indices = set() if full_layers is None else set(config.sizes("full_attention_idx"))
     mixer = {
         "num_attention_heads": heads,
         "num_key_value_heads": config.size("num_key_value_heads"),
-        "head_dim": size,
+        "head_dim": hidden_size,
         "position": rope(config),
         **qk_norm_fields(rmsnorm(eps), "per_head"),
     }
@@ -41,7 +45,7 @@ def _read_plamo2(config: Config) -> Table:
     mamba: Table = {
         "type": "selective_mamba2",
         "num_heads": config.size("mamba_num_heads"),
-        "head_dim": size,
+        "head_dim": hidden_size,
         "state_size": config.size("mamba_d_state"),
         "time_step_rank": max(64, config.size("hidden_size") // 16),
         "conv_kernel": config.size("mamba_d_conv"),
@@ -52,11 +56,11 @@ def _read_plamo2(config: Config) -> Table:
     layer_tables: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
-        if _is_mamba(config, i, depth, period)
+        if _is_mamba(config, layer, depth, period)
         else "full"
-        if window is None or i in full_attention_indices
+        if window is None or layer in full_attention_indices
         else "sliding"
-        for i in range(depth)
+        for layer in range(depth)
     ]
     return decoder(config, block, norm, stack=combined_kinds((layer_kinds, layer_tables)))
 
@@ -77,9 +81,9 @@ def _read_plamo3(config: Config) -> Table:
         config.optional_size("window_size", "sliding_window"),
         config.data.get("interleaved_sliding_window"),
     )
-    mamba_period = config.size("sliding_window_pattern")
+    window_period = config.size("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
-    default_kinds = ["sliding" if (i + 1) % mamba_period else "full" for i in range(depth)]
+    default_kinds = ["sliding" if (layer + 1) % window_period else "full" for layer in range(depth)]
     if isinstance(layer_windows, list):
         window_sizes = [window_size for window_size in layer_windows if window_size is not None]
         if (

@@ -15,18 +15,18 @@ from ..recurrent.nemotron import FAMILIES as NEMOTRON
 from ..recurrent.nemotron import KINDS, layer_kinds, single_sublayer_model
 
 
-def _puzzle(config: Config) -> Table:
+def _read_puzzle(config: Config) -> Table:
     """Reads Nemotron-H-Puzzle: `block_configs` has each layer's kind and sizes, which replace the model's sizes."""
     block_configs = config.get("block_configs")
     if not isinstance(block_configs, list) or not all(isinstance(block, dict) for block in block_configs):
         raise config.error("block_configs", block_configs, "a list with a table of fields for each layer")
     layers = []
-    for i, block in enumerate(block_configs):
+    for layer_index, block in enumerate(block_configs):
         layer = Config(
             block,
             {**config.defaults, **config.data},
             config.model_type,
-            location=f"{config.location}block_configs[{i}].",
+            location=f"{config.location}block_configs[{layer_index}].",
             aliases=config.aliases,
         )
         type_by_kind = {name: kind for name, kind in KINDS.items() if name == kind}
@@ -48,7 +48,7 @@ def _puzzle(config: Config) -> Table:
 FAMILIES = {
     "nemotron_h_puzzle": replace(
         NEMOTRON["nemotron_h"],
-        read_model=_puzzle,
+        read_model=_read_puzzle,
         defaults={**class_defaults("nemotron_h"), **NEMOTRON["nemotron_h"].defaults},
         ignored_fields=NEMOTRON["nemotron_h"].ignored_fields | class_fields("nemotron_h") | {"mtp_block_configs"},
         source=f"{HUB}nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-NVFP4 modeling_nemotron_h_puzzle.py",

@@ -15,11 +15,11 @@ LARGE = 4096
 """Hidden size at which RWKV-6's low ranks are twice as large."""
 
 
-def _rwkv5(config: Config) -> Table:
+def _read_rwkv5(config: Config) -> Table:
     return _rwkv_with_heads(config, {})
 
 
-def _rwkv6(config: Config) -> Table:
+def _read_rwkv6(config: Config) -> Table:
     """Reads RWKV-6, whose class sets the low ranks by the hidden size."""
     rank_factor = 2 if config.size("hidden_size") == LARGE else 1
     return _rwkv_with_heads(config, {"shift_rank": 32 * rank_factor, "decay_rank": 64 * rank_factor})
@@ -116,8 +116,8 @@ FAMILIES = {
             dropout_fields={},
         )
         for kind, read, code in (
-            ("rwkv5", _rwkv5, f"{HUB}RWKV/rwkv-5-world-1b5 modeling_rwkv5.py"),
-            ("rwkv6", _rwkv6, f"{HUB}RWKV/rwkv-6-world-1b6 modeling_rwkv6.py"),
+            ("rwkv5", _read_rwkv5, f"{HUB}RWKV/rwkv-5-world-1b5 modeling_rwkv5.py"),
+            ("rwkv6", _read_rwkv6, f"{HUB}RWKV/rwkv-6-world-1b6 modeling_rwkv6.py"),
         )
     },
     "rwkv7": Family(

@@ -20,11 +20,11 @@ def _read_step3_text(config: Config) -> Table:
     experts = moe(
         config.size("moe_num_experts"),
         config.size("moe_top_k"),
-        glu(config, width=config.size("moe_intermediate_size")),
-        glu(config, width=config.size("share_expert_dim")),
+        glu(config, ffn_width=config.size("moe_intermediate_size")),
+        glu(config, ffn_width=config.size("share_expert_dim")),
     )
     expert_layers = _layers_with_experts(config, depth)
-    layer_kinds = ["moe" if i in expert_layers else "dense" for i in range(depth)]
+    layer_kinds = ["moe" if layer in expert_layers else "dense" for layer in range(depth)]
     dense_ffn = {"type": "mlp", **glu(config)}
     block = layer_table(mixer, experts, norm)
     return decoder(

@@ -22,7 +22,7 @@ PRO = qwen_vl.FAMILIES["qwen3_vl_moe_text"]
 """The family of Intern-S1-Pro's layers."""
 
 
-def _interns1_pro_text(config: Config) -> Table:
+def _read_interns1_pro_text(config: Config) -> Table:
     """Reads Intern-S1-Pro: Qwen3-VL's experts, chosen within groups, and FoPE, whose coefficients are buffers."""
     rope_scaling = config.get("rope_scaling") if config.has("rope_scaling") else None
     if isinstance(rope_scaling, dict) and rope_scaling.get("fope_init_factor") is not None:
@@ -97,7 +97,7 @@ FAMILIES = {
     ),
     "interns1_pro_text": replace(
         PRO,
-        read_model=_interns1_pro_text,
+        read_model=_read_interns1_pro_text,
         defaults={**class_defaults("qwen3_vl_moe_text"), "tie_word_embeddings": False},
         ignored_fields=PRO.ignored_fields | class_fields("qwen3_vl_moe_text") | {"router_n_groups"},
         source=f"{HUB}internlm/Intern-S1-Pro modeling_interns1_pro.py",

@@ -43,21 +43,21 @@ def _read_bart(config: Config) -> Table:
     return bart_model(config, "post", embedding_norm=True, position=learned_positions(config, 2))
 
 
-def _mvp(config: Config) -> Table:
+def _read_mvp(config: Config) -> Table:
     """Reads MVP without its learned prompts."""
     config.require("use_prompt", False)
     return _read_bart(config)
 
 
-def _mbart(config: Config) -> Table:
+def _read_mbart(config: Config) -> Table:
     return bart_model(config, "pre", embedding_norm=True, position=learned_positions(config, 2))
 
 
-def _m2m_100(config: Config) -> Table:
+def _read_m2m_100(config: Config) -> Table:
     return bart_model(config, "pre", position={"type": "sinusoidal"})
 
 
-def _marian(config: Config) -> Table:
+def _read_marian(config: Config) -> Table:
     """Reads Marian, whose sinusoidal positions are a frozen table in the checkpoint."""
     decoder_vocab = config.optional_size("decoder_vocab_size") or config.size("vocab_size")
     shares_embeddings = config.flag("share_encoder_decoder_embeddings")
@@ -84,11 +84,11 @@ def _marian(config: Config) -> Table:
     }
 
 
-def _pegasus(config: Config) -> Table:
+def _read_pegasus(config: Config) -> Table:
     return bart_model(config, "pre", position=learned_positions(config))
 
 
-def _bigbird_pegasus(config: Config) -> Table:
+def _read_bigbird_pegasus(config: Config) -> Table:
     """Reads BigBird-Pegasus, whose encoder attends to all tokens, or to token blocks in long sequences."""
     block_sparse_note(config)
     model_fields = bart_model(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
@@ -97,7 +97,7 @@ def _bigbird_pegasus(config: Config) -> Table:
     return model_fields
 
 
-def _pp_formulanet_text(config: Config) -> Table:
+def _read_pp_formulanet_text(config: Config) -> Table:
     """Reads PP-FormulaNet's decoder: mBART's layers, whose cross-attention to an image does not run on text alone."""
     norm, layer = layernorm(), bart_block(config, "decoder", "pre")
     config.notes.append(IDLE_CROSS_ATTENTION)
@@ -110,11 +110,11 @@ def _pp_formulanet_text(config: Config) -> Table:
     return decoder(config, {**layer, "idle_cross_attention": True}, norm, stack=stack)
 
 
-def _blenderbot_small(config: Config) -> Table:
+def _read_blenderbot_small(config: Config) -> Table:
     return bart_model(config, "post", embedding_norm=True, position=learned_positions(config))
 
 
-def _fsmt(config: Config) -> Table:
+def _read_fsmt(config: Config) -> Table:
     """Reads FSMT: one vocabulary per language, frozen sinusoidal positions, and a head even in the bare class."""
     source_vocab, padding_id = config.size("src_vocab_size"), config.get("pad_token_id")
     if not is_whole(padding_id) or not 0 <= padding_id < min(64, source_vocab):
@@ -142,7 +142,7 @@ def _fsmt(config: Config) -> Table:
 
 def bart_model(
     config: Config,
-    placement: Literal["pre", "post"],
+    norm_placement: Literal["pre", "post"],
     position: Table,
     embedding_norm: bool = False,
     bias: bool = True,
@@ -175,13 +175,13 @@ def bart_model(
     stack_fields: Table = {"position": position}
     if embedding_norm:
         stack_fields["embedding_norm"] = layernorm()
-    if placement == "pre":
+    if norm_placement == "pre":
         stack_fields["final_norm"] = layernorm()
     for stack_name in ("encoder", "decoder"):
         depth = config.size("num_hidden_layers") if stack_name == "encoder" else config.size("decoder_layers")
         model_fields[stack_name] = {
             "num_hidden_layers": depth,
-            "block": bart_block(config, stack_name, placement, bias),
+            "block": bart_block(config, stack_name, norm_placement, bias),
             **stack_fields,
             **sides.get(stack_name, {}),
         }
@@ -191,15 +191,15 @@ def bart_model(
     elif not is_tied and "stem" not in model_fields["encoder"]:
         model_fields["encoder"]["vocab_size"] = config.size("vocab_size")
         model_fields["unused_embedding"] = {}
-    score: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
-    return {**model_fields, "head": head_table(config, None, score)}
+    score_head: Table = {"transform": {"hidden_act": "tanh", "norm": None}}
+    return {**model_fields, "head": head_table(config, None, score_head)}
 
 
-def bart_block(config: Config, stack_side: Side, placement: str, bias: bool = True) -> Table:
+def bart_block(config: Config, stack_side: Side, norm_placement: str, bias: bool = True) -> Table:
     heads = config.size("num_attention_heads") if stack_side == "encoder" else config.size("decoder_attention_heads")
     config.quotient(f"{stack_side}_attention_heads", config.size("hidden_size"), heads)
     attention = {"num_attention_heads": heads, **biases(bias, *QKVO)}
-    block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
+    block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": norm_placement}
     block_fields["feed_forward"] = mlp(
         config.size(f"{stack_side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function")
     )
@@ -232,8 +232,8 @@ def _stack_part(config_values: ConfigValues, stack_name: str, field: str) -> Any
 
 def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:
     ffn = _stack_part(config_values, stack_name, "feed_forward")
-    width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
-    return width
+    mlp_width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
+    return mlp_width
 
 
 SIDES_WRITES: Writes = {
@@ -257,12 +257,12 @@ BART = Family(
 
 FAMILIES = {
     "bart": replace(BART, defaults={"num_labels": 3}),
-    "mvp": replace(BART, read_model=_mvp),
-    "mbart": replace(BART, read_model=_mbart),
-    "m2m_100": replace(BART, read_model=_m2m_100),
+    "mvp": replace(BART, read_model=_read_mvp),
+    "mbart": replace(BART, read_model=_read_mbart),
+    "m2m_100": replace(BART, read_model=_read_m2m_100),
     "marian": replace(
         BART,
-        read_model=_marian,
+        read_model=_read_marian,
         field_writers={
             **SIDES_WRITES,
             "share_encoder_decoder_embeddings": lambda s: (
@@ -275,18 +275,18 @@ FAMILIES = {
     ),
     "fsmt": replace(
         BART,
-        read_model=_fsmt,
+        read_model=_read_fsmt,
         ignored_fields=IGNORED | {"decoder"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
         field_writers={},
         modules={**module_names("bart"), "lm_head": "decoder.output_projection"},
     ),
-    "pegasus": replace(BART, read_model=_pegasus),
-    "blenderbot": replace(BART, read_model=_pegasus),
-    "blenderbot-small": replace(BART, read_model=_blenderbot_small),
+    "pegasus": replace(BART, read_model=_read_pegasus),
+    "blenderbot": replace(BART, read_model=_read_pegasus),
+    "blenderbot-small": replace(BART, read_model=_read_blenderbot_small),
     "bigbird_pegasus": replace(
         BART,
-        read_model=_bigbird_pegasus,
+        read_model=_read_bigbird_pegasus,
         field_writers={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
         modules=module_names("bigbird_pegasus"),
@@ -297,6 +297,6 @@ FAMILIES = {
         tying_source="never",
         uncounted_encoders={"vision_config": "pp_formulanet_vision"},
     ),
-    "pp_formulanet_text": replace(BART, read_model=_pp_formulanet_text, field_writers={}),
+    "pp_formulanet_text": replace(BART, read_model=_read_pp_formulanet_text, field_writers={}),
     "plbart": BART,
 }

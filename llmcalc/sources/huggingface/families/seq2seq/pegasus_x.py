@@ -30,7 +30,7 @@ def _read_pegasus_x(config: Config) -> Table:
     encoder["streams"] = {"type": "global_tokens", **block_fields}
     depth = encoder["num_hidden_layers"]
     if staggers_blocks and depth > 1:
-        layer_kinds = ["staggered" if i % 2 else "block" for i in range(depth)]
+        layer_kinds = ["staggered" if layer_index % 2 else "block" for layer_index in range(depth)]
         encoder |= {"variants": {"staggered": {"attention": {"staggered": True}}}, **layer_pattern(layer_kinds)}
     return model_fields
 

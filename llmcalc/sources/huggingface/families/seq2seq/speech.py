@@ -15,9 +15,9 @@ from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
 def _read_speech_to_text(config: Config) -> Table:
-    kernels, layers = config.sizes("conv_kernel_sizes"), config.size("num_conv_layers")
-    if len(kernels) != layers or any(kernel_size % 2 == 0 for kernel_size in kernels):
-        raise config.error("conv_kernel_sizes", kernels, f"num_conv_layers ({layers}) odd numbers")
+    kernel_sizes, layers = config.sizes("conv_kernel_sizes"), config.size("num_conv_layers")
+    if len(kernel_sizes) != layers or any(kernel_size % 2 == 0 for kernel_size in kernel_sizes):
+        raise config.error("conv_kernel_sizes", kernel_sizes, f"num_conv_layers ({layers}) odd numbers")
     channels = config.size("conv_channels")
     if channels % 2:
         raise config.error("conv_channels", channels, "an even number")
@@ -25,7 +25,7 @@ def _read_speech_to_text(config: Config) -> Table:
         "type": "subsampling",
         "num_mel_bins": config.size("input_feat_per_channel") * config.size("input_channels"),
         "conv_channels": channels,
-        "conv_kernel_sizes": kernels,
+        "conv_kernel_sizes": kernel_sizes,
     }
     config.fields_read.add("max_source_positions")
     return bart_model(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem})

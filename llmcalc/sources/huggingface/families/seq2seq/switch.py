@@ -44,7 +44,10 @@ def _read_switch(config: Config) -> Table:
     }.items():
         if stack_name in model_fields:
             model_fields[stack_name] |= _sparse_stack(
-                [_has_experts(i, expert_interval) for i in range(model_fields[stack_name]["num_hidden_layers"])],
+                [
+                    _has_experts(layer, expert_interval)
+                    for layer in range(model_fields[stack_name]["num_hidden_layers"])
+                ],
                 experts,
             )
     return model_fields
@@ -64,8 +67,8 @@ def _expert_interval(config: Config, stack_name: str, depth: int) -> int:
     return depth // sparse_layers if sparse_layers else depth
 
 
-def _has_experts(i: int, expert_interval: int) -> bool:
-    return expert_interval > 0 and (i % expert_interval == 1 or expert_interval == 1)
+def _has_experts(layer: int, expert_interval: int) -> bool:
+    return expert_interval > 0 and (layer % expert_interval == 1 or expert_interval == 1)
 
 
 def _read_nllb_moe(config: Config) -> Table:
@@ -84,7 +87,7 @@ def _read_nllb_moe(config: Config) -> Table:
             expert_loop=True,
         )
         model_fields[stack_name] |= _sparse_stack(
-            [expert_interval > 0 and (i + 1) % expert_interval == 0 for i in range(depth)], experts
+            [expert_interval > 0 and (layer + 1) % expert_interval == 0 for layer in range(depth)], experts
         )
     return model_fields
 
@@ -111,7 +114,11 @@ OF_EXPERTS = field_names(
 def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
     stack = require_present(getattr(config_values.spec, stack_name))
-    return [i for i, kind in enumerate(stack.layer_names()) if isinstance(stack.layer(kind).feed_forward, MoE)]
+    return [
+        layer
+        for layer, layer_name in enumerate(stack.layer_names())
+        if isinstance(stack.layer(layer_name).feed_forward, MoE)
+    ]
 
 
 def _written_router_dtype(config_values: ConfigValues) -> str:

@@ -25,7 +25,7 @@ def _read_t5(config: Config) -> Table:
     return t5_model(config, t5_block(config), stack)
 
 
-def _umt5(config: Config) -> Table:
+def _read_umt5(config: Config) -> Table:
     block = t5_block(config)
     bucket_sizes = {
         field: field_value
@@ -36,7 +36,7 @@ def _umt5(config: Config) -> Table:
     return t5_model(config, block, {})
 
 
-def _longt5(config: Config) -> Table:
+def _read_longt5(config: Config) -> Table:
     """Reads LongT5: T5's decoder, and a local-attention encoder, which has a second position bias for block sums."""
     block = t5_block(config)
     has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
@@ -51,7 +51,7 @@ def _longt5(config: Config) -> Table:
     return model_fields
 
 
-def _pop2piano(config: Config) -> Table:
+def _read_pop2piano(config: Config) -> Table:
     """Reads Pop2Piano: T5's encoder over the frames of a spectrum, and a head that its class never ties."""
     config.fields_read.add("tie_word_embeddings")
     config.require("is_encoder_decoder", True)
@@ -215,10 +215,10 @@ OF_T5 = Family(
 FAMILIES = {
     "t5": replace(OF_T5, defaults={"tie_word_embeddings": True, "n_positions": None}),
     "mt5": OF_T5,
-    "umt5": replace(OF_T5, read_model=_umt5, defaults={"tie_word_embeddings": True, "n_positions": None}),
+    "umt5": replace(OF_T5, read_model=_read_umt5, defaults={"tie_word_embeddings": True, "n_positions": None}),
     "pop2piano": replace(
         OF_T5,
-        read_model=_pop2piano,
+        read_model=_read_pop2piano,
         defaults={"n_positions": None},
         field_writers={},
         quirks=Quirks(makes_mask=EVERY),
@@ -227,7 +227,7 @@ FAMILIES = {
     ),
     "longt5": replace(
         OF_T5,
-        read_model=_longt5,
+        read_model=_read_longt5,
         field_writers={**T5_WRITES, **LONG_WRITES},
         quirks=Quirks(),
         modules={

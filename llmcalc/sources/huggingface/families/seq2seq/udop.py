@@ -58,8 +58,8 @@ def _bias_buckets(config: Config) -> list[int]:
     if not isinstance(bias_tables, list) or not 1 <= len(bias_tables) <= 16:
         raise config.error(field, bias_tables, expected_text)
     bucket_counts = []
-    for i, bias_table in enumerate(bias_tables):
-        known_type = isinstance(bias_table, dict) and bias_table.get("type") in (BIASES if i else BIASES[:1])
+    for table_index, bias_table in enumerate(bias_tables):
+        known_type = isinstance(bias_table, dict) and bias_table.get("type") in (BIASES if table_index else BIASES[:1])
         bucket_count = bias_table.get("relative_attention_num_buckets", BUCKETS) if known_type else None
         if not is_whole(bucket_count) or not 4 <= bucket_count <= LARGEST:
             raise config.error(field, bias_tables, expected_text)
@@ -70,7 +70,7 @@ def _bias_buckets(config: Config) -> list[int]:
 
 
 def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
-    """Returns the argument of the class that has the boxes of the words."""
+    """Returns the class's call argument with the bounding boxes of the words."""
     return {"bbox": ("batch", "seq", 4)}
 
 
