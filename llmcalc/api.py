@@ -81,9 +81,9 @@ def params(
     from .questions.counts import ParamsQuestion, params_of_file
 
     parsed_options = options_of(options, rank=True)
-    include, rank = included(with_mtp, with_towers), parsed_options.rank_request()
+    extra_parts, rank = included(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
-        is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or include)
+        is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or extra_parts)
         file_params = params_of_file(str(model), measure, has_changed_model=is_changed, rank=rank)
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {model} is counted as it is; expected a model")
@@ -91,7 +91,7 @@ def params(
             return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(include, rank, parsed_options.read_draft(draft)).answer(parsed_options.read(model))
+    return ParamsQuestion(extra_parts, rank, parsed_options.read_draft(draft)).answer(parsed_options.read(model))
 
 
 def flops(

@@ -268,7 +268,9 @@ def engine_questions_of(
     )
 
 
-def run_of(options: Options, hardware: Any, phase: Any, include: frozenset[str], workspace: str | None) -> RunOptions:
+def run_of(
+    options: Options, hardware: Any, phase: Any, extra_parts: frozenset[str], workspace: str | None
+) -> RunOptions:
     """Returns the run that the options describe. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
@@ -279,7 +281,7 @@ def run_of(options: Options, hardware: Any, phase: Any, include: frozenset[str],
     return RunOptions(
         settings=settings_of(**options_by_name),
         layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
-        include=include,
+        include=extra_parts,
         accelerators=tuple(find_accelerators(_hardware_names(hardware))),
         workspace=workspace,
     )

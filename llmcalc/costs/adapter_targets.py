@@ -47,21 +47,25 @@ class ClassLayer(NamedTuple):
     is_joined: bool
 
 
-def linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
+def linear_layers(tree: Node, extra_parts: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
     """Yields every linear layer inside (`layers`) or outside of the transformer layers, with the operation."""
     for node_position in tree.walk():
         op = node_position.node.op
-        if isinstance(op, Linear) and node_position.optional in {"", *include} and is_in_layer(node_position) == layers:
+        if (
+            isinstance(op, Linear)
+            and node_position.optional in {"", *extra_parts}
+            and is_in_layer(node_position) == layers
+        ):
             yield node_position, op
 
 
-def class_layers(tree: Node, include: frozenset[str], module_names: ModuleNames | None) -> frozenset[ClassLayer]:
+def class_layers(tree: Node, extra_parts: frozenset[str], module_names: ModuleNames | None) -> frozenset[ClassLayer]:
     """Returns the projections inside the model's layers as the class has them.
 
     module_names: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
     layer_names: dict[tuple[str, str], tuple[str, str]] = {}
-    for node_position, _ in linear_layers(tree, include):
+    for node_position, _ in linear_layers(tree, extra_parts):
         node, parent = node_position.node, node_position.parent
         name, published_names = node.name, () if module_names is None else module_names(_path_of_first(node_position))
         if published_names:

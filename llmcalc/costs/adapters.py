@@ -61,7 +61,7 @@ class LowRank:
     has_magnitudes: bool = False
     joined_layers: frozenset[ClassLayer] = frozenset()
 
-    def adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def adapters(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
 
         DoRA has a vector [out] beside them. LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted
@@ -69,8 +69,8 @@ class LowRank:
         mcore-bridge; with Megatron-Bridge all experts of a rank share one, of which that of one rank is counted. PEFT's
         have one per expert and fused weight.
         """
-        tensors = self._adapters_of_experts(tree, include) if self.is_parallel or self.experts else []
-        for product in self._layer_products(tree, include):
+        tensors = self._adapters_of_experts(tree, extra_parts) if self.is_parallel or self.experts else []
+        for product in self._layer_products(tree, extra_parts):
             adapted_products = [
                 (node_position, op) for node_position, op in product if node_position.node.name in self.targets
             ]
@@ -84,13 +84,13 @@ class LowRank:
                     tensors.append(TrainedTensor(tensor, node_position.kind, node_position.times))
         return tensors
 
-    def _adapters_of_experts(self, tree: Node, include: frozenset[str]) -> list[TrainedTensor]:
+    def _adapters_of_experts(self, tree: Node, extra_parts: frozenset[str]) -> list[TrainedTensor]:
         """Returns the adapters of routed experts of Megatron-Core, or of the fused experts of transformers.
 
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for product in _joined(_expert_layers(tree, include), _library_layer):
+        for product in _joined(_expert_layers(tree, extra_parts), _library_layer):
             node_position, experts = product[0]
             if node_position.node.name in self.targets or self.experts:
                 number = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
@@ -100,7 +100,7 @@ class LowRank:
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copies))
         return tensors
 
-    def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def trained_copies(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
         tensors = []
         for node_position in tree.walk():
@@ -108,14 +108,14 @@ class LowRank:
             if (
                 op_use is None
                 or node_position.node.name not in self.copies
-                or node_position.optional not in {"", *include}
+                or node_position.optional not in {"", *extra_parts}
             ):
                 continue
             matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else op_use.tensors()
             tensors += [TrainedTensor(tensor, node_position.kind, node_position.times) for tensor in matrix]
         return tensors
 
-    def quantized_base(self, tree: Node, include: frozenset[str] = frozenset()) -> tuple[Number, Number]:
+    def quantized_base(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
         """Returns (number of quantized weights, bytes with scales).
 
         These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
@@ -126,8 +126,8 @@ class LowRank:
         total_bytes: Number = 0
         if self.base == "none":
             return weights, total_bytes
-        heads = [[linear] for linear in linear_layers(tree, include, layers=False) if linear[0].kind == "lm_head"]
-        for product in [*self._layer_products(tree, include), *(heads if self.quantized_head else [])]:
+        heads = [[linear] for linear in linear_layers(tree, extra_parts, layers=False) if linear[0].kind == "lm_head"]
+        for product in [*self._layer_products(tree, extra_parts), *(heads if self.quantized_head else [])]:
             rows, columns = 0, product[0][1].n_in
             for node_position, op in product:
                 op_use = node_position.use
@@ -137,21 +137,21 @@ class LowRank:
                 copies = product[0][0].times
                 weights = add(weights, times(rows * columns, copies))
                 total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, columns), copies))
-        for node_position, experts in _expert_layers(tree, include) if self.quantized_experts else ():
+        for node_position, experts in _expert_layers(tree, extra_parts) if self.quantized_experts else ():
             rows = experts.num_experts * experts.n_out
             weights = add(weights, times(rows * experts.n_in, node_position.times))
             total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, experts.n_in), node_position.times))
         return weights, total_bytes
 
-    def uncounted_adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def uncounted_adapters(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the adapters of routed experts that PEFT may add where every linear layer has one."""
-        if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(tree, include)}:
+        if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(tree, extra_parts)}:
             return []
-        return replace(self, experts=True)._adapters_of_experts(tree, include)
+        return replace(self, experts=True)._adapters_of_experts(tree, extra_parts)
 
-    def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
+    def _layer_products(self, tree: Node, extra_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
-        yield from _joined(linear_layers(tree, include), _library_layer if self.is_parallel else self._joined_layer)
+        yield from _joined(linear_layers(tree, extra_parts), _library_layer if self.is_parallel else self._joined_layer)
 
     def _joined_layer(self, node_position: Place) -> str:
         """Returns the name of the layer that has a projection and its neighbours; empty for a layer of its own."""
@@ -189,27 +189,27 @@ def _joined(
             yield from ([layer] for layer in group)
 
 
-def _expert_layers(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
+def _expert_layers(tree: Node, extra_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
     """Yields the experts' linear layers with separate parameters, with the operation."""
     for node_position in tree.walk():
         op, op_use = node_position.node.op, node_position.use
         if (
             isinstance(op, ExpertLinear)
-            and node_position.optional in {"", *include}
+            and node_position.optional in {"", *extra_parts}
             and op_use is not None
             and op_use.has("params")
         ):
             yield node_position, op
 
 
-def linear_layer_names(tree: Node, include: frozenset[str] = frozenset(), is_parallel: bool = False) -> list[str]:
+def linear_layer_names(tree: Node, extra_parts: frozenset[str] = frozenset(), is_parallel: bool = False) -> list[str]:
     """Returns the distinct names of the linear layers inside the model's layers.
 
     is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
     """
-    names = dict.fromkeys(node_position.node.name for node_position, _ in linear_layers(tree, include))
+    names = dict.fromkeys(node_position.node.name for node_position, _ in linear_layers(tree, extra_parts))
     if is_parallel:
-        names |= dict.fromkeys(node_position.node.name for node_position, _ in _expert_layers(tree, include))
+        names |= dict.fromkeys(node_position.node.name for node_position, _ in _expert_layers(tree, extra_parts))
     return [name for name in names if not (is_parallel and name in WITHOUT_ADAPTERS)]
 
 
@@ -217,7 +217,7 @@ def low_rank(
     tree: Node,
     adapters: LowRank,
     targets: Sequence[str] | None = None,
-    include: frozenset[str] = frozenset(),
+    extra_parts: frozenset[str] = frozenset(),
     module_names: ModuleNames | None = None,
     joins_as_class: bool = False,
 ) -> LowRank:
@@ -230,10 +230,10 @@ def low_rank(
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
-    _check_expert_adapters(tree, adapters, include)
+    _check_expert_adapters(tree, adapters, extra_parts)
     _check_magnitudes(adapters)
-    layer_names = linear_layer_names(tree, include, adapters.is_parallel)
-    layers_of_class = class_layers(tree, include, module_names)
+    layer_names = linear_layer_names(tree, extra_parts, adapters.is_parallel)
+    layers_of_class = class_layers(tree, extra_parts, module_names)
     joined = joined_layers(targets or (), layers_of_class) if joins_as_class else frozenset()
     if targets is None:
         targets = _default_targets(joined)
@@ -252,7 +252,7 @@ def low_rank(
             f"--lora-targets {target}: no linear layer has that name; expected some of {', '.join(known_names)}, or "
             f"{ALL_LINEAR}.{suggest(target, known_names)}"
         )
-    _check_joined_targets(tree, adapters, names, include)
+    _check_joined_targets(tree, adapters, names, extra_parts)
     _check_copied_modules(tree, adapters)
     return replace(adapters, targets=frozenset(names), joined_layers=joined)
 
@@ -263,7 +263,7 @@ def _default_targets(joined: frozenset[ClassLayer]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layers)) or DEFAULT_TARGETS
 
 
-def _check_expert_adapters(tree: Node, adapters: LowRank, include: frozenset[str]) -> None:
+def _check_expert_adapters(tree: Node, adapters: LowRank, extra_parts: frozenset[str]) -> None:
     """Raises `InputError` for adapters of experts that the library, their base or the model does not have."""
     if not adapters.experts:
         return
@@ -271,7 +271,7 @@ def _check_expert_adapters(tree: Node, adapters: LowRank, include: frozenset[str
         raise InputError(f"--lora-experts: {adapters.library} has no such adapters; expected --lora-library peft")
     if adapters.quantized_experts:
         raise InputError("--lora-experts with --quantized-experts: not modelled together; expected one of them")
-    if not any(_expert_layers(tree, include)):
+    if not any(_expert_layers(tree, extra_parts)):
         raise InputError("--lora-experts: the model has no routed experts; expected no such option")
 
 
@@ -287,9 +287,9 @@ def _check_magnitudes(adapters: LowRank) -> None:
         raise InputError("--use-dora with --base int8: not modelled together; expected --base nf4, nf4-dq or none")
 
 
-def _check_joined_targets(tree: Node, adapters: LowRank, names: Sequence[str], include: frozenset[str]) -> None:
+def _check_joined_targets(tree: Node, adapters: LowRank, names: Sequence[str], extra_parts: frozenset[str]) -> None:
     """Raises `InputError` for some targets of several that the library has as one layer with one adapter."""
-    layers = _joined(linear_layers(tree, include), _library_layer) if adapters.is_parallel else ()
+    layers = _joined(linear_layers(tree, extra_parts), _library_layer) if adapters.is_parallel else ()
     for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
         if 0 < len(set(fused_names) & set(names)) < len(fused_names):

@@ -118,8 +118,8 @@ class CacheSize:
     def by_layer_kind(self) -> dict[str, int]:
         """The bytes by the kind of cache, such as `full_attention` and `sliding_attention`."""
         bytes_by_kind: dict[str, int] = {}
-        for group in self.groups:
-            bytes_by_kind[group.kind] = bytes_by_kind.get(group.kind, 0) + group.bytes
+        for cache_group in self.groups:
+            bytes_by_kind[cache_group.kind] = bytes_by_kind.get(cache_group.kind, 0) + cache_group.bytes
         return bytes_by_kind
 
     @property

@@ -126,10 +126,10 @@ class Memory:
 
         A new base in few bits brings the recomputation that it has by default.
         """
-        parameter_count, settings = self.states.count, self.settings.with_(**changes)
+        parameter_count, run_settings = self.states.count, self.settings.with_(**changes)
         changed_memory = memory(
             self.spec,
-            settings.with_usual_recomputation() if "base" in changes else settings,
+            run_settings.with_usual_recomputation() if "base" in changes else run_settings,
             self.published,
             parameter_count.include,
             self.config,
@@ -264,12 +264,12 @@ class Memory:
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
         """Returns bytes that the replay does not allocate: decoded weights, a paged cache, image and audio encoders."""
-        memory_use, settings = self.states, self.settings
+        memory_use, run_settings = self.states, self.settings
         if memory_use.phase == "training":
             return self._tower_bytes()
-        block_tokens = cache_block(settings, memory_use)
+        block_tokens = cache_block(run_settings, memory_use)
         paged_cache_bytes = (
-            [UnreplayedBytes("cache", memory_use.paged(block_tokens, settings.cached(memory_use.workload.seq)))]
+            [UnreplayedBytes("cache", memory_use.paged(block_tokens, run_settings.cached(memory_use.workload.seq)))]
             if block_tokens
             else []
         )
@@ -319,7 +319,7 @@ class Memory:
 
         attention: the attention implementation that runs.
         """
-        settings, memory_use = self.settings, self.states
+        run_settings, memory_use = self.settings, self.states
         frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base
         evidence_from_source = [
             (frozen_base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
@@ -328,17 +328,17 @@ class Memory:
                 "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers",
             ),
             (memory_use.adapters is not None and memory_use.adapters.library == "litgpt", "lit_gpt/lora.py"),
-            (bool(settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
-            (bool(settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),
-            (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
-            (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
+            (bool(run_settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
+            (bool(run_settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),
+            (bool(run_settings.offload_activations), "torchtune/training/_activation_offloading.py"),
+            (bool(run_settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
             (memory_use.quantized is not None, "the scheme's storage; products in the activations' format"),
-            (bool(cache_block(settings, memory_use)), "a paged cache, written in place"),
+            (bool(cache_block(run_settings, memory_use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
         ]
         estimated_parts = [
             (
-                bool(settings.quantized_experts),
+                bool(run_settings.quantized_experts),
                 "experts in 4 bits, decoded whole in each pass: moe_quant.py of axolotl",
             ),
             (
@@ -346,18 +346,18 @@ class Memory:
                 "sums of gradients in a format of their own",
             ),
             (
-                kernel_choices(settings, self.spec, attention).like_classes and loops_over_experts(self.spec),
+                kernel_choices(run_settings, self.spec, attention).like_classes and loops_over_experts(self.spec),
                 "experts that the class of transformers runs one after another, counted as one grouped product",
             ),
             (
-                attention == "flash" and settings.phase != "training" and changes_scores(self.spec),
+                attention == "flash" and run_settings.phase != "training" and changes_scores(self.spec),
                 "scores that an engine's kernel changes inside, with the memory of flash attention",
             ),
         ]
         optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
         return [
             *evidence_of_run(
-                self.spec, kernel_choices(settings, self.spec, attention), optimizer, memory_use.count.include
+                self.spec, kernel_choices(run_settings, self.spec, attention), optimizer, memory_use.count.include
             ),
             *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
             *(
@@ -394,7 +394,7 @@ def changes_scores(spec: ModelSpec) -> bool:
 
 def memory(
     spec: ModelSpec,
-    settings: Settings = USUAL,
+    run_settings: Settings = USUAL,
     published: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
     model_config: Mapping[str, Any] | Checkpoint | None = None,
@@ -411,9 +411,16 @@ def memory(
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
     check_layers(spec)
-    spec = spec.with_dropout(settings.dropout)
+    spec = spec.with_dropout(run_settings.dropout)
     stored_sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
-    memory_use = resident.memory(spec, settings, published, extra_parts, model_config, stored_sizes)
+    memory_use = resident.memory(spec, run_settings, published, extra_parts, model_config, stored_sizes)
     return Memory(
-        spec, settings, memory_use, published, model_config, cuda_runtime, other_models, _quantized_sizes=stored_sizes
+        spec,
+        run_settings,
+        memory_use,
+        published,
+        model_config,
+        cuda_runtime,
+        other_models,
+        _quantized_sizes=stored_sizes,
     )

@@ -140,11 +140,11 @@ def record(
     """
     if not recorded(autograd_graph, inputs):
         return output() if callable(output) else output
-    node = Node(autograd_graph, operation_name, inputs, backward)
+    graph_node = Node(autograd_graph, operation_name, inputs, backward)
     if tensors_to_save:
-        node.saved = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]
+        graph_node.saved = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]
     output_tensor = output() if callable(output) else output
-    output_tensor.node = node
+    output_tensor.node = graph_node
     return output_tensor
 
 
@@ -153,20 +153,20 @@ def record_all(
 ) -> None:
     """Records one node for several outputs."""
     if recorded(autograd_graph, inputs):
-        node = Node(autograd_graph, operation_name, inputs, backward, len(outputs))
+        graph_node = Node(autograd_graph, operation_name, inputs, backward, len(outputs))
         for i, output in enumerate(outputs):
-            output.node, output.output = node, i
+            output.node, output.output = graph_node, i
 
 
 def saved_storages(output: Tensor) -> list[Storage]:
     """Returns every storage saved in a tensor's graph for the backward pass, once."""
     storages: dict[int, Storage] = {}
     pending_nodes = [] if output.node is None else [output.node]
-    visited_ids = {id(node) for node in pending_nodes}
+    visited_ids = {id(graph_node) for graph_node in pending_nodes}
     while pending_nodes:
-        node = pending_nodes.pop()
-        storages |= {id(saved_tensor.tensor.storage): saved_tensor.tensor.storage for saved_tensor in node.saved}
-        for edge in node.edges:
+        graph_node = pending_nodes.pop()
+        storages |= {id(saved_tensor.tensor.storage): saved_tensor.tensor.storage for saved_tensor in graph_node.saved}
+        for edge in graph_node.edges:
             if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in visited_ids:
                 visited_ids.add(id(edge[0]))
                 pending_nodes.append(edge[0])
@@ -189,16 +189,16 @@ def backward(
     current_place = None
     with autograd_graph.no_grad():
         while ready_nodes:
-            _, node = heapq.heappop(ready_nodes)
-            if node.place is not current_place:
-                current_place = node.place
+            _, graph_node = heapq.heappop(ready_nodes)
+            if graph_node.place is not current_place:
+                current_place = graph_node.place
                 autograd_graph.meter.place = current_place.in_backward()
-            outputs = _run_node(autograd_graph, node, gradients)
-            node_attributes += node.attributes
-            node.saved = []
-            node.backward = None
-            edges, node.edges = node.edges, []
-            del node
+            outputs = _run_node(autograd_graph, graph_node, gradients)
+            node_attributes += graph_node.attributes
+            graph_node.saved = []
+            graph_node.backward = None
+            edges, graph_node.edges = graph_node.edges, []
+            del graph_node
             for i, edge in enumerate(edges):
                 output_gradient_of_node, outputs[i] = outputs[i], None
                 if edge is None:
@@ -229,25 +229,25 @@ def backward(
             end_callback()
 
 
-def _run_node(autograd_graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
+def _run_node(autograd_graph: Graph, graph_node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
     """Runs a node's backward function, during which saved tensors and incoming gradients stay alive."""
-    if node.backward is None:
+    if graph_node.backward is None:
         raise InputError(
-            f"{node.place.path}: the backward pass runs through it twice, which torch refuses: a layer that runs again "
-            "by itself (--recompute full-reentrant) reads a tensor of the rest of the model; expected --recompute full"
+            f"{graph_node.place.path}: the backward pass runs through it twice, which torch refuses: a layer that runs "
+            "again by itself (--recompute full-reentrant) reads a tensor of the rest of the model; expected --recompute full"
         )
-    for hook in node.hooks:
+    for hook in graph_node.hooks:
         hook()
     output_gradients: Gradient | list[Gradient]
-    if node.outputs == 1:
-        output_gradients = gradients.pop((id(node), 0), None)
+    if graph_node.outputs == 1:
+        output_gradients = gradients.pop((id(graph_node), 0), None)
     else:
-        output_gradients = [gradients.pop((id(node), i), None) for i in range(node.outputs)]
-    saved_tensors = [tensor.unpack() for tensor in node.saved] if node.saved else ()
-    needs_input_grad = [edge is not None for edge in node.edges]
-    outputs = list(node.backward(output_gradients, needs_input_grad, *saved_tensors))
+        output_gradients = [gradients.pop((id(graph_node), i), None) for i in range(graph_node.outputs)]
+    saved_tensors = [tensor.unpack() for tensor in graph_node.saved] if graph_node.saved else ()
+    needs_input_grad = [edge is not None for edge in graph_node.edges]
+    outputs = list(graph_node.backward(output_gradients, needs_input_grad, *saved_tensors))
     del saved_tensors  # what was made again goes now; what the node keeps stays until it has run
-    for i, (shape, dtype) in enumerate(node.inputs):
+    for i, (shape, dtype) in enumerate(graph_node.inputs):
         if not needs_input_grad[i]:
             outputs[i] = None
             continue
@@ -279,11 +279,11 @@ def _add_gradient(
     gradients: dict[tuple[int, int], Tensor],
     gradient_key: tuple[int, int],
     gradient: Tensor,
-    node: Node | None,
+    graph_node: Node | None,
 ) -> None:
     """Accumulates another gradient, in place if nothing else references the first gradient.
 
-    node: whose output's gradient it is; None for a trained tensor's.
+    graph_node: whose output's gradient it is; None for a trained tensor's.
 
     Of one that is whole, where the first is a rank's part of it, a part is copied before. What holds the first is
     another reference to it or to its storage, and of a view its base: a linear layer's gradients, of its weight and of
@@ -295,12 +295,14 @@ def _add_gradient(
     is_only_reference = (
         sys.getrefcount(first_gradient) <= OWN_REFERENCES + 1 and sys.getrefcount(first_gradient.storage) <= 2
     )  # besides `held` and the tensor
-    is_only_reference = is_only_reference and (not first_gradient.has_base or (node is not None and node.compiled))
+    is_only_reference = is_only_reference and (
+        not first_gradient.has_base or (graph_node is not None and graph_node.compiled)
+    )
     in_place = (
         autograd_graph.adds_in_place
         and is_only_reference
         and is_dense(first_gradient.shape, first_gradient.strides)
-        and (node is None or not node.never_adds_in_place)
+        and (graph_node is None or not graph_node.never_adds_in_place)
     )
     if autograd_graph.on_sum is not None:
         autograd_graph.on_sum(first_gradient.bytes, in_place)

@@ -37,7 +37,7 @@ class ValueTensors:
         dtype: Dtype,
         trained: bool = True,
         recompute: Recompute = NONE,
-        include: frozenset[str] = frozenset(),
+        extra_parts: frozenset[str] = frozenset(),
         choices: Choices = EAGER,
         adapters: Adapters | None = None,
     ) -> None:
@@ -46,7 +46,7 @@ class ValueTensors:
         self.dtype: Dtype = dtype
         self.trained: bool = trained
         self.recompute: Recompute = recompute
-        self.include: frozenset[str] = include
+        self.include: frozenset[str] = extra_parts
         self.choices: Choices = choices
         self.adapters: Adapters | None = adapters
         autograd_graph.compiled, autograd_graph.multiprocessors = choices.compiled, choices.multiprocessors

@@ -87,10 +87,10 @@ def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[],
     """Checks the settings of one model's bounds, and yields functions that compute the values."""
     for bound_key, bound in model.bounds.items():
         with _errors_naming_model(f"{model.target}: {bound_key}"):
-            settings = _setting_values(bound_key, bound)
+            bound_settings = _setting_values(bound_key, bound)
             accelerators = [find_hardware(name) for name in bound.on] if isinstance(bound, Fits) else [None]
         for hardware in accelerators:
-            yield partial(_check_bound, model.target, preset, bound_key, bound, settings, hardware)
+            yield partial(_check_bound, model.target, preset, bound_key, bound, bound_settings, hardware)
 
 
 def _setting_values(bound_key: str, bound: Bound | Fits) -> dict[str, Any]:
@@ -107,13 +107,13 @@ def _check_bound(
     preset: Preset,
     bound_key: str,
     bound: Bound | Fits,
-    settings: dict[str, Any],
+    bound_settings: dict[str, Any],
     hardware: Hardware | None,
 ) -> Check:
     """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
     with _errors_naming_model(f"{target}: {bound_key}"):
-        measured_value = _measure_value(preset, bound_key, settings, hardware)
-    warning = too_long_note(preset.model, settings.get("seq") or 0)
+        measured_value = _measure_value(preset, bound_key, bound_settings, hardware)
+    warning = too_long_note(preset.model, bound_settings.get("seq") or 0)
     if isinstance(bound, Bound):
         return Check(target, bound_key, bound.settings, measured_value, bound.limits, warning=warning)
     assert hardware is not None
@@ -121,7 +121,9 @@ def _check_bound(
     return Check(target, bound_key, bound.settings, measured_value, (limit,), hardware.name, warning)
 
 
-def _measure_value(preset: Preset, bound_key: str, settings: dict[str, Any], hardware: Hardware | None) -> Fraction:
+def _measure_value(
+    preset: Preset, bound_key: str, bound_settings: dict[str, Any], hardware: Hardware | None
+) -> Fraction:
     spec = preset.model
     match bound_key:
         case "params":
@@ -129,19 +131,19 @@ def _measure_value(preset: Preset, bound_key: str, settings: dict[str, Any], har
         case "active":
             return Fraction(params(spec).active)
         case "kv_per_token":
-            return Fraction(kv(spec, format_name=settings.get("kv_dtype", "bfloat16")).bytes_per_token)
+            return Fraction(kv(spec, format_name=bound_settings.get("kv_dtype", "bfloat16")).bytes_per_token)
         case "flops_per_token":
-            flop_count = flops(spec, run_config_of(spec, **settings))
+            flop_count = flops(spec, run_config_of(spec, **bound_settings))
             return Fraction(flop_count.total) / Fraction(flop_count.tokens)
         case _:
-            return Fraction(_device_bytes(preset, settings, hardware))
+            return Fraction(_device_bytes(preset, bound_settings, hardware))
 
 
 def _device_bytes(preset: Preset, setting_values: dict[str, Any], hardware: Hardware | None) -> int:
-    settings = settings_with_shorthands(setting_values).with_usual_recomputation()
-    cuda_runtime = runtime_of(hardware, expandable=settings.allocator == "expandable")
+    bound_settings = settings_with_shorthands(setting_values).with_usual_recomputation()
+    cuda_runtime = runtime_of(hardware, expandable=bound_settings.allocator == "expandable")
     return memory(
-        preset.model, settings, preset.dtype, model_config=preset.checkpoint, cuda_runtime=cuda_runtime
+        preset.model, bound_settings, preset.dtype, model_config=preset.checkpoint, cuda_runtime=cuda_runtime
     ).device.device_bytes
 
 

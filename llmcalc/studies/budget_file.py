@@ -185,12 +185,12 @@ def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
 
 def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
     quantity_kind, limits = KINDS[bound_key], []
-    settings: dict[str, Any] = {}
+    bound_settings: dict[str, Any] = {}
     if isinstance(bound_value, dict):
-        settings = {
+        bound_settings = {
             setting_name: setting for setting_name, setting in bound_value.items() if setting_name not in ("max", "min")
         }
-        _check_settings(bound_key, settings, ("max", "min"))
+        _check_settings(bound_key, bound_settings, ("max", "min"))
         for setting_name, comparison in (("max", "<="), ("min", ">=")):
             if setting_name in bound_value:
                 limits.append(
@@ -208,14 +208,14 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
             raise ValueError(f"{bound_key}: max is below min, and so no value holds; expected max of at least min")
     else:
         limits.append(_parse_limit(bound_key, bound_value, quantity_kind, "<="))
-    return {"settings": settings, "limits": limits}
+    return {"settings": bound_settings, "limits": limits}
 
 
 def _parse_fits(fits_value: Any) -> Any:
     if isinstance(fits_value, dict):
-        settings = {setting_name: setting for setting_name, setting in fits_value.items() if setting_name != "on"}
-        _check_settings("fits", settings, ("on",))
-        return {"settings": settings, "on": _accelerator_names(fits_value.get("on"))}
+        bound_settings = {setting_name: setting for setting_name, setting in fits_value.items() if setting_name != "on"}
+        _check_settings("fits", bound_settings, ("on",))
+        return {"settings": bound_settings, "on": _accelerator_names(fits_value.get("on"))}
     return {"on": _accelerator_names(fits_value)}
 
 
@@ -228,13 +228,13 @@ def _accelerator_names(names_value: Any) -> Any:
     return [names_value] if isinstance(names_value, str) else names_value
 
 
-def _check_settings(bound_key: str, settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
+def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a setting that does not apply to a key."""
     fields = sorted([*other_keys, *SETTINGS[bound_key]])
     expected_settings = (
         f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[bound_key] is RUN else ", ".join(fields)
     )
-    for setting_name in settings:
+    for setting_name in bound_settings:
         if setting_name not in fields:
             raise ValueError(
                 f"{bound_key}.{setting_name}: unknown field; expected one of "

@@ -78,12 +78,14 @@ class Fitting:
     engine_title: str = ""
 
 
-def fit(memory: Memory, hardware: Hardware) -> Fitting:
+def fit(model_memory: Memory, hardware: Hardware) -> Fitting:
     """Returns whether a run fits on one accelerator, and changes that make it fit."""
-    current_fit = memory.device.fit_on(hardware)
-    batch, seq = largest_run(memory, hardware)
-    changes = () if current_fit.verdict != "no" else tuple(_memory_saving_changes(memory, current_fit, batch, seq))
-    return Fitting(memory, current_fit, batch, seq, changes)
+    current_fit = model_memory.device.fit_on(hardware)
+    batch, seq = largest_run(model_memory, hardware)
+    changes = (
+        () if current_fit.verdict != "no" else tuple(_memory_saving_changes(model_memory, current_fit, batch, seq))
+    )
+    return Fitting(model_memory, current_fit, batch, seq, changes)
 
 
 def with_decoding_seconds(fit_answer: Fitting, hardware: Hardware, users: Iterable[int]) -> Fitting:
@@ -93,23 +95,23 @@ def with_decoding_seconds(fit_answer: Fitting, hardware: Hardware, users: Iterab
 
 
 def largest_run(
-    memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
+    model_memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
 ) -> tuple[int, int]:
     """Returns the most sequences of the run's length, and the longest sequences of the run's batch, that fit.
 
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
     """
-    capacity, workload = hardware.capacity_bytes, memory.states.workload
-    longest_length = learned_positions(memory.spec) or MOST_SEQ
+    capacity, workload = hardware.capacity_bytes, model_memory.states.workload
+    longest_length = learned_positions(model_memory.spec) or MOST_SEQ
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
     @cache
     def run_of_size(setting_name: str, candidate_size: int) -> Memory:
         return (
-            memory
+            model_memory
             if candidate_size == getattr(workload, setting_name)
-            else memory.with_(**{setting_name: candidate_size})
+            else model_memory.with_(**{setting_name: candidate_size})
         )
 
     def needed_bytes(setting_name: str, candidate_size: int) -> int:
@@ -123,10 +125,12 @@ def largest_run(
             else run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed
         )
 
-    block_tokens = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
+    block_tokens = (
+        cache_block(model_memory.settings, model_memory.states) or 1
+    )  # memory grows mostly by whole blocks of the cache
 
     # a paged cache is beside what is replayed, and without scores that grows slowly
-    is_linear = block_tokens > 1 and memory.attention == "flash"
+    is_linear = block_tokens > 1 and model_memory.attention == "flash"
 
     def largest_size(setting_name: str, max_size: int | None, maximum: int, step: int = 1) -> int:
         start = int(getattr(workload, setting_name)) if max_size is None else maximum
@@ -239,15 +243,15 @@ def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -
     )
 
 
-def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
+def _memory_saving_changes(model_memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
     """Returns the changes of single settings that save memory.
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
-    cheap_changes, costly_changes = single_changes(memory, current_fit.hardware, batch, seq)
+    cheap_changes, costly_changes = single_changes(model_memory, current_fit.hardware, batch, seq)
     insufficient_bytes: list[int] = []
-    most_changes = FEW_CHANGES if has_many_layers(memory) else None
-    evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes, most_changes=most_changes)
+    most_changes = FEW_CHANGES if has_many_layers(model_memory) else None
+    evaluate = partial(_evaluate_changes, model_memory, current_fit, insufficient_bytes, most_changes=most_changes)
     combined_changes = _combine_changes(cheap_changes)
     change_pairs = [
         {**first_change, **second_change}
@@ -259,8 +263,8 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
         [{**combined_changes, **extra_changes} for extra_changes in changes_to_combine]
         for changes_to_combine in ([{}, *costly_changes], change_pairs)
     ]
-    if has_many_layers(memory):
-        change_groups = [[changes for change_group in change_groups for changes in change_group]]
+    if has_many_layers(model_memory):
+        change_groups = [[setting_changes for change_group in change_groups for setting_changes in change_group]]
     candidates: list[Change] = []
     for change_group in change_groups:
         candidates += evaluate(change_group)
@@ -273,13 +277,13 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
     return list({change.option: change for change in (*fitting_changes, *insufficient[:NEAREST])}.values())
 
 
-def has_many_layers(memory: Memory) -> bool:
+def has_many_layers(model_memory: Memory) -> bool:
     """Whether the model has so many layers that only a few changes are tried."""
-    return sum(stack.num_hidden_layers for _, stack in memory.spec.stacks()) > DEEP
+    return sum(stack.num_hidden_layers for _, stack in model_memory.spec.stacks()) > DEEP
 
 
 def _evaluate_changes(
-    memory: Memory,
+    model_memory: Memory,
     current_fit: Fit,
     insufficient_bytes: list[int],
     options: Sequence[Mapping[str, Any]],
@@ -294,9 +298,9 @@ def _evaluate_changes(
     most_changes: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
     """
     runs: list[tuple[int, int, Memory]] = []
-    for change_index, changes in enumerate(options):
+    for change_index, setting_changes in enumerate(options):
         try:
-            changed_memory = memory.with_(**changes)
+            changed_memory = model_memory.with_(**setting_changes)
             runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
         except InputError:
             continue
@@ -321,9 +325,9 @@ def _evaluate_changes(
     return [change_by_index[change_index] for change_index in sorted(change_by_index)]
 
 
-def least_static_bytes(memory: Memory) -> int:
+def least_static_bytes(model_memory: Memory) -> int:
     """Returns a lower bound of a device's bytes: weights, their copies and, in training, states that do not page."""
-    memory_use = memory.states
+    memory_use = model_memory.states
     return int(memory_use.weights + memory_use.master_weights + memory_use.optimizer_bytes) - paged_bytes(memory_use)
 
 
@@ -333,76 +337,82 @@ def devices_option(devices: int, layout: Layout | None, users: int | None = None
     return " ".join(filter(None, [*options, "" if users is None else f"--users {users}"]))
 
 
-def cli_options(changes: Mapping[str, Any]) -> str:
+def cli_options(setting_changes: Mapping[str, Any]) -> str:
     """Writes settings as options of the command line."""
     return " ".join(
         option(setting_name)
         if setting_value is True
         else f"{option(setting_name)} {','.join(setting_value) if isinstance(setting_value, tuple) else setting_value}"
-        for setting_name, setting_value in changes.items()
+        for setting_name, setting_value in setting_changes.items()
         if setting_value is not None
     )
 
 
-def changes_beside_devices(memory: Memory, hardware: Hardware, sufficient: Sequence[Change]) -> list[dict[str, Any]]:
+def changes_beside_devices(
+    model_memory: Memory, hardware: Hardware, sufficient: Sequence[Change]
+) -> list[dict[str, Any]]:
     """Returns the changes of settings that are tried on several accelerators.
 
     All changes that keep the results are one; unless a change suffices on one accelerator, each other is another.
     """
-    if has_many_layers(memory):
+    if has_many_layers(model_memory):
         return []
-    cheap_changes, costly_changes = _possible_setting_changes(memory, hardware)
+    cheap_changes, costly_changes = _possible_setting_changes(model_memory, hardware)
     return [*([_combine_changes(cheap_changes)] if cheap_changes else []), *([] if sufficient else costly_changes)]
 
 
-def _combine_changes(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {setting_name: setting_value for settings in changes for setting_name, setting_value in settings.items()}
+def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        setting_name: setting_value for settings in setting_changes for setting_name, setting_value in settings.items()
+    }
 
 
 def single_changes(
-    memory: Memory, hardware: Hardware, batch: int, seq: int
+    model_memory: Memory, hardware: Hardware, batch: int, seq: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns cheap and costly changes of one setting; the costly list ends with smaller workloads.
 
     batch, seq: the most sequences of the run's length, and the longest sequences of the run's batch, that fit.
     """
-    cheap_changes, costly_changes = _possible_setting_changes(memory, hardware)
-    return cheap_changes, [*costly_changes, *_smaller_workloads(memory, batch, seq)]
+    cheap_changes, costly_changes = _possible_setting_changes(model_memory, hardware)
+    return cheap_changes, [*costly_changes, *_smaller_workloads(model_memory, batch, seq)]
 
 
-def _possible_setting_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _possible_setting_changes(
+    model_memory: Memory, hardware: Hardware
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns changes that keep the results, and changes of number formats, optimizer and trained tensors."""
-    is_training = memory.settings.phase == "training"
-    return _training_changes(memory, hardware) if is_training else _inference_changes(memory, hardware)
+    is_training = model_memory.settings.phase == "training"
+    return _training_changes(model_memory, hardware) if is_training else _inference_changes(model_memory, hardware)
 
 
-def _training_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns changes that keep the results, and changes of optimizer, number formats and trained tensors."""
-    settings = memory.settings
+    run_settings = model_memory.settings
     cheap_changes: list[dict[str, Any]] = []
-    if default_attention(settings, memory.spec) not in ("flash", "sdpa"):
+    if default_attention(run_settings, model_memory.spec) not in ("flash", "sdpa"):
         cheap_changes.append({"attn_implementation": "flash"})
-    if optimizer_implementation(settings, memory.states) == "foreach":
+    if optimizer_implementation(run_settings, model_memory.states) == "foreach":
         cheap_changes.append({"optimizer_impl": "fused"})
-    if settings.cross_entropy != "chunked":
+    if run_settings.cross_entropy != "chunked":
         cheap_changes.append({"cross_entropy": "chunked"})
-    recompute = settings.recompute or "none"
+    recompute = run_settings.recompute or "none"
     cheap_changes += [{"recompute": mode} for mode in ("attention+matmuls", "full") if recompute == "none"]
-    batch = memory.states.workload.batch
+    batch = model_memory.states.workload.batch
     if batch > 1:
-        cheap_changes.append({"batch": 1, "num_microbatches": batch * (settings.num_microbatches or 1)})
+        cheap_changes.append({"batch": 1, "num_microbatches": batch * (run_settings.num_microbatches or 1)})
     costly_changes: list[dict[str, Any]] = []
-    if settings.lora_rank is None:
-        if settings.optimizer in (None, "adamw") and hardware.has_8bit_optimizers:
+    if run_settings.lora_rank is None:
+        if run_settings.optimizer in (None, "adamw") and hardware.has_8bit_optimizers:
             costly_changes.append({"optimizer": "adamw-8bit", "optimizer_impl": None})
         pure_precisions = {None: "bf16", "fp16-master": "fp16"}
-        if settings.precision in pure_precisions and settings.dtype is None:
-            costly_changes.append({"precision": pure_precisions[settings.precision]})
+        if run_settings.precision in pure_precisions and run_settings.dtype is None:
+            costly_changes.append({"precision": pure_precisions[run_settings.precision]})
         adapters = {"lora_rank": RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
         costly_changes += [adapters, *([{**adapters, "base": "nf4"}] if hardware.stores_nf4 else [])]
-    elif settings.base is None and hardware.stores_nf4:
+    elif run_settings.base is None and hardware.stores_nf4:
         costly_changes.append({"base": "nf4"})
-    elif settings.keeps_experts_in_16_bits and has_experts(memory.spec):
+    elif run_settings.keeps_experts_in_16_bits and has_experts(model_memory.spec):
         costly_changes.append({"quantized_experts": True})
     return cheap_changes, costly_changes
 
@@ -411,19 +421,19 @@ LEAST_CAPABILITY_OF_AWQ = 7.5
 """NVIDIA's least compute capability with vLLM's kernels for AWQ (`get_min_capability`)."""
 
 
-def _inference_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns changes that keep the results, and changes to narrower cache and weight formats of the usual stack."""
-    settings, memory_use = memory.settings, memory.states
-    only_llama_cpp = usual_stack(hardware, memory) == LLAMA_CPP_STACK
+    run_settings, memory_use = model_memory.settings, model_memory.states
+    only_llama_cpp = usual_stack(hardware, model_memory) == LLAMA_CPP_STACK
     cheap_changes: list[dict[str, Any]] = []
-    if memory.attention != "flash":
+    if model_memory.attention != "flash":
         cheap_changes.append({"attn_implementation": "flash"})
-    if settings.phase == "prefill" and settings.chunk is None and memory_use.workload.seq > CHUNK:
+    if run_settings.phase == "prefill" and run_settings.chunk is None and memory_use.workload.seq > CHUNK:
         cheap_changes.append({"chunk": CHUNK})
     costly_changes: list[dict[str, Any]] = []
     if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and (only_llama_cpp or hardware.runs_fp8_weights):
         costly_changes.append({"kv_dtype": "q8_0" if only_llama_cpp else "fp8"})
-    if settings.dtype is None:
+    if run_settings.dtype is None:
         has_kernels = {
             "fp8": not only_llama_cpp and hardware.runs_fp8_weights,
             "q8_0": runs_llama_cpp(hardware),
@@ -431,7 +441,7 @@ def _inference_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[st
             "awq-int4-g128": not only_llama_cpp
             and float(hardware.compute_capability or LEAST_CAPABILITY_OF_AWQ) >= LEAST_CAPABILITY_OF_AWQ,
         }
-        schemes = (scheme for scheme, is_run in has_kernels.items() if is_run and _is_narrower(memory, scheme))
+        schemes = (scheme for scheme, is_run in has_kernels.items() if is_run and _is_narrower(model_memory, scheme))
         costly_changes += [{"quantize": scheme} for scheme in schemes]
     return cheap_changes, costly_changes
 
@@ -440,24 +450,24 @@ LARGEST_NARROWER_SHARE = 0.75
 """The weights of a quantized checkpoint are advised in another format where that leaves at most this share of them."""
 
 
-def _is_narrower(memory: Memory, scheme: str) -> bool:
+def _is_narrower(model_memory: Memory, scheme: str) -> bool:
     """Whether a scheme makes the weights smaller; quantized weights must become much smaller."""
-    if memory.states.quantized is None:
+    if model_memory.states.quantized is None:
         return True
     try:
-        narrower_weights = memory.with_(quantize=scheme).states.weights
+        narrower_weights = model_memory.with_(quantize=scheme).states.weights
     except InputError:
         return False
-    return bool(narrower_weights <= LARGEST_NARROWER_SHARE * memory.states.weights)
+    return bool(narrower_weights <= LARGEST_NARROWER_SHARE * model_memory.states.weights)
 
 
 LEAST_PART_OF_SEQUENCE = 1 / 8
 """Sequences are advised to be shorter where this part of their length remains: less is another task."""
 
 
-def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
+def _smaller_workloads(model_memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
     """Returns the changes to fewer sequences and to shorter sequences, each with the resulting memory."""
-    workload, changes = memory.states.workload, []
+    workload, changes = model_memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})
     if LEAST_PART_OF_SEQUENCE * workload.seq <= seq < workload.seq:

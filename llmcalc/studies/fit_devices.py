@@ -66,7 +66,7 @@ class DeviceFitting:
 
 
 def fit_devices(
-    memory: Memory, hardware: Hardware, layout_request: LayoutRequest, global_batch: int | None
+    model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest, global_batch: int | None
 ) -> DeviceFitting:
     """Returns whether training fits on `layout_request.devices` accelerators with the request's framework.
 
@@ -75,7 +75,7 @@ def fit_devices(
     """
     assert layout_request.devices is not None
     question = DevicesQuestion(
-        LayoutEstimates(memory, framework(layout_request.framework or WITHOUT_A_NAME)),
+        LayoutEstimates(model_memory, framework(layout_request.framework or WITHOUT_A_NAME)),
         hardware,
         layout_request,
         global_batch,
@@ -97,7 +97,7 @@ def fit_devices(
     fewest_devices, fewest_candidate = _fewest_devices(question, layout_plan)
     batch = seq = 0
     if run_fits:
-        workload, longest_length = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
+        workload, longest_length = model_memory.states.workload, learned_positions(model_memory.spec) or MOST_SEQ
         batch = _largest_number(question, best_candidate, "batch", 1, int(workload.batch), MOST_BATCH)
         seq = _largest_number(
             question, best_candidate, "seq", _length_multiple(best_candidate.layout), int(workload.seq), longest_length
@@ -220,7 +220,7 @@ def _largest_number(
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
     in the next attempt, and twice as many after another failure.
     """
-    memory, framework, capacity = (
+    model_memory, framework, capacity = (
         question.estimates.memory,
         question.estimates.framework,
         question.hardware.capacity_bytes,
@@ -229,7 +229,7 @@ def _largest_number(
 
     @cache
     def tensor_bytes(candidate_size: int) -> int:
-        return framework.estimate(memory.with_(**{name: candidate_size})).largest_rank(
+        return framework.estimate(model_memory.with_(**{name: candidate_size})).largest_rank(
             best_candidate.layout, micro_batches
         )[0]
 
@@ -249,7 +249,7 @@ def _largest_number(
         if candidate <= fitting_point[0]:
             break
         tensors = tensor_bytes(candidate)
-        candidate_run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
+        candidate_run = model_memory.with_(num_microbatches=micro_batches, **{name: candidate})
         device_bytes, replays = replayed_bytes(candidate_run, framework, version, best_candidate.layout), replays + 1
         if device_bytes > capacity:
             margin = max(2 * margin, device_bytes - capacity) if too_large[0] > fitting_point[0] else 0

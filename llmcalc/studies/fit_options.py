@@ -125,15 +125,15 @@ def _run_over_ranks(cluster: Cluster) -> _DividedRun:
     return _DividedRun(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes)
 
 
-def _least_bytes(memory: Memory) -> int:
+def _least_bytes(model_memory: Memory) -> int:
     """Returns a lower bound of an accelerator's bytes at the end of a pass: weights and cache."""
-    return int(memory.states.weights + memory.states.kv_cache)
+    return int(model_memory.states.weights + model_memory.states.kv_cache)
 
 
 def hardware_options(
-    memory: Memory,
+    model_memory: Memory,
     accelerators: Iterable[Hardware],
-    request: LayoutRequest,
+    layout_request: LayoutRequest,
     runtime_of: RuntimeOf,
     engine_fit: Callable[[Hardware], Fit | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
@@ -142,18 +142,23 @@ def hardware_options(
     Of those on which it fits alike, accelerators that have no products in the run's number format come last.
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
-    request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.
+    layout_request: parallelism options; its group sizes apply to every number, and `devices` is the only number if given.
     runtime_of: the runtime of the run on an accelerator.
     engine_fit: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits; None
         (default) for torch's kernels.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
     """
-    training, name = memory.settings.phase == "training", request.framework
-    if training and name is not None and replace(request, devices=1).is_undivided and framework(name).layouts.zero != 3:
+    training, name = model_memory.settings.phase == "training", layout_request.framework
+    if (
+        training
+        and name is not None
+        and replace(layout_request, devices=1).is_undivided
+        and framework(name).layouts.zero != 3
+    ):
         raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
-    divided_runs, options = _divided_runs(memory, request), []
-    needs_bfloat16 = memory.states.dtype == "bfloat16" and memory.states.quantized is None
-    is_undivided = replace(request, devices=1).is_undivided and request.devices is None
+    divided_runs, options = _divided_runs(model_memory, layout_request), []
+    needs_bfloat16 = model_memory.states.dtype == "bfloat16" and model_memory.states.quantized is None
+    is_undivided = replace(layout_request, devices=1).is_undivided and layout_request.devices is None
     for hardware in accelerators:
         fit_of_one = engine_fit(hardware) if is_undivided else None
         if fit_of_one is not None and fit_of_one.verdict == "fits":
@@ -161,8 +166,8 @@ def hardware_options(
             continue
         # runs are made as far as an accelerator needs them, and once for all
         divided_runs, candidates = tee(divided_runs)
-        usual_runs = _runs_on_usual_number(candidates, hardware, request, training)
-        options.append(_hardware_option(usual_runs, hardware, memory.runtime, runtime_of(hardware)))
+        usual_runs = _runs_on_usual_number(candidates, hardware, layout_request, training)
+        options.append(_hardware_option(usual_runs, hardware, model_memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(
             options,
@@ -178,10 +183,14 @@ def hardware_options(
 
 
 def _runs_on_usual_number(
-    divided_runs: Iterable[_DividedRun], hardware: Hardware, request: LayoutRequest, training: bool
+    divided_runs: Iterable[_DividedRun], hardware: Hardware, layout_request: LayoutRequest, training: bool
 ) -> Iterable[_DividedRun]:
     """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
-    if hardware.vendor not in WHOLE_COMPUTERS or request.devices or not replace(request, devices=1).is_undivided:
+    if (
+        hardware.vendor not in WHOLE_COMPUTERS
+        or layout_request.devices
+        or not replace(layout_request, devices=1).is_undivided
+    ):
         return divided_runs
     most_computers = MOST_TRAINING_COMPUTERS if training else MOST_COMPUTERS
     return takewhile(lambda divided_run: divided_run.devices <= most_computers, divided_runs)
@@ -233,9 +242,9 @@ MOST_PER_NUMBER = 2
 
 
 def changes_on_several(
-    memory: Memory,
+    model_memory: Memory,
     options: Sequence[HardwareOption],
-    request: LayoutRequest,
+    layout_request: LayoutRequest,
     runtime_of: RuntimeOf,
     setting_changes: Sequence[Mapping[str, Any]],
 ) -> Iterator[Change]:
@@ -251,7 +260,7 @@ def changes_on_several(
         for changes in setting_changes:
             try:
                 runs_and_fits = list(
-                    _fitting_runs(memory.with_(**changes), hardware, request, runtime_of, most_devices)
+                    _fitting_runs(model_memory.with_(**changes), hardware, layout_request, runtime_of, most_devices)
                 )
             except InputError:
                 continue
@@ -267,48 +276,54 @@ def changes_on_several(
 
 
 def _fitting_runs(
-    memory: Memory, hardware: Hardware, request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
+    model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
 ) -> Iterator[tuple[_DividedRun, Fit]]:
     """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""
-    training = memory.settings.phase == "training"
-    divided_runs = _runs_on_usual_number(_divided_runs(memory, request), hardware, request, training)
+    training = model_memory.settings.phase == "training"
+    divided_runs = _runs_on_usual_number(
+        _divided_runs(model_memory, layout_request), hardware, layout_request, training
+    )
     for divided_run in takewhile(lambda divided_run: divided_run.devices <= most_devices, divided_runs):
-        is_too_large = max(divided_run.static_bytes, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
+        is_too_large = (
+            max(divided_run.static_bytes, divided_run.least_bytes(model_memory.runtime)) > hardware.capacity_bytes
+        )
         if divided_run.devices > 1 and not is_too_large:
             fit = divided_run.memory_on(runtime_of(hardware)).fit_on(hardware)
             if fit.verdict != "no":
-                yield divided_run.with_most_replicas(fit, memory.runtime, runtime_of(hardware))
+                yield divided_run.with_most_replicas(fit, model_memory.runtime, runtime_of(hardware))
             if fit.verdict == "fits":
                 return
 
 
-def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_DividedRun]:
+def _divided_runs(model_memory: Memory, layout_request: LayoutRequest) -> Iterator[_DividedRun]:
     """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
-    version, framework = request.framework_version or "", framework_of(request)
-    is_training = memory.settings.phase == "training"
+    version, framework = layout_request.framework_version or "", framework_of(layout_request)
+    is_training = model_memory.settings.phase == "training"
     powers_of_two = [2**i for i in range(MOST_DEVICES.bit_length())]
-    for devices in powers_of_two if request.devices is None else [request.devices]:
-        request_of_number = replace(request, devices=devices)
+    for devices in powers_of_two if layout_request.devices is None else [layout_request.devices]:
+        request_of_number = replace(layout_request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
-            yield _DividedRun(1, None, memory.memory_on, (least_static_bytes if is_training else _least_bytes)(memory))
+            yield _DividedRun(
+                1, None, model_memory.memory_on, (least_static_bytes if is_training else _least_bytes)(model_memory)
+            )
         elif is_training:
             is_sharded = request_of_number.is_undivided  # fully, unless the user divides the run
             yield from _possible_runs(
-                memory, replace(request_of_number, zero=3) if is_sharded else request_of_number, version
+                model_memory, replace(request_of_number, zero=3) if is_sharded else request_of_number, version
             )
         else:
-            layouts = list(serving_layouts(memory, request_of_number, devices))
-            runs_of_replicas = cache(partial(_runs_of_replicas, memory, framework, version, layouts))
+            layouts = list(serving_layouts(model_memory, request_of_number, devices))
+            runs_of_replicas = cache(partial(_runs_of_replicas, model_memory, framework, version, layouts))
             for layout in layouts:
                 if layout.dp == (request_of_number.dp or 1):
-                    divided_run = _run_over_ranks(Cluster.with_framework(memory, layout, framework, version))
+                    divided_run = _run_over_ranks(Cluster.with_framework(model_memory, layout, framework, version))
                     # replicas have the stated users each where the user states the number of devices or of replicas
-                    shares_users = request.devices is None and request.dp is None
+                    shares_users = layout_request.devices is None and layout_request.dp is None
                     yield divided_run._replace(runs_of_replicas=runs_of_replicas) if shares_users else divided_run
 
 
 def _runs_of_replicas(
-    memory: Memory, record: Framework, version: str, layouts: Sequence[Layout]
+    model_memory: Memory, record: Framework, version: str, layouts: Sequence[Layout]
 ) -> tuple[_DividedRun, ...]:
     """Returns the runs of replicas that share the users, most replicas first, each number in its fewest stages.
 
@@ -317,21 +332,21 @@ def _runs_of_replicas(
     layout_of_replicas = {layout.dp: layout for layout in reversed(layouts) if layout.dp > 1}
     runs_and_fits = []
     for dp, layout in sorted(layout_of_replicas.items(), reverse=True):
-        users = -(-memory.states.workload.batch // dp)
-        if dp <= memory.states.workload.batch:
-            cluster = Cluster.with_framework(memory.with_(batch=users), layout, record, version)
+        users = -(-model_memory.states.workload.batch // dp)
+        if dp <= model_memory.states.workload.batch:
+            cluster = Cluster.with_framework(model_memory.with_(batch=users), layout, record, version)
             runs_and_fits.append(_run_over_ranks(cluster)._replace(users=users))
     return tuple(runs_and_fits)
 
 
-def _possible_runs(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_DividedRun]:
+def _possible_runs(model_memory: Memory, layout_request: LayoutRequest, version: str) -> Iterator[_DividedRun]:
     """Yields the run in the layout of a request, unless no layout is possible.
 
     Where the framework does not support it, its memory raises `InputError`, at once from the second time on.
     """
     try:
         divided_run = _run_over_ranks(
-            Cluster.with_framework(memory, layout_of(request), framework_of(request), version)
+            Cluster.with_framework(model_memory, layout_of(layout_request), framework_of(layout_request), version)
         )
     except InputError:
         return

@@ -153,8 +153,8 @@ class LayoutPlan:
     @property
     def batch_of_cost(self) -> int:
         """The sequences of the step that `cost` assumes, if they are more than in this plan's assumed step; else 0."""
-        memory, tokens = self.memory, int(self.memory.states.workload.seq)
-        if not self.is_batch_assumed or not is_pretraining(memory.spec, memory.settings.lora_rank):
+        model_memory, tokens = self.memory, int(self.memory.states.workload.seq)
+        if not self.is_batch_assumed or not is_pretraining(model_memory.spec, model_memory.settings.lora_rank):
             return 0
         batch = usual_batch(tokens, self.devices)
         return batch if batch > self.global_batch else 0
@@ -229,7 +229,7 @@ MOST_LAYERS = 256
 
 @without_garbage_collection()
 def plan_of(
-    memory: Memory,
+    model_memory: Memory,
     hardware: Hardware,
     layout_request: LayoutRequest,
     global_batch: int | None,
@@ -257,10 +257,10 @@ def plan_of(
     """
     assert layout_request.devices is not None
     framework_record = framework(layout_request.framework or WITHOUT_A_NAME)
-    memory_use, spec = memory.states, memory.spec
+    memory_use, spec = model_memory.states, model_memory.spec
     interconnect = hardware.interconnect
     node = min(NODE, (interconnect.domain_size if interconnect is not None else None) or NODE)
-    micro_batches = memory.settings.num_microbatches
+    micro_batches = model_memory.settings.num_microbatches
     if micro_batches is not None:
         raise InputError(
             f"--num-microbatches {micro_batches}: in a plan it follows from the layout and --global-batch, the "
@@ -274,8 +274,8 @@ def plan_of(
     layouts = search(
         spec, layout_request.devices, global_batch, micro_batch, seq, framework_record.layouts, layout_request, node
     )
-    estimates = estimates or LayoutEstimates(memory, framework_record)
-    layout_times, untimed_reason = _layout_times(memory, hardware, order_name, time_settings, framework_record)
+    estimates = estimates or LayoutEstimates(model_memory, framework_record)
+    layout_times, untimed_reason = _layout_times(model_memory, hardware, order_name, time_settings, framework_record)
 
     @cache
     def run_of(micro_batch_count: int, recompute: str) -> Memory:
@@ -321,7 +321,9 @@ def plan_of(
         replay,
         framework_record.estimate_errors,
         None if layout_times is None else step_seconds,
-        _recomputations(memory, framework_record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
+        _recomputations(model_memory, framework_record)
+        if recomputes and layout_times is not None
+        else (AS_CONFIGURED,),
         least_bytes,
         exceeds,
         budget or search_budget(),
@@ -363,18 +365,18 @@ def ended_search_error(layout_plan: LayoutPlan) -> InputError:
     )
 
 
-def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
+def _recomputations(model_memory: Memory, record: Framework) -> tuple[str, ...]:
     """Returns the values of `--recompute` that a plan tries, from least recomputation to least memory.
 
     They are none, selective and full, unless the user chose.
     """
-    if memory.settings.recompute is not None:
+    if model_memory.settings.recompute is not None:
         return (AS_CONFIGURED,)
     return AS_CONFIGURED, record.selective_recompute, RECOMPUTED
 
 
 def _layout_times(
-    memory: Memory,
+    model_memory: Memory,
     hardware: Hardware,
     order_name: Order | None,
     time_settings: Callable[[Framework], TimeSettings] | None,
@@ -383,9 +385,9 @@ def _layout_times(
     """Returns the seconds per step of layouts, or the reason why they are unknown."""
     if order_name == "memory":
         return None, ""
-    settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
+    run_settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
     try:
-        return TrainingTimes(memory, hardware, settings), ""
+        return TrainingTimes(model_memory, hardware, run_settings), ""
     except InputError as error:
         if order_name == "time":
             raise
@@ -393,15 +395,20 @@ def _layout_times(
 
 
 def replayed_bytes(
-    memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, byte_limit: int | None = None
+    model_memory: Memory,
+    framework: Framework,
+    version: str,
+    layout: Layout,
+    stage: int = 0,
+    byte_limit: int | None = None,
 ) -> int:
     """Returns the bytes of a layout's largest rank, replayed on the allocator as in `llmcalc memory`.
 
-    memory: the model and its run, with the number of its micro-batches.
+    model_memory: the model and its run, with the number of its micro-batches.
     stage: pipeline stage whose rank is replayed first; default 0.
     byte_limit: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
     """
-    cluster, runtime = Cluster.with_framework(memory, layout, framework, version), memory.runtime
+    cluster, runtime = Cluster.with_framework(model_memory, layout, framework, version), model_memory.runtime
     if byte_limit is not None and layout.pp > 1:
         first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), runtime).device.device_bytes
         if first_rank_bytes > byte_limit:

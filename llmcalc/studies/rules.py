@@ -175,9 +175,9 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
     count_of_params = params(flop_count.spec, flop_count.include)
     train, tokens = flop_count.workload.phase == "training", flop_count.tokens
     multiple = 6 if train else 2
-    for rule_key, rule_name, suffix, source, parameters in _definitions_of_n(count_of_params):
+    for rule_key, rule_name, suffix, rule_source, parameters in _definitions_of_n(count_of_params):
         formula, remark = f"{multiple}N{suffix}", f"N = {parameters:,}"
-        yield f"{rule_key}_{multiple}n", rule_name, formula, source, multiple * parameters * tokens, remark
+        yield f"{rule_key}_{multiple}n", rule_name, formula, rule_source, multiple * parameters * tokens, remark
     if _is_plain_transformer(flop_count.spec):
         context_tokens = flop_count.workload.context + flop_count.workload.seq
         yield from _rules_with_attention(sizes(flop_count.spec), count_of_params, context_tokens, tokens, train)

@@ -294,16 +294,16 @@ class ServeStudy:
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
-            memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            if memory.most_sequences:
-                used_flags |= {engine.step_sequences: memory.most_sequences}
-                memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            capacity = int(memory.kv_tokens // request_tokens)
-            if not memory.starts or memory.kv_tokens < self.longest_request:
+            model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
+            if model_memory.most_sequences:
+                used_flags |= {engine.step_sequences: model_memory.most_sequences}
+                model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
+            capacity = int(model_memory.kv_tokens // request_tokens)
+            if not model_memory.starts or model_memory.kv_tokens < self.longest_request:
                 raise DoesNotFit("weights and the cache of one request do not fit")
             format_run = self.runs[quantize, kv_dtype]
             formats = inference_formats(format_run, self.requests.mean_context)
-            step_tokens = memory.settings.get(engine.step_tokens)
+            step_tokens = model_memory.settings.get(engine.step_tokens)
             replica = Replica(
                 self.preset.model,
                 self.device,
@@ -325,12 +325,14 @@ class ServeStudy:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise
             raise ImpossibleLayout(str(error)) from None
-        step_sequences = int(memory.settings.get(engine.step_sequences) or capacity)
+        step_sequences = int(model_memory.settings.get(engine.step_sequences) or capacity)
         most_requests = max(1, min(capacity, step_sequences)) * layout_sizes.dp
         engine_flags = {
             flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
         }
-        return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, engine_flags, price=self.price)
+        return Server(
+            layout_sizes, quantize, kv_dtype, replica, model_memory, most_requests, engine_flags, price=self.price
+        )
 
     def _divided_server(self, server: Server) -> Server:
         """Returns a group of replicas, some for prompts and others for decoding.

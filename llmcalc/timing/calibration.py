@@ -64,14 +64,14 @@ class Factors:
             latency=device.latency * self.network,
         )
 
-    def stack(self, stack: Stack) -> Stack:
+    def stack(self, time_stack: Stack) -> Stack:
         """Returns the time stack with waits and network times scaled by the factors."""
-        waits = {factor_name: getattr(stack, factor_name) * self.wait for factor_name in WAITS}
+        waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {
-            factor_name: {dtype: wait * self.wait for dtype, wait in getattr(stack, factor_name).items()}
+            factor_name: {dtype: wait * self.wait for dtype, wait in getattr(time_stack, factor_name).items()}
             for factor_name in WAITS_BY_FORMAT
         }
-        return stack.model_copy(update=waits | waits_by_format)
+        return time_stack.model_copy(update=waits | waits_by_format)
 
 
 NAMES = tuple(field.name for field in fields(Factors))

@@ -147,9 +147,9 @@ class Device:
         return bytes / (self.bandwidth * self.generation.cache)
 
     def attention_seconds(
-        self, flops: Number, keys: Number, dim: Number, backward: bool = False, efficiency: float = 1.0
+        self, flops: Number, key_count: Number, dim: Number, backward: bool = False, efficiency: float = 1.0
     ) -> Number:
-        """Returns the seconds of fused attention over `keys` keys, with efficiency e(S) = e∞ / (1 + S₀ / S).
+        """Returns the seconds of fused attention over `key_count` keys, with efficiency e(S) = e∞ / (1 + S₀ / S).
 
         dim: width of a key; narrow heads fill the units less. efficiency: of the best kernel's rate, 1 by default.
         """
@@ -157,7 +157,7 @@ class Device:
         narrow_share = minimum(1.0, dim / 128) ** 0.5
         return (
             flops
-            * (1 + half_rate_keys / maximum(1, keys))
+            * (1 + half_rate_keys / maximum(1, key_count))
             / (self.peaks["bf16"] * efficiency * best_share * narrow_share)
         )
 

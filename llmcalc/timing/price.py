@@ -245,7 +245,7 @@ class TimeEstimator:
         launched_directions: set[bool] = set()
         is_in_graph = not (self.is_training or self.stack.host_kernel)
         launches = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
-        for backward, compute, memory in pass_parts:
+        for backward, compute_seconds, memory_seconds in pass_parts:
             if backward and not self.is_training:
                 continue
             wait = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
@@ -253,7 +253,16 @@ class TimeEstimator:
             if is_in_graph and wait:
                 wait += self.product_wait(kernel)
             yield TimedOperation(
-                kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
+                kernel.path,
+                kernel.kind,
+                kernel.layer,
+                kernel.times,
+                backward,
+                False,
+                compute_seconds,
+                memory_seconds,
+                0.0,
+                wait,
             )
 
     def product_wait(self, kernel: Kernel) -> float:
@@ -315,14 +324,14 @@ class TimeEstimator:
         return self.device.wave_factor(rows, columns) if kernel.kind == "product" else 1.0
 
     def _time_with_weights(
-        self, kernel: Kernel, backward: bool, compute: Number, weight_bytes: Number, value_bytes: Number
+        self, kernel: Kernel, backward: bool, compute_seconds: Number, weight_bytes: Number, value_bytes: Number
     ) -> Iterator[tuple[bool, Number, Number]]:
         """Yields the times of a training product; with a kernel per expert, weights or gradients move before it."""
         if kernel.kind == "experts" and self.stack.separate_experts:
             yield backward, 0.0, self.device.memory_seconds(weight_bytes)
-            yield backward, compute, self.device.memory_seconds(value_bytes)
+            yield backward, compute_seconds, self.device.memory_seconds(value_bytes)
         else:
-            yield backward, compute, self.device.memory_seconds(weight_bytes + value_bytes)
+            yield backward, compute_seconds, self.device.memory_seconds(weight_bytes + value_bytes)
 
     def _gradient_bytes(self, element: float) -> float:
         """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""
@@ -392,32 +401,35 @@ class TimeEstimator:
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache_bytes *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
-            compute = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
-            yield False, compute, device.cache_seconds(cache_bytes) * idle_factor
+            compute_seconds = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
+            yield False, compute_seconds, device.cache_seconds(cache_bytes) * idle_factor
             return
         if self.stack.attention == "scores":
             scores = kernel.heads * kernel.m * kernel.n
             unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
             products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
-            compute, memory = products / self.product_rate("bf16"), device.memory_seconds(score_bytes * scores)
+            compute_seconds, memory_seconds = (
+                products / self.product_rate("bf16"),
+                device.memory_seconds(score_bytes * scores),
+            )
             for backward in (False, True):
-                yield backward, (1 + backward) * compute, 0.0
-                yield backward, 0.0, (1 + backward) * memory
+                yield backward, (1 + backward) * compute_seconds, 0.0
+                yield backward, 0.0, (1 + backward) * memory_seconds
             return
         older_kernels = device.generation.older_attention
         efficiency = older_kernels.get(self.stack.attention, 1.0)
         if maximum(kernel.dim, kernel.k) > FUSED_HEAD_DIM and not self.stack.server:
             efficiency = min(efficiency, older_kernels["triton"])
         efficiency *= device.sustained_share() if self.is_training else 1.0
-        flops_of_passes, keys = kernel.flops, kernel.keys
+        flops_of_passes, key_count = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
-            keys = kernel.n
+            key_count = kernel.n
             forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops
         for backward in (False, True):
             flops = kernel.padding * flops_of_passes[backward]
-            seconds = device.attention_seconds(flops, keys, kernel.dim, backward, efficiency)
+            seconds = device.attention_seconds(flops, key_count, kernel.dim, backward, efficiency)
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache_bytes)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -426,8 +438,10 @@ class TimeEstimator:
         rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
         cache = kernel.cache_elements * self.formats.cache_bits / 8
         for backward in (False, True):
-            memory = self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + (0.0 if backward else cache))
-            yield backward, kernel.flops[backward] / rate, memory
+            memory_seconds = self.device.memory_seconds(
+                2.0 * kernel.moved_elements[backward] + (0.0 if backward else cache)
+            )
+            yield backward, kernel.flops[backward] / rate, memory_seconds
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
@@ -486,9 +500,11 @@ class TimeEstimator:
             yield backward, 0.0, self.device.memory_seconds(6.0 * kernel.m * (kernel.k + kernel.n))
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.is_training else 4.0))
-        yield False, 0.0, memory
-        yield True, 0.0, LOSS_BACKWARD * memory
+        memory_seconds = self.device.memory_seconds(
+            kernel.m * kernel.n * (self.stack.logit_bytes if self.is_training else 4.0)
+        )
+        yield False, 0.0, memory_seconds
+        yield True, 0.0, LOSS_BACKWARD * memory_seconds
 
     def _exchange_wait(self, message: Collective) -> Number:
         """Returns the waiting seconds before one expert all-to-all: half of the wait per layer."""
@@ -577,6 +593,6 @@ def _binomial(total: Number, selected: int) -> Number:
     return prod((total - factor_index) / (factor_index + 1) for factor_index in range(selected))
 
 
-def time_pass(work: RankWork, device: Device, stack: Stack, formats: Formats) -> TimedPass:
+def time_pass(work: RankWork, device: Device, time_stack: Stack, formats: Formats) -> TimedPass:
     """Estimates the seconds of the kernels and messages of a rank's pass."""
-    return TimeEstimator(device, stack, formats, work.rank_pass).timed_pass(work)
+    return TimeEstimator(device, time_stack, formats, work.rank_pass).timed_pass(work)

@@ -74,7 +74,7 @@ class Generation(Record):
     @property
     def is_tested(self) -> bool:
         """Whether any figure of the accelerators was tested on measured runs."""
-        return any(source.rows for source in self.sources)
+        return any(figure_source.rows for figure_source in self.sources)
 
 
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})

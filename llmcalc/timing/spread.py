@@ -61,16 +61,16 @@ class TestedClass(Bounds):
             raise ValueError(f"{self.words}: median_error is more than p90_error")
         return self
 
-    def contains_estimate(self, phase: str, experts: bool, device: str, stack: Stack, loaded: bool) -> bool:
+    def contains_estimate(self, phase: str, experts: bool, device: str, time_stack: Stack, loaded: bool) -> bool:
         """Whether an estimate belongs to this class. device: class of its devices. loaded: beside other requests."""
         return (
             self.phase == phase
             and self.experts in (None, experts)
             and self.device in (None, device)
-            and self.stack in (None, "tested" if stack.rows else "new")
-            and self.server in (None, stack.server)
+            and self.stack in (None, "tested" if time_stack.rows else "new")
+            and self.server in (None, time_stack.server)
             and self.loaded in (None, loaded)
-            and self.eager in (None, stack.host_kernel > 0)
+            and self.eager in (None, time_stack.host_kernel > 0)
         )
 
 
@@ -90,9 +90,9 @@ MEASURED_EXPERT_RANKS = 8
 """Most ranks of experts in the measured rows of servers."""
 
 
-def untested_ranks(stack: Stack, layout: Layout) -> str:
+def untested_ranks(time_stack: Stack, layout: Layout) -> str:
     """Returns a text on the part of a server's layout that was never measured; empty if all of it was measured."""
-    is_wide = stack.server and layout.ep > MEASURED_EXPERT_RANKS
+    is_wide = time_stack.server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if is_wide else ""
 
 
@@ -167,7 +167,7 @@ def expected_range(
     seconds: Number,
     phase: str,
     device: Device,
-    stack: Stack,
+    time_stack: Stack,
     spec: ModelSpec,
     untested: str = "",
     burst_seconds: Number | None = None,
@@ -191,7 +191,7 @@ def expected_range(
             for candidate in _tested_classes().classes
             if not untested
             and device_class is not None
-            and candidate.contains_estimate(phase, has_experts, device_class, stack, is_loaded)
+            and candidate.contains_estimate(phase, has_experts, device_class, time_stack, is_loaded)
         ),
         None,
     )
@@ -202,4 +202,4 @@ def expected_range(
     if fast_host_seconds is not None and not holds_hosts:
         earliest_seconds = min(float(seconds), float(fast_host_seconds))
     low, high = earliest_seconds * bounds.low, latest_seconds * bounds.high
-    return Range(seconds, low, high, phase, device.evidence, stack.name, tested_class, untested)
+    return Range(seconds, low, high, phase, device.evidence, time_stack.name, tested_class, untested)

@@ -13,7 +13,7 @@ OVERLAPS = ("none", "dp", "tp", "ep", "all")
 
 def stack_names(phase: str = "") -> list[str]:
     """Returns the names of all time stacks, or of the time stacks for training or for inference."""
-    return [stack_name for stack_name, stack in stacks().items() if phase in ("", stack.phase)]
+    return [stack_name for stack_name, time_stack in stacks().items() if phase in ("", time_stack.phase)]
 
 
 def find_stack(name: str, phase: str = "") -> Stack:
@@ -51,47 +51,49 @@ def stack_of_vendor(vendor: str, phase: str) -> str:
     return next((stack_name for stack_name in stack_names(phase) if vendor in stacks()[stack_name].vendors), "")
 
 
-def with_attention(stack: Stack, implementation: str | None) -> Stack:
+def with_attention(time_stack: Stack, implementation: str | None) -> Stack:
     """Returns a software stack with attention scores in memory, if the chosen implementation writes them."""
-    if implementation not in ("eager", "sdpa-math") or stack.attention == "scores":
-        return stack
+    if implementation not in ("eager", "sdpa-math") or time_stack.attention == "scores":
+        return time_stack
     eager_kernels = {
-        verb: stack.kernels[f"eager_{verb}"] for verb in ("attention",) if f"eager_{verb}" in stack.kernels
+        verb: time_stack.kernels[f"eager_{verb}"] for verb in ("attention",) if f"eager_{verb}" in time_stack.kernels
     }
-    return stack.model_copy(update={"attention": "scores", "kernels": stack.kernels | eager_kernels})
+    return time_stack.model_copy(update={"attention": "scores", "kernels": time_stack.kernels | eager_kernels})
 
 
-def with_schedule(stack: Stack, schedule: Schedule) -> Stack:
+def with_schedule(time_stack: Stack, schedule: Schedule) -> Stack:
     """Returns a software stack whose pipeline hides the exchanges of experts, if that is what the schedule is for.
 
     DualPipe runs each exchange beside the products of a micro-batch in the other direction (DeepSeek-V3,
     arXiv:2412.19437, §3.2.1). It says that all of it is hidden; measured is what Megatron-Core hides in the same way.
     """
     if schedule != "dualpipe":
-        return stack
-    return stack.model_copy(
-        update={"hidden": {**stack.hidden, "ep": max(stack.hidden.get("ep", 0.0), WITH_OVERLAP.ep)}}
+        return time_stack
+    return time_stack.model_copy(
+        update={"hidden": {**time_stack.hidden, "ep": max(time_stack.hidden.get("ep", 0.0), WITH_OVERLAP.ep)}}
     )
 
 
-def with_gradient_buffers(stack: Stack, buffer_bytes: float | None) -> Stack:
+def with_gradient_buffers(time_stack: Stack, buffer_bytes: float | None) -> Stack:
     """Returns a software stack that sends gradients in the gradient buffers' format.
 
     buffer_bytes: bytes per element of a gradient's buffer; None for the stack's own.
     """
-    if buffer_bytes is None or not stack.sends_gradient_buffers:
-        return stack
-    return stack.model_copy(update={"gradient_bytes": buffer_bytes})
+    if buffer_bytes is None or not time_stack.sends_gradient_buffers:
+        return time_stack
+    return time_stack.model_copy(update={"gradient_bytes": buffer_bytes})
 
 
-def with_overlap(stack: Stack, overlap: str | None) -> Stack:
+def with_overlap(time_stack: Stack, overlap: str | None) -> Stack:
     """Returns a time stack with the stated overlap of each group's messages; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """
     if overlap is None:
-        return stack
+        return time_stack
     if overlap not in OVERLAPS:
         raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
     groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
-    return stack.model_copy(update={"hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in groups}})
+    return time_stack.model_copy(
+        update={"hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in groups}}
+    )

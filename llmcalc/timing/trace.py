@@ -183,12 +183,12 @@ class Batch:
         while len(end_times) < len(requests):
             budget.spend_step()
             while next_request < len(requests) and requests[next_request].arrival <= time_now:
-                request = requests[next_request]
-                length = request.input + request.output
+                traced_request = requests[next_request]
+                length = traced_request.input + traced_request.output
                 if len(decoding) + len(prompts) >= self.sequences or reserved_tokens + length > self.cache_tokens:
                     break
-                cached_tokens = min(int(cached_share * request.input), request.input - 1)
-                prompts.append([next_request, cached_tokens, request.input - cached_tokens])
+                cached_tokens = min(int(cached_share * traced_request.input), traced_request.input - 1)
+                prompts.append([next_request, cached_tokens, traced_request.input - cached_tokens])
                 reserved_tokens += length
                 next_request += 1
             sequence_count = len(decoding)
@@ -231,24 +231,28 @@ class Batch:
                 time_now = max(time_now, requests[next_request].arrival)
             while decoding and decoding[0][0] <= steps_done:
                 _, prompt_request = heapq.heappop(decoding)
-                request = requests[prompt_request]
+                traced_request = requests[prompt_request]
                 end_times[prompt_request] = max(time_now, first_token_times[prompt_request])
                 context_sum -= (
-                    request.input + 1 + self._steps_after_first_token(request) * self.step_seconds.tokens_per_step
+                    traced_request.input
+                    + 1
+                    + self._steps_after_first_token(traced_request) * self.step_seconds.tokens_per_step
                 )
-                reserved_tokens -= request.input + request.output
+                reserved_tokens -= traced_request.input + traced_request.output
         return [
             ServedRequest(
-                first_token_times[i] - request.arrival,
-                (end_times[i] - first_token_times[i]) / (request.output - 1) if request.output > 1 else None,
+                first_token_times[i] - traced_request.arrival,
+                (end_times[i] - first_token_times[i]) / (traced_request.output - 1)
+                if traced_request.output > 1
+                else None,
                 end_times[i],
             )
-            for i, request in enumerate(requests)
+            for i, traced_request in enumerate(requests)
         ]
 
-    def _steps_after_first_token(self, request: TracedRequest) -> int:
+    def _steps_after_first_token(self, traced_request: TracedRequest) -> int:
         """Returns the decoding steps of a request after its first token."""
-        return math.ceil((request.output - 1) / self.step_seconds.tokens_per_step)
+        return math.ceil((traced_request.output - 1) / self.step_seconds.tokens_per_step)
 
     def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
         """Assigns prompt tokens to a step. Returns the completed prompts, the step's tokens, and the mean context.
@@ -280,11 +284,14 @@ class Batch:
         """Returns the number of steps until a sequence ends or a new request can start."""
         if next_request == len(requests):
             return most_steps
-        request = requests[next_request]
-        if sequence_count >= self.sequences or reserved_tokens + request.input + request.output > self.cache_tokens:
+        traced_request = requests[next_request]
+        if (
+            sequence_count >= self.sequences
+            or reserved_tokens + traced_request.input + traced_request.output > self.cache_tokens
+        ):
             return most_steps
         step_seconds = self.scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
-        return max(1, min(most_steps, int((request.arrival - time_now) / step_seconds) + 1))
+        return max(1, min(most_steps, int((traced_request.arrival - time_now) / step_seconds) + 1))
 
 
 def serve_trace(

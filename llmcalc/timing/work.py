@@ -119,15 +119,15 @@ class WorkRecorder(Placements):
             message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, rows * FLOAT32, 3)
             self.work.messages.append(LayerMessage(AFTER, message))
 
-    def _count_reader(self, value: Value) -> None:
-        storage_key = id(self._storage(value))
+    def _count_reader(self, flow_value: Value) -> None:
+        storage_key = id(self._storage(flow_value))
         self.readers[storage_key] = self.readers.get(storage_key, 0) + 1
 
-    def _storage(self, value: Value) -> Value:
+    def _storage(self, flow_value: Value) -> Value:
         """Returns the value that owns a value's memory, through views and identities."""
-        while id(value.storage) in self.aliases:
-            value = self.aliases[id(value.storage)]
-        return value.storage
+        while id(flow_value.storage) in self.aliases:
+            flow_value = self.aliases[id(flow_value.storage)]
+        return flow_value.storage
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
@@ -247,8 +247,8 @@ class WorkRecorder(Placements):
         """Whether a pass computes any row of a step: an encoder has read its source before a token is decoded."""
         return not step.outs or not self._has_no_rows(step.outs[0])
 
-    def _has_no_rows(self, value: Value) -> bool:
-        return value.rows is not ONCE and is_zero(value.rows.new_rows(self.run_config.workload))
+    def _has_no_rows(self, flow_value: Value) -> bool:
+        return flow_value.rows is not ONCE and is_zero(flow_value.rows.new_rows(self.run_config.workload))
 
     def _is_inside_attention(self, step: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
@@ -256,8 +256,8 @@ class WorkRecorder(Placements):
             isinstance(flow_value.rows, QueryKeyPairs) for flow_value in (*step.ins, *step.outs)
         )
 
-    def _is_partial(self, value: Value) -> bool:
-        return self.placement(value) == "partial"
+    def _is_partial(self, flow_value: Value) -> bool:
+        return self.placement(flow_value) == "partial"
 
     def _count_storage(self, step: Step) -> None:
         """Counts the parameters and the cache of a step."""
@@ -277,19 +277,19 @@ class WorkRecorder(Placements):
     def _add_message(
         self,
         collective: CollectiveKind,
-        value: Value,
+        flow_value: Value,
         group: Group = "tp",
         backward: bool = False,
         elements: Number = None,
         messages: int = 1,
     ) -> None:
-        if self._has_no_rows(value):
+        if self._has_no_rows(flow_value):
             return
         if group == "ep" and self._gathers_tokens:
-            self._add_gathering(value, backward)
+            self._add_gathering(flow_value, backward)
             return
         message_count = len(self.messages)
-        super()._add_message(collective, value, group, backward, elements, messages)
+        super()._add_message(collective, flow_value, group, backward, elements, messages)
         if len(self.messages) == message_count:
             return
         self._record_elementwise_group()
@@ -297,7 +297,7 @@ class WorkRecorder(Placements):
         if message.backward and self.rank_pass.phase != "training":
             return
         message = message._replace(times=exact_div(message.times, self.layers))
-        rows = value.rows if isinstance(value.rows, Routed) else Routed()
+        rows = flow_value.rows if isinstance(flow_value.rows, Routed) else Routed()
         is_dispatch = self.gathering_verb == "dispatch" and group == "ep"
         self.work.messages.append(
             LayerMessage(self.layer, self._with_group_size(message), rows.top_k, rows.groups, is_dispatch)
@@ -342,18 +342,18 @@ class WorkRecorder(Placements):
         """Returns how often each layer runs the current operation: its repeats divided by the number of layers."""
         return exact_div(self.repeats, self.layers)
 
-    def _rows_on_rank(self, value: Value) -> Number:
+    def _rows_on_rank(self, flow_value: Value) -> Number:
         """Returns the number of a value's rows on this rank."""
-        if value.rows is ONCE:
+        if flow_value.rows is ONCE:
             return 1
-        rows = self.run_config.rows(value.rows)
-        if isinstance(value.rows, Routed):  # expert ranks receive as many rows as they send
+        rows = self.run_config.rows(flow_value.rows)
+        if isinstance(flow_value.rows, Routed):  # expert ranks receive as many rows as they send
             return rank_share(rows * self.layout.expert_tp, self.layout.tp)
-        return rank_share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
+        return rank_share(rows, self.layout.tp) if self.placement(flow_value) == "rows" else rows
 
-    def _elements(self, value: Value) -> Number:
-        moves_every_row = self.rank_pass.moves_all_rows and isinstance(value.rows, Routed)
-        return self._rows_on_rank(value) * value.width * (self.rank_pass.ep if moves_every_row else 1)
+    def _elements(self, flow_value: Value) -> Number:
+        moves_every_row = self.rank_pass.moves_all_rows and isinstance(flow_value.rows, Routed)
+        return self._rows_on_rank(flow_value) * flow_value.width * (self.rank_pass.ep if moves_every_row else 1)
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
@@ -486,7 +486,7 @@ class WorkRecorder(Placements):
     def _lower_attention(self, step: Step) -> None:
         op, ranks, run_config = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        keys = run_config.available_rows(op.rows if op.keys is None else op.keys)
+        key_count = run_config.available_rows(op.rows if op.keys is None else op.keys)
         key_limits = [
             limit for limit in (op.window if op.window is not None else op.chunk, op.selected) if limit is not None
         ]
@@ -495,7 +495,7 @@ class WorkRecorder(Placements):
         cache_elements = self.cache_reads.get(f"{module_path}.{cache_name}", self.cache_reads.get(cache_name, 0))
         if run_config.phase == "decode" and op.selects_keys:  # of the whole cache, the selected keys
             cache_elements = (
-                run_config.batch * exact_div(cache_elements, run_config.batch * keys) * op.pairs(run_config)
+                run_config.batch * exact_div(cache_elements, run_config.batch * key_count) * op.pairs(run_config)
             )
         for verb, option in (("softcap", "cap"), ("head_copies", "copies_heads")):
             if step.options.get(option):
@@ -506,12 +506,12 @@ class WorkRecorder(Placements):
             flops=(rank_share(op.forward_flops(run_config), ranks), rank_share(op.backward_flops(run_config), ranks)),
             cache_elements=cache_elements if self._reads_cache else 0,
             m=rank_share(run_config.rows(op.rows), ranks),
-            n=keys,
+            n=key_count,
             k=op.v_dim,
             heads=op.heads,
             kv_heads=getattr(step.options.get("kv_heads"), "size", 1),
             dim=op.qk_dim,
-            keys=minimum(keys, key_limits[0]) if key_limits else keys,
+            keys=minimum(key_count, key_limits[0]) if key_limits else key_count,
             padding=maximum(1, self.rank_pass.sparse_heads / op.heads) if op.selected is not None else 1,
         )
 
@@ -530,7 +530,7 @@ class WorkRecorder(Placements):
         is_fused_attention = self.rank_pass.fused and op.v_dim == op.qk_dim
         moved_elements = sum(self._elements(flow_value) for flow_value in step.ins if flow_value.rows is op.rows)
         moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
-        keys = (
+        key_count = (
             exact_div(pairs, run_config.batch) if run_config.phase == "decode" else run_config.available_rows(op.rows)
         )
         self._add_kernel(
@@ -540,11 +540,11 @@ class WorkRecorder(Placements):
             moved_elements=(0, 0) if is_fused_attention else (moved_elements, 2 * moved_elements),
             cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
             m=rank_share(run_config.rows(op.rows), ranks),
-            n=keys,
+            n=key_count,
             k=op.qk_dim,
             heads=op.heads,
             dim=op.qk_dim,
-            keys=keys if op.window is None else minimum(keys, op.window),
+            keys=key_count if op.window is None else minimum(key_count, op.window),
         )
 
     def _lower_table(self, step: Step) -> None:

@@ -47,13 +47,13 @@ def compressed_tensors(config: Fields) -> Scheme:
     groups_by_rank: dict[int, list[Group]] = {rank: [] for rank in range(len(TARGETS))}
     format_labels = []
     for _, group_table in groups_table.get_tables("how a group of modules is quantised"):
-        target_names, storage_format, label = _read_group(group_table, model_format)
+        target_names, storage_format, scheme_label = _read_group(group_table, model_format)
         for rank, is_target in enumerate(TARGETS):
             names = [name for name in target_names if is_target(name)]
             if names:
                 modules = None if "Linear" in names else ModuleList(names, "compressed-tensors", "targets")
                 groups_by_rank[rank].append(Group(storage_format, modules))
-        format_labels.append(label)
+        format_labels.append(scheme_label)
     module_groups = [module_group for rank_groups in groups_by_rank.values() for module_group in rank_groups]
     excluded_modules = ModuleList(
         config.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
@@ -194,10 +194,10 @@ def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
     weight_fields, bits, strategy = weights.fields, weights.bits, weights.strategy
     weight_fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
     weight_fields.check_choice("strategy", strategy, "tensor", "channel", "group")
-    group = weights.group if strategy == "group" else None
+    group_size = weights.group if strategy == "group" else None
     has_indices = weight_fields.get("actorder") in ("group", True)
-    packed_format = PackedInt(bits, group, weights.symmetric, has_indices, whole=strategy == "tensor")
-    return packed_format, f"w{bits}a16" + ("" if group is None else f"-g{group}")
+    packed_format = PackedInt(bits, group_size, weights.symmetric, has_indices, whole=strategy == "tensor")
+    return packed_format, f"w{bits}a16" + ("" if group_size is None else f"-g{group_size}")
 
 
 def _whole_int(weights: _Weights, static_scales: Static) -> tuple[LinearFormat, str]:

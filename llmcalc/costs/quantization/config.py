@@ -113,11 +113,13 @@ def _read_fp8(config: Fields) -> Scheme:
         if scale_format == "ue8m0" and block and not has_byte_scales
         else ()
     )
-    label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
+    scheme_label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
     format_source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
     linear_scheme = every_linear(
         config,
-        LinearScheme(label, format_source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
+        LinearScheme(
+            scheme_label, format_source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))
+        ),
         "modules_to_not_convert",
         "ignored_layers",
     )

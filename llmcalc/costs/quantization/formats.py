@@ -317,11 +317,13 @@ class PackedInt(LinearFormat):
     whole: bool = False
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        groups = 1 if self.group is None else ceil_div(n_in, self.group)
+        group_count = 1 if self.group is None else ceil_div(n_in, self.group)
         scaled_rows: Number = 1 if self.whole else n_out
         weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
-        zeros = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * groups
-        return Parts(weights, scaled_rows * groups * plain_bytes, zeros, 2 * 8 + (n_in * INT32 if self.indexed else 0))
+        zeros = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
+        return Parts(
+            weights, scaled_rows * group_count * plain_bytes, zeros, 2 * 8 + (n_in * INT32 if self.indexed else 0)
+        )
 
     @property
     def kernels(self) -> str:
@@ -377,9 +379,11 @@ class HQQ(LinearFormat):
     group: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        groups = floor_div(n_out * n_in, self.group)
-        codes = ceil_div(groups, 10) * self.group * INT32 if self.bits == 3 else floor_div(n_out * n_in * self.bits, 8)
-        return Parts(codes, groups * plain_bytes, groups * plain_bytes)
+        group_count = floor_div(n_out * n_in, self.group)
+        codes = (
+            ceil_div(group_count, 10) * self.group * INT32 if self.bits == 3 else floor_div(n_out * n_in * self.bits, 8)
+        )
+        return Parts(codes, group_count * plain_bytes, group_count * plain_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("weights", n_out * n_in, self.group, "group_size")

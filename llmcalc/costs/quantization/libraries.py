@@ -105,9 +105,9 @@ def auto_round(scheme_fields: Fields) -> Scheme:
         module_groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
     default_format = storage_format_of(scheme_fields, "bits", bits, group_size)
     number_kind = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
-    label = f"auto-round-{number_kind}{bits}" + ("" if group_size is None else f"-g{group_size}")
+    scheme_label = f"auto-round-{number_kind}{bits}" + ("" if group_size is None else f"-g{group_size}")
     return LinearScheme(
-        label,
+        scheme_label,
         "auto-round",
         (),
         (*module_groups, Group(default_format)),
@@ -124,16 +124,16 @@ def hqq(config: Fields) -> Scheme:
         quant_table.check_field("zero_quant_params", None)
         quant_table.ignore("offload_meta", "weight_quant_params")
     weights.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
-    bits, group = weights.get("nbits", weights.get("bits", 4)), weights.get_group_size("group_size", 64)
+    bits, group_size = weights.get("nbits", weights.get("bits", 4)), weights.get_group_size("group_size", 64)
     weights.check_choice("nbits", bits, 1, 2, 3, 4, 8)
-    if group is None:
-        raise weights.value_error("group_size", group, "a positive whole number")
+    if group_size is None:
+        raise weights.value_error("group_size", group_size, "a positive whole number")
     if weights is not config:
         weights.check_all_read()
     skipped_modules = ModuleList(config.get_strings("skip_modules") or ["lm_head"], config_field="skip_modules")
     return LinearScheme(
-        f"hqq-int{bits}-g{group}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group)),), head=True, everywhere=True,
-        excluded=skipped_modules,
+        f"hqq-int{bits}-g{group_size}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group_size)),), head=True,
+        everywhere=True, excluded=skipped_modules,
     )  # fmt: skip
 
 
@@ -155,21 +155,21 @@ def quark(scheme_fields: Fields) -> Scheme:
     model_format = scheme_fields.get_table("global_quant_config")
     layers = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
     remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
-    groups: list[Group] = []
+    layer_groups: list[Group] = []
     format_labels: list[str] = []
     for module_name, fields in layers.get_tables("how a group of modules is quantised"):
-        storage_format, label = _quark_format(fields)
-        groups.append(Group(storage_format, ModuleList([module_name], "modelopt", "layer_quant_config")))
-        format_labels.append(label)
+        storage_format, scheme_label = _quark_format(fields)
+        layer_groups.append(Group(storage_format, ModuleList([module_name], "modelopt", "layer_quant_config")))
+        format_labels.append(scheme_label)
     if model_format is not None and model_format.data:
-        storage_format, label = _quark_format(model_format)
-        groups.append(Group(storage_format))
-        format_labels.append(label)
-    if not groups:
+        storage_format, scheme_label = _quark_format(model_format)
+        layer_groups.append(Group(storage_format))
+        format_labels.append(scheme_label)
+    if not layer_groups:
         raise scheme_fields.value_error("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
-        "+".join(dict.fromkeys(label for label in format_labels if label)), "Quark", remarks, tuple(groups), head=True,
-        everywhere=True, excluded=ModuleList(scheme_fields.get_strings("exclude"), "modelopt", "exclude"),
+        "+".join(dict.fromkeys(filter(None, format_labels))), "Quark", remarks, tuple(layer_groups), head=True, everywhere=True,
+        excluded=ModuleList(scheme_fields.get_strings("exclude"), "modelopt", "exclude"),
     )  # fmt: skip
 
 
@@ -202,19 +202,21 @@ def torchao(config: Fields) -> Scheme:
     """Reads a torchao config: weights in int4, int8 or FP8."""
     format_name, arguments = config.get("quant_type"), config.get_table("quant_type_kwargs")
     config.ignore("include_input_output_embeddings", "untie_embedding_weights")
-    group = None if arguments is None else arguments.get_group_size("group_size")
+    group_size = None if arguments is None else arguments.get_group_size("group_size")
     if isinstance(format_name, dict):
         default_type = format_name.get("default")
         format_name = default_type.get("_type") if isinstance(default_type, dict) else None
         type_fields = default_type.get("_data") if isinstance(default_type, dict) else None
-        group = (
-            Fields(type_fields, config.where).get_group_size("group_size") if isinstance(type_fields, dict) else group
+        group_size = (
+            Fields(type_fields, config.where).get_group_size("group_size")
+            if isinstance(type_fields, dict)
+            else group_size
         )
     format_word = str(format_name).lower().replace("_", "").removesuffix("config")
     int8_format = WholeInt(symmetric=False, scale_bytes=4)
     labelled_formats: dict[str, tuple[str, LinearFormat]] = {
-        "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),
-        "int8weightonly": ("int8", int8_format if group is None else replace(int8_format, over=group)),
+        "int4weightonly": (f"int4-g{group_size or 128}", Grouped(4, group_size or 128)),
+        "int8weightonly": ("int8", int8_format if group_size is None else replace(int8_format, over=group_size)),
         "int8dynamicactivationint8weight": ("w8a8", int8_format),
         "float8weightonly": ("fp8-channel", FP8("row")),
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
@@ -224,8 +226,8 @@ def torchao(config: Fields) -> Scheme:
         raise config.value_error(
             "quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig"
         )
-    label, storage_format = labelled_formats[format_word]
-    scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(storage_format),), everywhere=True)
+    scheme_label, storage_format = labelled_formats[format_word]
+    scheme = LinearScheme(f"torchao-{scheme_label}", "torchao", (TORCHAO,), (Group(storage_format),), everywhere=True)
     return replace(scheme, excluded=listed_modules(config))
 
 
@@ -322,8 +324,10 @@ def exllama(library_name: Literal["exl2", "exl3"], config: Fields) -> Scheme:
     head_group = Group(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"
     remarks = () if is_uniform else (AVERAGE,)
-    groups = (head_group, Group(stored(bits)))
-    return LinearScheme(f"{library_name}-{float(bits):g}", f"exllama{library_name[-2:]}", remarks, groups, head=True)
+    layer_groups = (head_group, Group(stored(bits)))
+    return LinearScheme(
+        f"{library_name}-{float(bits):g}", f"exllama{library_name[-2:]}", remarks, layer_groups, head=True
+    )
 
 
 def _average_bits(config: Fields, field_name: str, default_bits: float | None) -> Fraction:

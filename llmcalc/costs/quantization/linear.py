@@ -117,12 +117,16 @@ class LinearScheme(Scheme):
 
     @property
     def kernels(self) -> frozenset[str]:
-        formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
+        formats = (
+            linear_format for layer_group in self.groups for linear_format in (layer_group.format, layer_group.experts)
+        )
         return frozenset(linear_format.kernels for linear_format in formats if linear_format is not None) - {""}
 
     @property
     def has_square_blocks(self) -> bool:
-        formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
+        formats = (
+            linear_format for layer_group in self.groups for linear_format in (layer_group.format, layer_group.experts)
+        )
         return any(linear_format is not None and linear_format.has_square_blocks for linear_format in formats)
 
     def refuses_shard(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
@@ -180,7 +184,10 @@ class LinearScheme(Scheme):
                 f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
         unused_entries = [
-            list_entry for group in self.groups if group.modules is not None for list_entry in group.modules.unused
+            list_entry
+            for layer_group in self.groups
+            if layer_group.modules is not None
+            for list_entry in layer_group.modules.unused
         ]
         if unused_entries:
             ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""

@@ -148,7 +148,7 @@ class MLXScheme(Scheme):
 def mlx(config: Fields) -> Scheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
     module_names = [name for name in config.data if name not in ("group_size", "bits", "mode", "quant_method")]
-    default_format, label = _module_format(config)
+    default_format, scheme_label = _module_format(config)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
     for name in module_names:
         module_value: Any = config.get(name)
@@ -169,18 +169,20 @@ def mlx(config: Fields) -> Scheme:
         (ModuleList(entries, "compressed-tensors", "quantization"), storage_format)
         for storage_format, entries in modules_by_format.items()
     )
-    return MLXScheme(label, "mlx-lm", (), default_format, listed_modules)
+    return MLXScheme(scheme_label, "mlx-lm", (), default_format, listed_modules)
 
 
 def _module_format(config: Fields) -> tuple[ModuleFormat, str]:
     quant_mode = config.get("mode", "affine")
     config.check_choice("mode", quant_mode, "affine", "mxfp4", "mxfp8", "nvfp4")
     if quant_mode == "affine":
-        bits, group = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
+        bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
         config.check_choice("bits", bits, 2, 3, 4, 5, 6, 8)
-        config.check_choice("group_size", group, 32, 64, 128)
-        return ModuleFormat(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
-    group = 16 if quant_mode == "nvfp4" else 32
-    config.check_field("group_size", group, default_value=group)
+        config.check_choice("group_size", group_size, 32, 64, 128)
+        return ModuleFormat(MLXAffine(bits, group_size), group_size), f"mlx-int{bits}-g{group_size}"
+    group_size = 16 if quant_mode == "nvfp4" else 32
+    config.check_field("group_size", group_size, default_value=group_size)
     config.check_field("bits", 8 if quant_mode == "mxfp8" else 4, default_value=8 if quant_mode == "mxfp8" else 4)
-    return ModuleFormat(FP8((1, group), 1) if quant_mode == "mxfp8" else FP4(group), group), f"mlx-{quant_mode}"
+    return ModuleFormat(
+        FP8((1, group_size), 1) if quant_mode == "mxfp8" else FP4(group_size), group_size
+    ), f"mlx-{quant_mode}"

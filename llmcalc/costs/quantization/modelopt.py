@@ -75,15 +75,15 @@ def modelopt(config: Fields) -> Scheme:
                 f"quantization_config: quant_algo: {shown(algorithm)}; expected MIXED_PRECISION or one of "
                 f"{', '.join(ALGORITHMS)}"
             )
-        label, make_format = ALGORITHMS[algorithm]
+        scheme_label, make_format = ALGORITHMS[algorithm]
         module_groups, format_labels = (Group(make_format(group_size)),), (algorithm,)
         if layers_table is not None:
             layers_table.ignore(*layers_table.data)
     if any(format_label in WITH_INPUT_SCALES for format_label in format_labels):
         remarks.append(SMOOTHED)
-    label = "+".join(dict.fromkeys(ALGORITHMS[format_label][0] for format_label in format_labels))
+    scheme_label = "+".join(dict.fromkeys(ALGORITHMS[format_label][0] for format_label in format_labels))
     return LinearScheme(
-        label, "ModelOpt", tuple(remarks), module_groups, head=True, everywhere=True, excluded=excluded_modules
+        scheme_label, "ModelOpt", tuple(remarks), module_groups, head=True, everywhere=True, excluded=excluded_modules
     )
 
 
@@ -105,11 +105,11 @@ def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, .
             continue
         format_by_module[module] = storage_format
         modules_by_format.setdefault(storage_format, []).append(module)
-    groups = (
+    layer_groups = (
         Group(storage_format, ModuleList(module_names, "modelopt", "quantized_layers"))
         for storage_format, module_names in modules_by_format.items()
     )
-    return tuple(groups), tuple(algorithms)
+    return tuple(layer_groups), tuple(algorithms)
 
 
 def _formats_by_module(layers_table: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:

@@ -243,15 +243,15 @@ class AttentionKernels(Lowering):
         expanded_sinks = aten.unsqueeze(aten.unsqueeze(aten.unsqueeze(sinks, 0), 2), 3)
         return aten.to(aten.expand(expanded_sinks, (*scores.shape[:-1], 1)), scores.dtype)
 
-    def mask(self, operation: Step, queries: Any, keys: Any) -> Tensor:
+    def mask(self, operation: Step, query_count: Any, key_count: Any) -> Tensor:
         """Returns the mask [queries, keys] of visible keys, computed by the first layer."""
         window = operation.options.get("window")
         chunk = operation.options.get("chunk")
         causal = operation.options["causal"]
-        mask_key = ("mask", queries, keys, causal, window, chunk)
-        return self.computed_once(mask_key, lambda: self._visible_keys(queries, keys, causal, window, chunk))
+        mask_key = ("mask", query_count, key_count, causal, window, chunk)
+        return self.computed_once(mask_key, lambda: self._visible_keys(query_count, key_count, causal, window, chunk))
 
-    def mask_of_scores(self, operation: Step, queries: Any, keys: Any) -> Tensor:
+    def mask_of_scores(self, operation: Step, query_count: Any, key_count: Any) -> Tensor:
         """Returns the mask for unfused attention scores, computed by the first layer.
 
         The classes of transformers add a mask [batch, 1, queries, keys] to the scores of eager attention, which they
@@ -259,19 +259,19 @@ class AttentionKernels(Lowering):
         """
         causal = operation.options["causal"]
         if not (causal and self.choices.like_classes and self.choices.attention == "eager"):
-            return self.mask(operation, queries, keys)
+            return self.mask(operation, query_count, key_count)
         window, chunk = operation.options.get("window"), operation.options.get("chunk")
-        mask_key = ("added mask", queries, keys, window, chunk)
+        mask_key = ("added mask", query_count, key_count, window, chunk)
         if mask_key not in self.memo:
-            visible_keys = self._visible_keys(queries, keys, causal, window, chunk)
-            self.memo[mask_key] = self.t.new_tensor((self.run_config.batch, 1, queries, keys), self.dtype)
+            visible_keys = self._visible_keys(query_count, key_count, causal, window, chunk)
+            self.memo[mask_key] = self.t.new_tensor((self.run_config.batch, 1, query_count, key_count), self.dtype)
             del visible_keys
         mask: Tensor = self.memo[mask_key]
         return mask
 
-    def _visible_keys(self, queries: Any, keys: Any, causal: bool, window: Any, chunk: Any) -> Tensor:
+    def _visible_keys(self, query_count: Any, key_count: Any, causal: bool, window: Any, chunk: Any) -> Tensor:
         aten = self.t
-        q, k = aten.unsqueeze(self.token_positions(queries), 1), aten.unsqueeze(self.token_positions(keys), 0)
+        q, k = aten.unsqueeze(self.token_positions(query_count), 1), aten.unsqueeze(self.token_positions(key_count), 0)
         if not causal:
             return aten.compare(aten.compare(aten.like(q, k)), aten.compare(aten.like(k, q)))
         is_visible = aten.compare(k, q)
@@ -325,8 +325,10 @@ class AttentionKernels(Lowering):
         number_format = FLOAT32 if uses_float32 else scores.dtype
         if sinks is not None:
             sink = self.sink(sinks, scores)
-            keys = scores.shape[-1]
-            probs = aten.to(aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), keys), v.dtype)
+            key_count = scores.shape[-1]
+            probs = aten.to(
+                aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), key_count), v.dtype
+            )
             return aten.matmul(self.apply_dropout(probs, dropout), v)
         output = aten.matmul(
             self.apply_dropout(aten.to(aten.softmax(aten.to(scores, number_format)), v.dtype), dropout), v

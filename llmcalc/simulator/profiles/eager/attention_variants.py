@@ -111,9 +111,9 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(operation.outs[0], aten.unsqueeze(aten.like(mask, selected_mask), 1))
         self._store_selected_keys(operation, keys)
 
-    def reads_selected(self, queries: Any) -> bool:
+    def reads_selected(self, query_count: Any) -> bool:
         """Whether the reference reads only selected keys, as when decoding one token."""
-        return self.has_earlier_tokens and is_size_one(queries)
+        return self.has_earlier_tokens and is_size_one(query_count)
 
     def _store_selected_keys(self, operation: Step, keys: Sequence[Tensor]) -> None:
         """Stores the selected keys and values, and frees all keys and values."""

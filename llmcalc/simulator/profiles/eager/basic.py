@@ -146,12 +146,12 @@ class BasicKernels(Lowering):
         elif len(normed_shape) > 1:
             x = self.flat_tensor(flow_value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
-        groups, shape_source = operation.options.get("groups"), operation.options.get("like")
+        group_count, shape_source = operation.options.get("groups"), operation.options.get("like")
         module_path, norm_name = (
             (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
         )
         self.modules[id(operation.outs[0])] = module_path, norm_name
-        y = self.norm(x, spec, norm_name, shape, 1 if groups is None else groups.size, module_path)
+        y = self.norm(x, spec, norm_name, shape, 1 if group_count is None else group_count.size, module_path)
         self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
     def norms_heads_first(self, flow_value: Value, normed_shape: Shape) -> bool:

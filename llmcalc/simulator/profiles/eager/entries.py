@@ -162,10 +162,13 @@ class EntryKernels(AttentionVariantKernels):
     def do_per_group(self, operation: Step) -> None:
         """Applies one linear layer per group, as GroupMap.forward does."""
         aten, output = self.t, operation.outs[0]
-        x, (groups, rank_per_group) = self.flat_tensor(operation.ins[0], operation), (axis.size for axis in output.axes)
+        x, (group_count, rank_per_group) = (
+            self.flat_tensor(operation.ins[0], operation),
+            (axis.size for axis in output.axes),
+        )
         self.frames[-1].local_tensors["out"] = x
-        group_width = exact_div(x.shape[-1], groups)
-        rows = aten.transpose(aten.flatten(aten.unflatten(x, -1, (groups, group_width)), 0, 1), 0, 1)
-        weight = self.weight(f"{operation.name}.weight", (groups, rank_per_group, group_width))
+        group_width = exact_div(x.shape[-1], group_count)
+        rows = aten.transpose(aten.flatten(aten.unflatten(x, -1, (group_count, group_width)), 0, 1), 0, 1)
+        weight = self.weight(f"{operation.name}.weight", (group_count, rank_per_group, group_width))
         products = aten.transpose(aten.matmul(rows, aten.transpose(weight, 1, 2)), 0, 1)
         self.store_tensor(output, aten.unflatten(products, 0, x.shape[:2]))

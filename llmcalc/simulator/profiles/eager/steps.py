@@ -119,14 +119,14 @@ class StepKernels(ScanKernels):
         aten, op, activation_name = self.t, operations.op("scan", ChunkedScan), operations.acts[0]
         inner_width = op.heads * op.head_dim
         group_width = exact_div(operations["conv1d"].outs[0].width - inner_width, 2)
-        groups = exact_div(group_width, op.state)
+        group_count = exact_div(group_width, op.state)
         gate, conv_input, time_step = aten.split(
             self.project(operations["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )
         conv_input = self.conv_with_state(operations["conv1d"], aten.transpose(conv_input, 1, 2), "conv_state")
         conv_input = aten.transpose(self.apply_activation(conv_input, activation_name), 1, 2)
         x, b, c = aten.split(conv_input, [inner_width, group_width, group_width])
-        b, c = (aten.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, groups), 2) for y in (b, c))
+        b, c = (aten.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, group_count), 2) for y in (b, c))
         _cached_state = self.cached("ssm_state")
         y, last_state = self._decode_chunked_scan(self.by_head(x, op.head_dim), time_step, b, c)
         self.keep("ssm_state", last_state)

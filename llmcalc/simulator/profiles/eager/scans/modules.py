@@ -142,18 +142,18 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             super().do_conv(operation)
             return
         self._check_number_formats()
-        x, state = self.channels(operation), operation.options["state"]
+        x, state_name = self.channels(operation), operation.options["state"]
         uses_fused_kernel = 2 <= operation.options["kernel"] <= 4 and not self.decodes_one_token
         if self.store is None or not uses_fused_kernel:
-            y = self.causal_conv(operation, x) if self.store is None else self.conv_with_state(operation, x, state)
+            y = self.causal_conv(operation, x) if self.store is None else self.conv_with_state(operation, x, state_name)
         else:
-            self.keep_inputs(self.find_step(state), x)
+            self.keep_inputs(self.find_step(state_name), x)
             y = self.causal_conv(operation, x)
         self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2))
 
-    def conv_with_state(self, operation: Step, x: Tensor, state: str, cached_inputs: Any = None) -> Tensor:
+    def conv_with_state(self, operation: Step, x: Tensor, state_name: str, cached_inputs: Any = None) -> Tensor:
         """Runs CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
-        aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached(state)
+        aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached(state_name)
         cached_inputs = kernel if cached_inputs is None else cached_inputs
         channel_count, tokens = operation.outs[0].width, x.shape[2]
         weight = self.conv_weight(operation, (channel_count, 1, kernel))
@@ -165,7 +165,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             output = aten.convolution(
                 aten.slice(padded_input, tokens + kernel - 1), weight, self.bias(operation), tokens
             )
-        self.keep(state, aten.slice(padded_input, cached_inputs))
+        self.keep(state_name, aten.slice(padded_input, cached_inputs))
         return output
 
     def conv_weight(self, operation: Step, shape: Any) -> Tensor:
@@ -212,10 +212,10 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == step_name)
 
     def do_shift(self, operation: Step) -> None:
-        aten, x, state = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
-        cached_row = self.cached(state)
+        aten, x, state_name = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
+        cached_row = self.cached(state_name)
         previous_row = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached_row is None else cached_row[0]
-        self.keep(state, aten.slice(x, 1, 1))
+        self.keep(state_name, aten.slice(x, 1, 1))
         self.store_tensor(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
 
     def do_complement(self, operation: Step) -> None:
