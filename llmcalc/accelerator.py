@@ -64,7 +64,7 @@ class ComputeUnits(Record):
     count: Amount
 
 
-class Configuration(Record):
+class MemoryConfiguration(Record):
     """A memory size of an accelerator, with the figures of `Hardware` that depend on the size.
 
     None of these is inherited from the accelerator: a figure that is absent here is not known for this size. The peaks
@@ -134,7 +134,7 @@ class Hardware(Record):
     peak_flops: dict[str, Amount] = {}
     float16_accumulation_flops: dict[str, Amount] = {}
     tdp_watts: Amount | None = None
-    configurations: tuple[Configuration, ...] = ()
+    configurations: tuple[MemoryConfiguration, ...] = ()
     sources: tuple[FigureSource, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -147,7 +147,7 @@ class Hardware(Record):
     def _check_fields(self) -> Self:
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
-        sized_entries: tuple[Hardware | Configuration, ...] = (self, *self.configurations)
+        sized_entries: tuple[Hardware | MemoryConfiguration, ...] = (self, *self.configurations)
         for configuration in sized_entries:
             if (
                 configuration.usable_memory_bytes is not None

@@ -112,7 +112,7 @@ def amount(value: float, unit: str) -> str:
     return f"{digits} {prefix}{unit}"
 
 
-class Scale(NamedTuple):
+class UnitScale(NamedTuple):
     """The unit of a table's column: `name` is for the heading, `write` prints the cells.
 
     write_small: writes a value that would be 0.00 in this unit, in a smaller unit with its name.
@@ -129,11 +129,11 @@ class Scale(NamedTuple):
         return (self.write_small(value) if is_small else f"{scaled_value:,.2f}").replace("-", "−")
 
 
-GIB = Scale(1024**3, "GiB", memory)
+GIB = UnitScale(1024**3, "GiB", memory)
 """The unit of accelerator memory. Tables that are compared with it use GiB for every value."""
 
 
-def decimal_scale(value: float, unit: str) -> Scale:
+def decimal_scale(value: float, unit: str) -> UnitScale:
     """Returns the largest decimal unit in which the value is at least 1: `TFLOPs`.
 
     For a column, pass its total or its smallest value.
@@ -141,21 +141,21 @@ def decimal_scale(value: float, unit: str) -> Scale:
     return _largest_scale(value, 1000, SI_PREFIXES, unit, lambda small_value: amount(small_value, unit))
 
 
-def memory_scale(value: float) -> Scale:
+def memory_scale(value: float) -> UnitScale:
     """Returns the largest binary unit in which the value is at least 1: `GiB`."""
     return _largest_scale(value, 1024, BINARY_PREFIXES, "B", memory)
 
 
-def count_scale(value: float) -> Scale:
+def count_scale(value: float) -> UnitScale:
     """Returns the largest unit of counts in which the value is at least 1: `B`."""
     return _largest_scale(value, 1000, COUNT_SUFFIXES, "", count)
 
 
 def _largest_scale(
     value: float, unit_base: int, prefixes: tuple[str, ...], unit: str, write_small: Callable[[Any], str]
-) -> Scale:
+) -> UnitScale:
     _, prefix = _in_largest_unit(value, unit_base, prefixes)
-    return Scale(unit_base ** prefixes.index(prefix), prefix + unit, write_small)
+    return UnitScale(unit_base ** prefixes.index(prefix), prefix + unit, write_small)
 
 
 def flops(value: float) -> str:

@@ -19,7 +19,7 @@ STATE_BITS = 16
 
 
 @frozen(slots=True)
-class Vector:
+class VectorFormat:
     """The storage format of the key or value vector of one head.
 
     bits: bits per element.
@@ -57,8 +57,8 @@ class CacheFormat:
     """
 
     name: str
-    keys: Vector
-    values: Vector
+    keys: VectorFormat
+    values: VectorFormat
     what: str
     even: bool = False
     latent: bool = False
@@ -88,14 +88,14 @@ PLAIN = "a scale per tensor or none, which is not counted"
 
 def _block_format(format_name: str, scheme: str) -> CacheFormat:
     block_elements, codes, scales, minima = BLOCKS[scheme]
-    vector = Vector(8 * codes // block_elements, block_elements, scales + minima)
+    vector = VectorFormat(8 * codes // block_elements, block_elements, scales + minima)
     return CacheFormat(
         format_name, vector, vector, f"blocks of {block_elements} elements with {scales + minima} bytes of scales each"
     )
 
 
 def _per_token_head(format_name: str, bits_per_element: int) -> CacheFormat:
-    vector = Vector(bits_per_element, vector_bytes=4)
+    vector = VectorFormat(bits_per_element, vector_bytes=4)
     return CacheFormat(format_name, vector, vector, "a fp32 scale for each token and head, for keys and for values")
 
 
@@ -105,12 +105,12 @@ def _turbo_format(format_name: str, key_bits: int, value_bits: int) -> CacheForm
     Keys have Hadamard rotation, Lloyd-Max codes and a fp16 norm; values have uniform codes with a fp16 scale and zero
     point.
     """
-    key_vector = Vector(8) if key_bits == 8 else Vector(key_bits, vector_bytes=2)
+    key_vector = VectorFormat(8) if key_bits == 8 else VectorFormat(key_bits, vector_bytes=2)
     description = "fp8 keys" if key_bits == 8 else f"{key_bits}-bit keys with a fp16 norm for each token and head"
     return CacheFormat(
         format_name,
         key_vector,
-        Vector(value_bits, vector_bytes=4),
+        VectorFormat(value_bits, vector_bytes=4),
         f"{description}; {value_bits}-bit values with a fp16 scale and zero for each token and head",
         even=True,
     )
@@ -120,7 +120,9 @@ FORMATS = {
     cache_format.name: cache_format
     for cache_format in (
         *(_block_format(name.lower(), name) for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")),
-        CacheFormat("nvfp4", Vector(4, 16, 1), Vector(4, 16, 1), "blocks of 16 elements with a fp8 scale each"),
+        CacheFormat(
+            "nvfp4", VectorFormat(4, 16, 1), VectorFormat(4, 16, 1), "blocks of 16 elements with a fp8 scale each"
+        ),
         _block_format("mxfp4", "MXFP4"),
         _per_token_head("fp8_per_token_head", 8),
         _per_token_head("int8_per_token_head", 8),
@@ -131,8 +133,8 @@ FORMATS = {
         _turbo_format("turboquant_3bit_nc", 3, 3),
         CacheFormat(
             "fp8_ds_mla",
-            Vector(8, 128, 4),
-            Vector(16),
+            VectorFormat(8, 128, 4),
+            VectorFormat(16),
             "fp8 latents and indexer keys with a fp32 scale for each 128 elements; rotary keys in bf16",
             latent=True,
         ),
@@ -168,7 +170,7 @@ def cache_format(format_name: str) -> CacheFormat:
             "with scales "
             f"({', '.join(FORMATS)}).{suggestion}"
         ) from None
-    vector = Vector(DTYPE_BITS[number_format_name])
+    vector = VectorFormat(DTYPE_BITS[number_format_name])
     return CacheFormat(number_format_name, vector, vector, PLAIN)
 
 

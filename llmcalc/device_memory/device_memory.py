@@ -18,10 +18,10 @@ from ..simulator.caching_allocator import CachingAllocator
 from ..simulator.event_log import RecordedEvents
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack, layer_stacks
 from ..simulator.layer_pattern import RECORDED_REPEATS
-from ..simulator.meter import Peak, Place
+from ..simulator.meter import AllocationPlace, Peak
 from ..simulator.repeat_layers import AllocatorOverhead, NotRepeating, RepeatAnalysis
 from ..simulator.replay_result import ReplayResult
-from .cuda_runtime import CONTEXT_SOURCE, Runtime
+from .cuda_runtime import CONTEXT_SOURCE, CudaRuntime
 from .linear_in_layers import extrapolate_layers, highest_pass, list_places, node_path
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ MOMENTS = ("prefill", "decode", "forward", "backward", "step")
 TORCH = "torch 2.13"
 
 
-class Point(NamedTuple):
+class ModulePeak(NamedTuple):
     """The peak of the device's memory during one module.
 
     phase: part of the step.
@@ -62,7 +62,7 @@ class Point(NamedTuple):
 
 
 @frozen
-class Term:
+class MemoryTerm:
     """One term of the device's memory in bytes, with evidence.
 
     name: name in the report.
@@ -105,12 +105,12 @@ class DeviceMemory:
     after_step_bytes: int
     reserved_bytes: int
     device_bytes: int
-    peak_at: Point
+    peak_at: ModulePeak
     by_kind: Mapping[str, int]
-    timeline: tuple[Point, ...]
+    timeline: tuple[ModulePeak, ...]
     moments: Mapping[str, Mapping[str, int]]
-    terms: tuple[Term, ...]
-    host: tuple[Term, ...] = ()
+    terms: tuple[MemoryTerm, ...]
+    host: tuple[MemoryTerm, ...] = ()
     paged_bytes: int = 0
 
     @property
@@ -129,7 +129,7 @@ class DeviceMemory:
         return Fit(hardware, self.device_bytes - moved_bytes, self.fragmentation)
 
 
-TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
+TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)
 """The tensors of a run whose parts are all compared with torch."""
 
 
@@ -160,7 +160,7 @@ class UnreplayedBytes:
     stays_after_run: bool = True
 
 
-def with_evidence(memory_term: Term, evidence: Sequence[Evidence]) -> Term:
+def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> MemoryTerm:
     """Returns the term, with the weakest verification status of the run's evidence."""
     weakest_status = weakest([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
     if memory_term.of_runtime or weakest_status == memory_term.status:
@@ -185,9 +185,9 @@ def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> 
 def device_memory(
     spec: ModelSpec,
     record_replay: RecordReplay,
-    cuda_runtime: Runtime,
+    cuda_runtime: CudaRuntime,
     unreplayed_bytes: Sequence[UnreplayedBytes],
-    tensors: Term,
+    tensors: MemoryTerm,
     recompute_period: int = 1,
     encoder_peaks: Sequence[EncoderPeak] = (),
 ) -> DeviceMemory:
@@ -203,7 +203,11 @@ def device_memory(
 
 
 def summarize(
-    replay_result: ReplayResult, context_bytes: int, stacks: list[LayerStack], tensors: Term, is_complete: bool = True
+    replay_result: ReplayResult,
+    context_bytes: int,
+    stacks: list[LayerStack],
+    tensors: MemoryTerm,
+    is_complete: bool = True,
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 
@@ -224,16 +228,18 @@ def summarize(
         after_step_bytes=replay_result.after + replay_result.slop_after,
         reserved_bytes=reserved_bytes,
         device_bytes=reserved_bytes + context_bytes,
-        peak_at=Point(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
+        peak_at=ModulePeak(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
         by_kind=bytes_by_kind,
         timeline=tuple(timeline(replay_result, stacks)),
         moments=moments(replay_result.peaks),
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
-            Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
-            Term("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
-            Term("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
-            Term("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            MemoryTerm(
+                "cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True
+            ),
+            MemoryTerm("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
+            MemoryTerm("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
+            MemoryTerm("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
@@ -273,9 +279,9 @@ class CountedRun:
 
     @without_garbage_collection()
     def __init__(
-        self, spec: ModelSpec, record_replay: RecordReplay, cuda_runtime: Runtime, recompute_period: int = 1
+        self, spec: ModelSpec, record_replay: RecordReplay, cuda_runtime: CudaRuntime, recompute_period: int = 1
     ) -> None:
-        self.runtime: Runtime = cuda_runtime
+        self.runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
         self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.is_extrapolated]
         self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
@@ -311,7 +317,7 @@ class CountedRun:
         self,
         context_bytes: int,
         unreplayed_bytes: Sequence[UnreplayedBytes],
-        tensors: Term,
+        tensors: MemoryTerm,
         encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
         """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
@@ -426,20 +432,23 @@ def _add_encoders(
             "cache": cache_bytes,
             "temporary": encoder_peak.bytes,
         }
-        replay_result.peaks = {Place("prefill", path=f"towers.{encoder_peak.name}"): peak, **replay_result.peaks}
+        replay_result.peaks = {
+            AllocationPlace("prefill", path=f"towers.{encoder_peak.name}"): peak,
+            **replay_result.peaks,
+        }
         replay_result.reserved = max(replay_result.reserved, peak.bytes + replay_result.slop)
 
 
-def timeline(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
+def timeline(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
-    module_points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
+    module_points: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
     for phase, node, peak_bytes in list_places(replay_result, stacks):
         if peak_bytes:
-            module_points[phase].append(Point(phase, node, peak_bytes))
+            module_points[phase].append(ModulePeak(phase, node, peak_bytes))
     return [module_point for phase_points in module_points.values() for module_point in phase_points]
 
 
-def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
+def moments(peaks: Mapping[AllocationPlace, Peak]) -> dict[str, Mapping[str, int]]:
     """Returns phase name → bytes by kind of tensor at the phase's peak."""
     bytes_by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:

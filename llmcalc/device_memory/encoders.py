@@ -13,9 +13,9 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..model import ModelSpec
-from ..simulator.autograd import Graph
-from ..simulator.choices import Choices
-from ..simulator.meter import Meter, NoMeter, Place
+from ..simulator.autograd import AutogradGraph
+from ..simulator.choices import KernelChoices
+from ..simulator.meter import AllocationPlace, Meter, NoMeter
 from ..simulator.profiles.eager import Eager
 from ..simulator.tensor import DTYPES
 from ..workload.derived_rows import PATCHES, Merged, RowsWithExtra
@@ -33,7 +33,9 @@ class EncoderPeak(NamedTuple):
     bytes: int
 
 
-def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_choices: Choices) -> list[EncoderPeak]:
+def encoder_peaks(
+    spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_choices: KernelChoices
+) -> list[EncoderPeak]:
     """Returns the peak of each encoder that has layers.
 
     dtype: number format of activations. kernel_choices: kernels to run.
@@ -46,7 +48,13 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
                 continue
             memory_meter, program = Meter(), _layer_program(tower)
             lowerings = [
-                Eager(Graph(tower_meter), encoder_run.run_config, DTYPES[dtype], trained=False, choices=kernel_choices)
+                Eager(
+                    AutogradGraph(tower_meter),
+                    encoder_run.run_config,
+                    DTYPES[dtype],
+                    trained=False,
+                    choices=kernel_choices,
+                )
                 for tower_meter in (memory_meter, NoMeter())
             ]
             for lowering in lowerings:
@@ -54,7 +62,7 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
             metered_lowering, unmetered_lowering = lowerings
             unmetered_lowering.prepare(program)
             metered_lowering.weights = unmetered_lowering.weights
-            memory_meter.place = Place("prefill")
+            memory_meter.place = AllocationPlace("prefill")
             metered_lowering.take_frames(program)
             received_input = metered_lowering.enter(program)
             del received_input

@@ -22,20 +22,20 @@ from ..simulator.event_log import RecordedEvents
 from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
 from . import static as resident
-from .cuda_runtime import HOPPER, LARGE_WORKSPACE, Runtime
+from .cuda_runtime import HOPPER, LARGE_WORKSPACE, CudaRuntime
 from .device_memory import (
     TENSORS,
     CountedRun,
     DeviceMemory,
+    MemoryTerm,
     RecordReplay,
-    Term,
     UnreplayedBytes,
     check_layers,
     with_evidence,
 )
 from .evidence import evidence_of_run
 from .host import host_terms, with_paged_states
-from .inference import Inference, record_inference, shortened_rank
+from .inference import InferenceConfig, record_inference, shortened_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
@@ -49,7 +49,7 @@ from .simulated_run import (
     training_run,
 )
 from .static import USUAL, MemoryUse, QuantizedSizes
-from .training import Training, record
+from .training import TrainingConfig, record
 
 if TYPE_CHECKING:
     from .encoders import EncoderPeak
@@ -83,14 +83,14 @@ class Memory:
     states: MemoryUse
     published: str = "bfloat16"
     config: Mapping[str, Any] | Checkpoint | None = None
-    runtime: Runtime = HOPPER
+    runtime: CudaRuntime = HOPPER
     other_models: Sequence[UnreplayedBytes] = ()
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
     _counted_runs: dict[Hashable, CountedRun] = field(default_factory=dict, repr=False, compare=False)
     _quantized_sizes: QuantizedSizes = field(default_factory=dict, repr=False, compare=False)
     _quantized_sizes_of_ranks: dict[Hashable, QuantizedSizes] = field(default_factory=dict, repr=False, compare=False)
-    _counted: dict[Runtime, CountedMemory] = field(default_factory=dict, repr=False, compare=False)
-    _by_runtime: dict[Runtime, DeviceMemory] = field(default_factory=dict, repr=False, compare=False)
+    _counted: dict[CudaRuntime, CountedMemory] = field(default_factory=dict, repr=False, compare=False)
+    _by_runtime: dict[CudaRuntime, DeviceMemory] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def device(self) -> DeviceMemory:
@@ -143,13 +143,13 @@ class Memory:
         """Returns the cache of a rank's quantized weight sizes, which `memory` fills. model: the rank's model."""
         return self._quantized_sizes_of_ranks.setdefault(shortened_rank(model, {}), {})
 
-    def memory_on(self, cuda_runtime: Runtime) -> DeviceMemory:
+    def memory_on(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Returns the device memory on an accelerator with this runtime."""
         if cuda_runtime not in self._by_runtime:
             self._by_runtime[cuda_runtime] = self._replay(cuda_runtime)
         return self._by_runtime[cuda_runtime]
 
-    def _counted_run_on(self, cuda_runtime: Runtime) -> CountedMemory:
+    def _counted_run_on(self, cuda_runtime: CudaRuntime) -> CountedMemory:
         """Returns the run on an accelerator with this CUDA runtime, before the allocator replay."""
         if cuda_runtime not in self._counted:
             phase_default = default_attention(self.settings, self.spec)
@@ -161,7 +161,7 @@ class Memory:
                 self._counted[cuda_runtime] = self._count(cuda_runtime, "eager")
         return self._counted[cuda_runtime]
 
-    def _count(self, cuda_runtime: Runtime, attention: AttentionImplementation) -> CountedMemory:
+    def _count(self, cuda_runtime: CudaRuntime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
             training_run = self._recorded_training(cuda_runtime)
             counted_run = CountedRun(self.spec, training_run, cuda_runtime, self._layer_period)
@@ -169,7 +169,7 @@ class Memory:
             counted_run = self._counted_inference(self._inference_passes(attention, cuda_runtime), cuda_runtime)
         return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
-    def _replay(self, cuda_runtime: Runtime) -> DeviceMemory:
+    def _replay(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
         attention, training_run, encoders = self._counted_run_on(cuda_runtime)
         unreplayed_bytes, tensors = self._unreplayed_bytes(), self.tensors(attention)
@@ -201,7 +201,7 @@ class Memory:
         kernel_options = replace(kernel_choices(self.settings, self.spec, attention), attention=attention)
         return encoder_peaks(self.spec, inputs, activation_format(self.states), kernel_options)
 
-    def training(self, cuda_runtime: Runtime | None = None) -> Training:
+    def training(self, cuda_runtime: CudaRuntime | None = None) -> TrainingConfig:
         """Returns the training configuration of the replay, with an accelerator's kernels.
 
         cuda_runtime: that of the accelerator; None (default) for that of this memory. Raises `InputError` for another
@@ -214,11 +214,11 @@ class Memory:
             training, choices=choices_on(training.choices, self.runtime if cuda_runtime is None else cuda_runtime)
         )
 
-    def _recorded_training(self, cuda_runtime: Runtime) -> RecordReplay:
+    def _recorded_training(self, cuda_runtime: CudaRuntime) -> RecordReplay:
         training_config = replace(self.training(cuda_runtime), pages_states=True)
         return lambda repeats, workspace: [record(self.spec, training_config, repeats, workspace)]
 
-    def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> list[Inference]:
+    def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: CudaRuntime) -> list[InferenceConfig]:
         """Returns the configurations of the inference passes, with an accelerator's kernels.
 
         Only the kernels of sdpa and of gradients depend on the accelerator, so that others are those of an H100.
@@ -229,7 +229,7 @@ class Memory:
         capability = cuda_runtime.capability
         return [replace(inference, choices=replace(inference.choices, capability=capability)) for inference in passes]
 
-    def _counted_inference(self, pass_configs: Sequence[Inference], cuda_runtime: Runtime) -> CountedRun:
+    def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:
         """Returns the run of these passes, which equal ranks and accelerators with equal kernels share."""
 
         def count_passes() -> CountedRun:
@@ -252,7 +252,7 @@ class Memory:
         return self._counted_runs[run_key]
 
     def _recorded_passes(
-        self, inference_config: Inference, repeats: Mapping[int, int], workspace: int
+        self, inference_config: InferenceConfig, repeats: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
         """Returns the recorded passes, which ranks with equal shortened runs share, with workspaces of any size."""
         if not isinstance(self.spec, RankModel):
@@ -310,7 +310,7 @@ class Memory:
             ),
         ]
 
-    def tensors(self, attention: AttentionImplementation) -> Term:
+    def tensors(self, attention: AttentionImplementation) -> MemoryTerm:
         """The term of the run's tensors, with the weakest status of the tensors' evidence."""
         return with_evidence(TENSORS, self.evidence(attention))
 
@@ -398,7 +398,7 @@ def memory(
     published: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
     model_config: Mapping[str, Any] | Checkpoint | None = None,
-    cuda_runtime: Runtime = HOPPER,
+    cuda_runtime: CudaRuntime = HOPPER,
     other_models: Sequence[UnreplayedBytes] = (),
     quantized_sizes: QuantizedSizes | None = None,
 ) -> Memory:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack
-from ..simulator.meter import Peak, Place
+from ..simulator.meter import AllocationPlace, Peak
 from ..simulator.replay_result import ReplayResult
 
 LISTED = 1000
@@ -35,8 +35,8 @@ def extrapolate_layers(
         short_run.after,
         peaks={allocation_place: peak.copy() for allocation_place, peak in short_run.peaks.items()},
     )
-    bytes_per_repeat: dict[Place, int] = {}
-    last_peaks: dict[Place, Peak] = {}
+    bytes_per_repeat: dict[AllocationPlace, int] = {}
+    last_peaks: dict[AllocationPlace, Peak] = {}
     longer_runs = {i: replay_run({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
     for i, longer_run in longer_runs.items():
         added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
@@ -85,7 +85,7 @@ def highest_pass(replay: ReplayResult) -> ReplayResult:
     if all(phase_name == phase for phase_name, phase in phase_by_name.items()):
         return replay
 
-    def under_phase_name(allocation_place: Place) -> Place | None:
+    def under_phase_name(allocation_place: AllocationPlace) -> AllocationPlace | None:
         """Returns the place under the phase's name; None if the highest pass also has a peak in the module."""
         phase_name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[phase_name])
@@ -93,8 +93,8 @@ def highest_pass(replay: ReplayResult) -> ReplayResult:
             return allocation_place._replace(phase=phase_name)
         return None
 
-    peaks: dict[Place, Peak] = {}
-    bytes_per_repeat: dict[Place, int] = {}
+    peaks: dict[AllocationPlace, Peak] = {}
+    bytes_per_repeat: dict[AllocationPlace, int] = {}
     for allocation_place, peak in replay.peaks.items():
         new_place = under_phase_name(allocation_place)
         if new_place is not None and new_place not in peaks:
@@ -111,7 +111,7 @@ def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple:
         peak.by_kind[memory_kind] += multiple * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])
 
 
-def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repeats: int) -> Place:
+def _place_in_longer_run(allocation_place: AllocationPlace, stack: LayerStack, added_repeats: int) -> AllocationPlace:
     """Returns the matching module in a run with `added_repeats` more repeats of the layer pattern."""
     if (
         not stack.contains(allocation_place)
@@ -121,7 +121,7 @@ def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repea
     return stack.place_in_later_repeat(allocation_place, added_repeats)
 
 
-def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
+def _place_in_model(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> AllocationPlace:
     """Returns the full model's module that matches a module of a shortened run."""
     for stack in stacks:
         if stack.is_extrapolated:
@@ -129,7 +129,7 @@ def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
     return allocation_place
 
 
-def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
+def node_path(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> str:
     """Returns a module's path in the model's tree, with the layer index."""
     for stack in stacks:
         if allocation_place.layer_index >= 0 and stack.contains(allocation_place):
@@ -145,7 +145,7 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
     replay: from `extrapolate_layers`, or of a run of all layers.
     """
     module_peaks: list[tuple[str, str, int]] = []
-    stack_places: list[tuple[Place, int]] = []
+    stack_places: list[tuple[AllocationPlace, int]] = []
     block_stack: LayerStack | None = None
 
     def list_stack_places() -> None:

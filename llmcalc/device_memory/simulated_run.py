@@ -8,19 +8,19 @@ from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import TOWERS
 from ..simulator.adapters import Adapters
-from ..simulator.choices import Choices
+from ..simulator.choices import KernelChoices
 from ..simulator.sdpa import takes_input_as_mask
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
 from ..workload.expert_capacity import capacity_of
 from ..workload.fake_quantization import fake_quantization_of
-from .cuda_runtime import Runtime
-from .inference import Inference
+from .cuda_runtime import CudaRuntime
+from .inference import InferenceConfig
 from .optimizers.registry import optimizer
 from .settings import KV_BLOCK, SERVED_TOKENS, Settings
 from .static import MemoryUse
-from .training import Training
+from .training import TrainingConfig
 
 COMPUTED = ("bfloat16", "float16", "float32", "float64")
 """Number formats of activations."""
@@ -28,7 +28,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 
 def kernel_choices(
     run_settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None
-) -> Choices:
+) -> KernelChoices:
     """Returns the kernel choices of the run.
 
     attention: the implementation if the settings name none; default: the phase's default.
@@ -37,7 +37,7 @@ def kernel_choices(
     phase_default: AttentionImplementation = "flash" if is_serving else "sdpa"
     matches_transformers = run_settings.fused_qkv is None and not is_serving
     trains_like_transformers = matches_transformers and run_settings.phase == "training"
-    return Choices(
+    return KernelChoices(
         attention=run_settings.attn_implementation or attention or phase_default,
         norm="fused" if run_settings.norm == "liger" else run_settings.norm or ("fused" if is_serving else "eager"),
         fused_gate=run_settings.norm == "liger",
@@ -57,11 +57,11 @@ def kernel_choices(
         fake_quantization=None
         if run_settings.fake_quantize is None
         else fake_quantization_of(run_settings.fake_quantize),
-        multiprocessors=Runtime.multiprocessors,
+        multiprocessors=CudaRuntime.multiprocessors,
     )
 
 
-def choices_on(kernel_choices: Choices, cuda_runtime: Runtime) -> Choices:
+def choices_on(kernel_choices: KernelChoices, cuda_runtime: CudaRuntime) -> KernelChoices:
     """Returns the kernels that run on an accelerator with this runtime."""
     return replace(kernel_choices, capability=cuda_runtime.capability, multiprocessors=cuda_runtime.multiprocessors)
 
@@ -115,7 +115,7 @@ def default_attention(run_settings: Settings, spec: ModelSpec) -> AttentionImple
 
 def training_run(
     run_settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation | None = None
-) -> Training:
+) -> TrainingConfig:
     """Returns the configuration of the training replay. memory_use: the persistent memory.
 
     attention: the implementation if the settings choose none; default: the default of the phase.
@@ -167,7 +167,7 @@ def training_run(
             memory_use.adapters.has_magnitudes,
             {(layer.module, layer.projection): layer.layer for layer in memory_use.adapters.joined_layers},
         )
-    return Training(
+    return TrainingConfig(
         batch=memory_use.workload.batch,
         seq=memory_use.workload.seq,
         source=run_settings.source,
@@ -216,7 +216,7 @@ def prompt_chunk(run_settings: Settings, memory_use: MemoryUse) -> int | None:
 
 def inference_passes(
     run_settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
-) -> list[Inference]:
+) -> list[InferenceConfig]:
     """Returns the inference passes to replay. memory_use: the persistent memory."""
     block_tokens = cache_block(run_settings, memory_use)
     seq = memory_use.workload.seq
@@ -226,7 +226,7 @@ def inference_passes(
             f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "
             f"activations, {short_dtype(compute_format)}; expected --kv-block {KV_BLOCK}"
         )
-    prefill_config = Inference(
+    prefill_config = InferenceConfig(
         phase="prefill",
         batch=memory_use.workload.batch,
         seq=seq,

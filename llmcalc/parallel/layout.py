@@ -226,7 +226,7 @@ class Stage(NamedTuple):
     last: bool
 
 
-class Chunks(NamedTuple):
+class RankChunks(NamedTuple):
     """The layers of one pipeline rank, chunk by chunk.
 
     rank: the rank of the pipeline.
@@ -240,7 +240,7 @@ class Chunks(NamedTuple):
     last: bool
 
 
-def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
+def rank_chunks(layout: Layout, layers: int, rank: int) -> RankChunks:
     """Returns the layers of one pipeline rank. A DualPipe rank has two stages, one from each end.
 
     layers: number of layers of the model.
@@ -249,7 +249,9 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
     ranks = {rank, layout.pp - 1 - rank} if layout.is_two_way else {rank}
     rank_stages = [stage for stage in stages(layout, layers) if stage.rank in ranks]
     indices = tuple(i for stage in rank_stages for i in stage.layers)
-    return Chunks(rank, indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages))
+    return RankChunks(
+        rank, indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages)
+    )
 
 
 def stage_sizes_between_ends(

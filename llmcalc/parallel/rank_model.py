@@ -23,7 +23,7 @@ from ..ops import ExpertLinear, IdentityExperts, Linear
 from ..ops.base import Op
 from ..ops.shares import ExpertShare, IdentityShare, LinearShare
 from ..workload.run_config import RunConfig
-from .layout import ONE_DEVICE, Chunks, Layout, rank_chunks
+from .layout import ONE_DEVICE, Layout, RankChunks, rank_chunks
 from .rank_program import RankAxes, RankFlow, has_whole_towers, shared_rank_program
 
 
@@ -45,7 +45,7 @@ class RankModel(ModelSpec):
         return self._rank
 
     @cached_property
-    def chunks(self) -> Chunks:
+    def chunks(self) -> RankChunks:
         """The layers of the rank's pipeline stages."""
         layers = sum(stack.num_hidden_layers for _, stack in self.stacks())
         return rank_chunks(self._layout, layers, self._layout.coordinates(self._rank).pp)
@@ -81,7 +81,7 @@ class RankModel(ModelSpec):
         )
 
     @property
-    def _stage_of_rank(self) -> Chunks | None:
+    def _stage_of_rank(self) -> RankChunks | None:
         return None if self._layout.pp == 1 else self.chunks
 
     @property

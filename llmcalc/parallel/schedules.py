@@ -335,7 +335,7 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-class Costs(NamedTuple):
+class PassDurations(NamedTuple):
     """The durations of one chunk's passes in any unit, equal for all chunks.
 
     forward, backward_inputs, backward_weights: 1 by default, so a whole backward pass takes 2.
@@ -359,7 +359,7 @@ class Costs(NamedTuple):
         return self.duration("F") + self.duration("B") if self.overlapped is None else self.overlapped
 
 
-class Span(NamedTuple):
+class ActionSpan(NamedTuple):
     """An action with start and end time."""
 
     action: Action
@@ -380,8 +380,8 @@ class Timetable:
     """
 
     pipeline: Pipeline
-    costs: Costs
-    spans: tuple[tuple[Span, ...], ...]
+    costs: PassDurations
+    spans: tuple[tuple[ActionSpan, ...], ...]
     outputs_sent: tuple[int, ...]
     gradients_sent: tuple[int, ...]
 
@@ -412,12 +412,12 @@ class Timetable:
         return sum(self.outputs_sent) + sum(self.gradients_sent)
 
 
-def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
+def timetable(pipeline: Pipeline, costs: PassDurations | None = None) -> Timetable:
     """Computes the times of all actions. An action starts when the rank is free and the inputs have arrived.
 
     Raises `Deadlock` where ranks wait for ever.
     """
-    simulation = _StepSimulation(pipeline, costs or Costs())
+    simulation = _StepSimulation(pipeline, costs or PassDurations())
     while simulation.ready:
         simulation.advance(simulation.ready.pop())
     for rank, order in enumerate(pipeline.orders):
@@ -447,7 +447,7 @@ class _StepSimulation:
     waiting: pass → the rank that waits for it.
     """
 
-    def __init__(self, pipeline: Pipeline, costs: Costs) -> None:
+    def __init__(self, pipeline: Pipeline, costs: PassDurations) -> None:
         self.pipeline, self.costs = pipeline, costs
         ranks, self.micro_batches = pipeline.ranks, pipeline.micro_batches
         self.last_stage = (pipeline.stages - 1) * self.micro_batches
@@ -456,7 +456,7 @@ class _StepSimulation:
             for rank in range(ranks)
         ]
         self.durations = {pass_kind: costs.duration(pass_kind) for pass_kind in get_args(Kind)}
-        self.spans: list[list[Span]] = [[] for _ in range(ranks)]
+        self.spans: list[list[ActionSpan]] = [[] for _ in range(ranks)]
         self.sent: dict[Kind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
         self.ready, self.free = list(range(ranks)), [0.0] * ranks
         self.ended: dict[StagePass, float] = {}
@@ -507,7 +507,7 @@ class _StepSimulation:
         if (action.kind, pass_index) in self.ended:
             raise Deadlock(f"rank {rank} runs {action} twice")
         self.ended[action.kind, pass_index] = end
-        self.spans[rank].append(Span(action, start, end))
+        self.spans[rank].append(ActionSpan(action, start, end))
         if action.kind == "W":
             return
         direction: Kind = "F" if action.kind == "F" else "B"

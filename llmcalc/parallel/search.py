@@ -42,7 +42,7 @@ HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE, NO_REPLICAS = (
 
 
 @dataclass
-class Search:
+class LayoutSearch:
     """The results of a layout search.
 
     possible: the layouts that the model can have, each with its micro-batches per step.
@@ -75,7 +75,7 @@ def search(
     layout_rules: LayoutRules,
     layout_request: LayoutRequest = NO_LAYOUT_OPTIONS,
     devices_per_node: int = 8,
-) -> Search:
+) -> LayoutSearch:
     """Tries every layout of a number of devices that a framework supports.
 
     global_batch: sequences per step.
@@ -102,9 +102,9 @@ def _search_sizes(
     layout_request: LayoutRequest,
     devices_per_node: int,
     with_pipelines: bool,
-) -> Search:
+) -> LayoutSearch:
     """Tries the layouts of `search`. with_pipelines: whether more than one stage is tried."""
-    layout_search = Search()
+    layout_search = LayoutSearch()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
@@ -284,7 +284,7 @@ def _layout_of_sizes(
 
 
 def _try_layout(
-    layout_search: Search,
+    layout_search: LayoutSearch,
     axes: Iterable[Axis],
     layers: int,
     layout: Layout | None,

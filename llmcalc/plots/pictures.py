@@ -187,11 +187,11 @@ def roofline_phases(model_decodes: bool, phase: str) -> tuple[Phase, ...]:
 def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
     """Draws servers under load. compute_answer: gives the answer of `serve`. Raises `InputError` if no server fits."""
     needs_matplotlib()
-    from ..studies.server import Limits
+    from ..studies.server import LatencyLimits
     from .servers import plot_servers
 
     answer = compute_answer()
     table = answer.report().tables[0]
     if not answer.result.servers:
         raise InputError(f"{table.heading}: there is nothing to draw; expected more --devices or a shorter request")
-    return plot_servers(table.heading, table.aside, answer.result, Limits(**answer.document["limits"]))
+    return plot_servers(table.heading, table.aside, answer.result, LatencyLimits(**answer.document["limits"]))

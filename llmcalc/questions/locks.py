@@ -51,7 +51,7 @@ def ask_lock(model_targets: Sequence[str], read_model: Callable[[str], Preset]) 
 def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedAnswer:
     """Counts the models of a lock file, and compares the counts with the file.
 
-    The result is the changes (`studies.lock.Change`); `ok` if there are none.
+    The result is the changes (`studies.lock.LockChange`); `ok` if there are none.
 
     Raises `InputError` for a file that is no lock file, and for a model that cannot be read any more.
     """

@@ -17,17 +17,17 @@ from ..algebra import Number, is_zero
 from ..errors import InputError
 from .reductions import scratch_bytes
 from .strides import Shape, Strides, count, elementwise, is_dense, is_size_one
-from .tensor import UINT8, Backward, Dtype, Gradient, Meter, Node, Saved, Storage, Tensor, empty
+from .tensor import UINT8, AutogradNode, Backward, Dtype, Gradient, Meter, SavedTensor, Storage, Tensor, empty
 
 
-class Results(Protocol):
+class ResultStore(Protocol):
     """Stores results of operations for selective recomputation, or returns results that were stored earlier."""
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns an operation's result. make_tensor: computes the result. operation_name: the operation."""
 
 
-class Graph:
+class AutogradGraph:
     """The autograd state that all operations of a replayed run share.
 
     enabled: whether operations record nodes.
@@ -58,11 +58,11 @@ class Graph:
         self.multiprocessors = 0
         self.autocast: Dtype | None = None
         self.cast_copies: dict[int, tuple[Tensor, Tensor]] = {}
-        self.pack_hooks: list[Callable[[Tensor], Saved]] = []
+        self.pack_hooks: list[Callable[[Tensor], SavedTensor]] = []
         self.on_leaf_gradient: Callable[[Tensor], None] | None = None
         self.on_sum: Callable[[Number, bool], None] | None = None
-        self.pack_elsewhere: Callable[[Tensor], Saved] | None = None
-        self.results: Results | None = None
+        self.pack_elsewhere: Callable[[Tensor], SavedTensor] | None = None
+        self.results: ResultStore | None = None
         self.numbers: Iterator[int] = itertools.count()
 
     def new_tensor(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
@@ -92,16 +92,16 @@ class Graph:
             return self.new_tensor(shape, dtype, strides)
         return self.results.operation_result(operation_name, lambda: self.new_tensor(shape, dtype, strides))
 
-    def save(self, tensor: Tensor) -> Saved:
+    def save(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass."""
         return self.pack_hooks[-1](tensor) if self.pack_hooks else self.keep(tensor)
 
-    def keep(self, tensor: Tensor) -> Saved:
+    def keep(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass, even inside a checkpointed region."""
         if self.pack_elsewhere is not None:
             return self.pack_elsewhere(tensor)
         self.meter.reclassify(tensor.storage.block, "activations")
-        return Saved(tensor.detached())
+        return SavedTensor(tensor.detached())
 
     def leave_autocast(self) -> None:
         """Leaves the autocast context, and frees the weights' copies that autocast cached."""
@@ -117,7 +117,7 @@ class Graph:
             self.enabled = was_enabled
 
 
-def recorded(autograd_graph: Graph, inputs: Sequence[Tensor]) -> bool:
+def recorded(autograd_graph: AutogradGraph, inputs: Sequence[Tensor]) -> bool:
     """Whether autograd records a node for an operation on these tensors."""
     if autograd_graph.enabled:
         for tensor in inputs:
@@ -127,7 +127,7 @@ def recorded(autograd_graph: Graph, inputs: Sequence[Tensor]) -> bool:
 
 
 def record(
-    autograd_graph: Graph,
+    autograd_graph: AutogradGraph,
     operation_name: str,
     inputs: Sequence[Tensor],
     output: Tensor | Callable[[], Tensor],
@@ -140,7 +140,7 @@ def record(
     """
     if not recorded(autograd_graph, inputs):
         return output() if callable(output) else output
-    graph_node = Node(autograd_graph, operation_name, inputs, backward)
+    graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward)
     if tensors_to_save:
         graph_node.saved = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]
     output_tensor = output() if callable(output) else output
@@ -149,11 +149,15 @@ def record(
 
 
 def record_all(
-    autograd_graph: Graph, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Backward
+    autograd_graph: AutogradGraph,
+    operation_name: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    backward: Backward,
 ) -> None:
     """Records one node for several outputs."""
     if recorded(autograd_graph, inputs):
-        graph_node = Node(autograd_graph, operation_name, inputs, backward, len(outputs))
+        graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward, len(outputs))
         for i, output in enumerate(outputs):
             output.node, output.output = graph_node, i
 
@@ -174,7 +178,7 @@ def saved_storages(output: Tensor) -> list[Storage]:
 
 
 def backward(
-    autograd_graph: Graph, output: Tensor, gradient: Tensor, end_callback: Callable[[], None] | None = None
+    autograd_graph: AutogradGraph, output: Tensor, gradient: Tensor, end_callback: Callable[[], None] | None = None
 ) -> None:
     """Runs the backward pass from `output` with a gradient, which the caller references until the end.
 
@@ -229,12 +233,15 @@ def backward(
             end_callback()
 
 
-def _run_node(autograd_graph: Graph, graph_node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
+def _run_node(
+    autograd_graph: AutogradGraph, graph_node: AutogradNode, gradients: dict[tuple[int, int], Tensor]
+) -> list[Gradient]:
     """Runs a node's backward function, during which saved tensors and incoming gradients stay alive."""
     if graph_node.backward is None:
         raise InputError(
             f"{graph_node.place.path}: the backward pass runs through it twice, which torch refuses: a layer that runs "
-            "again by itself (--recompute full-reentrant) reads a tensor of the rest of the model; expected --recompute full"
+            "again by itself (--recompute full-reentrant) reads a tensor of the rest of the model; expected "
+            "--recompute full"
         )
     for hook in graph_node.hooks:
         hook()
@@ -275,11 +282,11 @@ where calls borrow variables."""
 
 
 def _add_gradient(
-    autograd_graph: Graph,
+    autograd_graph: AutogradGraph,
     gradients: dict[tuple[int, int], Tensor],
     gradient_key: tuple[int, int],
     gradient: Tensor,
-    graph_node: Node | None,
+    graph_node: AutogradNode | None,
 ) -> None:
     """Accumulates another gradient, in place if nothing else references the first gradient.
 
@@ -313,7 +320,7 @@ def _add_gradient(
         gradients[gradient_key] = autograd_graph.new_tensor(first_gradient.shape, first_gradient.dtype, strides)
 
 
-def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
+def _accumulate_leaf(autograd_graph: AutogradGraph, leaf: Tensor, gradient: Tensor) -> None:
     """Stores the gradient of a trained tensor in its `grad`.
 
     A gradient that something else refers to, or that has another order of axes than the tensor, is copied first.
@@ -333,7 +340,7 @@ def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
     return all(is_size_one(axis_size) or a == b for axis_size, a, b in axes)
 
 
-def _uses_of_leaves(root: Node) -> dict[int, int]:
+def _uses_of_leaves(root: AutogradNode) -> dict[int, int]:
     """Returns id of a trained tensor → the number of its uses in a node's graph."""
     use_counts: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]

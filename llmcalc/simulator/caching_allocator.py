@@ -86,7 +86,7 @@ def on_stream(stream: int) -> Step:
     return -1, -1 - stream
 
 
-class Pool:
+class BlockPool:
     """The free blocks of one stream, for small or for large requests.
 
     starts: start of a free block → its size.
@@ -109,9 +109,9 @@ class Pool:
         self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
         self.bound: int = 0
 
-    def copy(self) -> Pool:
+    def copy(self) -> BlockPool:
         """Returns an independent pool with the same blocks."""
-        copied_pool = Pool(True, True)
+        copied_pool = BlockPool(True, True)
         copied_pool.starts, copied_pool.ends, copied_pool.sizes = (
             self.starts.copy(),
             self.ends.copy(),
@@ -207,7 +207,7 @@ class CachingAllocator:
         self.allocated: int = 0
         self.reserved: int = 0
         self.peak_allocated: int = 0
-        self._pools: list[Pool] = []
+        self._pools: list[BlockPool] = []
         self._pool_of_stream: dict[int, int] = {}  # the number of its small pool; that of its large pool is next
         self._stream = 0
         self._block_of: list[tuple[int, int, int]] = []  # start, units and number of the pool of each storage's block
@@ -221,7 +221,7 @@ class CachingAllocator:
         """Returns the number of a stream's pool for small requests. The next number is the pool for large requests."""
         if stream not in self._pool_of_stream:
             self._pool_of_stream[stream] = len(self._pools)
-            self._pools += [Pool(is_small, self.expandable_segments) for is_small in (True, False)]
+            self._pools += [BlockPool(is_small, self.expandable_segments) for is_small in (True, False)]
         return self._pool_of_stream[stream]
 
     def play(self, steps: Collection[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 from weakref import ref
 
-from .autograd import Graph, backward, record, recorded
-from .tensor import Dtype, Gradient, Needs, Node, Saved, Tensor
+from .autograd import AutogradGraph, backward, record, recorded
+from .tensor import AutogradNode, Dtype, Gradient, Needs, SavedTensor, Tensor
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A part of the forward pass: its tensors → its result. It may run several times."""
@@ -33,14 +33,14 @@ class Region:
 
     def __init__(
         self,
-        autograd_graph: Graph,
+        autograd_graph: AutogradGraph,
         compute: Run,
         arguments: Sequence[Tensor],
         stops_early: bool,
         kept_operations: frozenset[str],
         alternate_operations: frozenset[str],
     ) -> None:
-        self.graph: Graph = autograd_graph
+        self.graph: AutogradGraph = autograd_graph
         self.run = compute
         self.stops_early: bool = stops_early
         self.saved_operations: frozenset[str] = kept_operations
@@ -49,7 +49,7 @@ class Region:
             autograd_graph.pack_elsewhere is not None
         ):  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
             autograd_graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
-        self.arguments: list[tuple[Saved, bool, bool]] = [
+        self.arguments: list[tuple[SavedTensor, bool, bool]] = [
             (autograd_graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments
         ]
         self.autocast: Dtype | None = autograd_graph.autocast
@@ -65,7 +65,7 @@ class Region:
             operation_name not in self.alternate_operations or calls_by_operation[operation_name] % 2 == 1
         )
 
-    def pack(self, tensor: Tensor) -> Saved:
+    def pack(self, tensor: Tensor) -> SavedTensor:
         """Saves a number instead of the tensor; `unpack` finds the recomputed tensor by this number."""
         recomputed_tensor = _RecomputedTensor(self, len(self.packed))
         self.packed.append(ref(recomputed_tensor))
@@ -113,7 +113,7 @@ class Region:
             autograd_graph.results = previous_results
             autograd_graph.autocast, autograd_graph.cast_copies = autocast, cached_casts
 
-    def _pack_recomputed(self, tensor: Tensor) -> Saved:
+    def _pack_recomputed(self, tensor: Tensor) -> SavedTensor:
         """Stores a recomputed tensor, if the node that saved the original still exists."""
         assert self.recomputed is not None
         detached_tensor = tensor.detached()
@@ -121,10 +121,10 @@ class Region:
         self.recomputed.append(detached_tensor if self.packed[len(self.recomputed)]() is not None else None)
         if self.stops_early and len(self.recomputed) == len(self.packed):
             raise _AllRecomputed
-        return Saved(detached_tensor)
+        return SavedTensor(detached_tensor)
 
 
-class _RecomputedTensor(Saved):
+class _RecomputedTensor(SavedTensor):
     """A saved tensor that is recomputed when the backward pass reads it."""
 
     __slots__ = ("__weakref__", "number", "region")
@@ -172,7 +172,7 @@ class _KeptResults:
         return output
 
 
-def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
+def _detached_result(autograd_graph: AutogradGraph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. is_leaf: whether the tensor is trained or has no gradient function.
 
     needs_gradient: whether it wants a gradient, which here nothing passes on.
@@ -180,7 +180,7 @@ def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs
     detached_tensor = tensor.detached()
     detached_tensor.leaf = is_leaf
     detached_tensor.node = (
-        Node(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None
+        AutogradNode(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None
     )
     return detached_tensor
 
@@ -193,7 +193,7 @@ def _detached_alias(tensor: Tensor, needs_gradient: bool) -> Tensor:
 
 
 def checkpoint(
-    autograd_graph: Graph,
+    autograd_graph: AutogradGraph,
     compute: Run,
     arguments: Sequence[Tensor],
     stops_early: bool = True,
@@ -225,7 +225,7 @@ def checkpoint(
     return output
 
 
-def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
+def reentrant(autograd_graph: AutogradGraph, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
     """Runs a function without autograd. The backward pass recomputes the function with autograd.
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).

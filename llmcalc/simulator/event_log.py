@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from ..algebra import Number
 from ..frozen import frozen
-from .meter import MOVABLE, Block, Place
+from .meter import MOVABLE, AllocationPlace, Block
 
 Event: TypeAlias = tuple[Any, int, Any]
 """(number of a storage, its bytes, its kind) for an allocation; other events have a mark below instead of the bytes."""
@@ -34,10 +34,10 @@ STREAMED = -7
 """(−1, STREAMED, number): from here on storages are allocated on that stream."""
 
 
-NOWHERE = Place("", -2)
+NOWHERE = AllocationPlace("", -2)
 
 
-class Recorder:
+class EventRecorder:
     """A meter that records memory events and counts no bytes. A block's handle is the number of its storage.
 
     kind, place, parameter_path, stream: as in `Meter`.
@@ -53,7 +53,7 @@ class Recorder:
         self.parameter_events: list[Event] | None = None
         self.count: int = 0
         self.repeats_place: bool = False
-        self._place = Place()
+        self._place = AllocationPlace()
         self._parameter_path: Any = None
         self._stream = 0
 
@@ -67,11 +67,11 @@ class Recorder:
         self.events.append((-1, STREAMED, stream))
 
     @property
-    def place(self) -> Place:
+    def place(self) -> AllocationPlace:
         return self._place
 
     @place.setter
-    def place(self, allocation_place: Place) -> None:
+    def place(self, allocation_place: AllocationPlace) -> None:
         if allocation_place != self._place or self.repeats_place:
             self._place = allocation_place
             self.repeats_place = False

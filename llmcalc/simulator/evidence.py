@@ -8,14 +8,14 @@ from dataclasses import fields
 from ..evidence import UNTESTED, Evidence, Witness, witness_of
 from ..flow.program import Step, every_step
 from ..flow.record import Flow
-from .choices import EAGER, Choices
+from .choices import EAGER, KernelChoices
 from .lowering import Lowering
 
 CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
-"""The fields of `Choices` whose values name a kernel."""
+"""The fields of `KernelChoices` whose values name a kernel."""
 
 
-def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: Choices) -> list[Evidence]:
+def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: KernelChoices) -> list[Evidence]:
     """Returns the evidence of the kernels of a program's steps, and of kernels chosen instead of the default."""
     kernel_names = dict.fromkeys(
         kernel_name for operation in every_step(program.root.items) for kernel_name in kernels_of(operation)
@@ -29,7 +29,7 @@ def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: 
     return [*evidence, *chosen_kernels(profile, kernel_choices)]
 
 
-def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator[Evidence]:
+def chosen_kernels(profile: type[Lowering], kernel_choices: KernelChoices) -> Iterator[Evidence]:
     """Yields the evidence of kernels chosen instead of the default. Kernels without a stated check are untested."""
     kernels = [
         vars(profile_class)[kernel_name] for profile_class in profile.__mro__ for kernel_name in vars(profile_class)

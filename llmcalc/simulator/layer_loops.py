@@ -8,7 +8,7 @@ from ..flow.program import Scope
 from ..frozen import frozen
 from ..model import ModelSpec
 from .layer_pattern import RECORDED_REPEATS, find_pattern, layer_kinds
-from .meter import Place
+from .meter import AllocationPlace
 
 SHORT_RUN_REPEATS = 3
 """Repeats in a run from which longer runs are extrapolated: the first, one between, and the last."""
@@ -48,24 +48,24 @@ class LayerStack:
         """The number of layers of the stack."""
         return self.irregular_layers + self.period * self.repeats
 
-    def contains(self, allocation_place: Place) -> bool:
+    def contains(self, allocation_place: AllocationPlace) -> bool:
         """Whether a module is in a layer of this stack."""
         return allocation_place.path == self.path or allocation_place.path.startswith(f"{self.path}.")
 
-    def is_in_second_repeat(self, allocation_place: Place) -> bool:
+    def is_in_second_repeat(self, allocation_place: AllocationPlace) -> bool:
         """Whether a module is in the second repeat of the layer pattern."""
         return (
             self.contains(allocation_place)
             and self.before + self.period <= allocation_place.layer_index < self.before + 2 * self.period
         )
 
-    def place_in_later_repeat(self, allocation_place: Place, repeats: int) -> Place:
+    def place_in_later_repeat(self, allocation_place: AllocationPlace, repeats: int) -> AllocationPlace:
         """Returns the place of the same module in a later repeat of the layer pattern."""
-        return Place(
+        return AllocationPlace(
             allocation_place.phase, allocation_place.layer_index + repeats * self.period, allocation_place.path
         )
 
-    def node(self, allocation_place: Place) -> str:
+    def node(self, allocation_place: AllocationPlace) -> str:
         """Returns the path of a module in a layer, with the layer's index."""
         return f"{self.path}.{allocation_place.layer_index}{allocation_place.path[len(self.path) :]}"
 

@@ -24,7 +24,7 @@ Kind = TypeVar("Kind")
 """A kind of layers: its scope, or its name. Equal kinds are one object."""
 
 
-class Pattern(NamedTuple):
+class LayerPattern(NamedTuple):
     """A repeating sequence of layer kinds.
 
     first: index of the first layer of the pattern.
@@ -44,15 +44,15 @@ RECORDED_REPEATS = 4
 """Repeats of a pattern in a recorded run: the first, two between, and the last."""
 
 
-def find_pattern(layer_order: Sequence[object]) -> Pattern:
+def find_pattern(layer_order: Sequence[object]) -> LayerPattern:
     """Returns the repeating pattern of layer types whose `RECORDED_REPEATS` repeats have the fewest layers.
 
     If the layers do not repeat, the pattern is the whole stack.
     """
     layer_count = len(layer_order)
     if layer_count > RECORDED_REPEATS and all(map(is_, layer_order, repeat(layer_order[0]))):
-        return Pattern(0, 1, layer_count)
-    best_pattern, layers_to_run = Pattern(0, layer_count, 1), layer_count
+        return LayerPattern(0, 1, layer_count)
+    best_pattern, layers_to_run = LayerPattern(0, layer_count, 1), layer_count
     for period in range(1, min(layer_count // RECORDED_REPEATS, LONGEST) + 1):
         if RECORDED_REPEATS * period >= layers_to_run:
             break
@@ -62,7 +62,7 @@ def find_pattern(layer_order: Sequence[object]) -> Pattern:
                 continue
             repeats = (i - first_layer) // period
             if repeats > RECORDED_REPEATS and layer_count - (repeats - RECORDED_REPEATS) * period < layers_to_run:
-                best_pattern = Pattern(first_layer, period, repeats)
+                best_pattern = LayerPattern(first_layer, period, repeats)
                 layers_to_run = layer_count - (repeats - RECORDED_REPEATS) * period
             first_layer = i - period + 1
     return best_pattern

@@ -13,12 +13,12 @@ from ..flow.program import Scope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_nodes
 from .checkpoint import Run, checkpoint, reentrant
-from .frame import CARRIED, ENTRY, Frame, ParameterSet, Path, RecomputedModule, Unsupported
+from .frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, Unsupported
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
 from .program_lowering import ProgramLowering
 from .tensor import Tensor
 
-__all__ = ["CARRIED", "ENTRY", "Frame", "Lowering", "ParameterSet", "Path", "RecomputedModule", "Unsupported"]
+__all__ = ["CARRIED", "ENTRY", "Lowering", "ModuleFrame", "ParameterSet", "Path", "RecomputedModule", "Unsupported"]
 
 
 class Lowering(ProgramLowering):
@@ -150,7 +150,7 @@ class Lowering(ProgramLowering):
             self.values, self.bound = {**shared_values, id(module_input): arguments[0]}, {}
             self.frames, self.memo = list(outer_frames), values_once_computed
             try:
-                self._module(Frame(module_scope))
+                self._module(ModuleFrame(module_scope))
                 caller_state[0].update(
                     {key: self.values[key] for key in recomputed_module.values_read_outside if key in self.values}
                 )
@@ -178,7 +178,7 @@ class Lowering(ProgramLowering):
             del self.memo[carried_name]
         self.memo.update(tensors)
 
-    def layer_runner(self, module_call: Frame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, module_call: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:
         """Returns a function that runs a layer, in the forward pass or as a recomputation.
 
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
@@ -202,7 +202,9 @@ class Lowering(ProgramLowering):
             carried_tensors, is_recomputed, is_first_run = self.carried, not is_first_run, False
             self.replace_carried(dict(zip(carried_keys, arguments[1:], strict=True)))
             try:
-                self.module(Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner))
+                self.module(
+                    ModuleFrame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
+                )
                 output = self.tensor_of(layer_output)
                 caller_state[0].update({key: self.values[key] for key in shared_outputs if key in self.values})
                 return output
@@ -227,7 +229,7 @@ class Lowering(ProgramLowering):
             compiled=compiled,
         )
 
-    def module(self, module_call: Frame) -> None:
+    def module(self, module_call: ModuleFrame) -> None:
         """Runs a module, with activation checkpointing if selected."""
         recomputed_module = self.recomputed_modules.get(id(module_call.scope))
         if recomputed_module is None:
@@ -235,7 +237,7 @@ class Lowering(ProgramLowering):
         else:
             self._checkpointed_module(module_call.scope, recomputed_module)
 
-    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
+    def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer. With recomputation, only its input is saved.
 
         The first trained layer's input wants a gradient, and no frozen layer is checkpointed

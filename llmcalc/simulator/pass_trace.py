@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from .caching_allocator import Step
 from .event_log import NOWHERE
-from .meter import Block, Meter, Place
+from .meter import AllocationPlace, Block, Meter
 from .repeat_layers import NotRepeating
 from .strides import Shape, Strides
 from .tensor import Dtype, Storage, Tensor
@@ -79,10 +79,10 @@ class PassTrace:
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
-    peaks: list[tuple[Place, int, dict[str, int]]] = field(default_factory=list)
+    peaks: list[tuple[AllocationPlace, int, dict[str, int]]] = field(default_factory=list)
     kinds_at_first_release: dict[str, int] = field(default_factory=dict)
-    start: Place = NOWHERE
-    end: Place = NOWHERE
+    start: AllocationPlace = NOWHERE
+    end: AllocationPlace = NOWHERE
     ends_rising: bool = False
     outputs: tuple[tuple[int, OutputTensor], ...] = ()
     input_kind: str | None = None

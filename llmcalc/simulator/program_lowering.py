@@ -14,10 +14,10 @@ from ..evidence import by_torch, compared, kernels_compared
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value
-from .autograd import Graph
+from .autograd import AutogradGraph
 from .cache_tensors import CacheTensors
 from .effort import EFFORT, UNITS_PER_OPERATION
-from .frame import ENTRY, INPUTS, Frame, ParameterSet
+from .frame import ENTRY, INPUTS, ModuleFrame, ParameterSet
 from .layer_pattern import layer_kinds, shortened
 from .liveness import last_readers
 from .meter import NoMeter
@@ -44,7 +44,7 @@ class ProgramLowering(CacheTensors):
         self.stack_number: int = 0
         if program.entry is not None:
             self.bind(program.entry, self.inputs.pop(ENTRY))
-        self.module(Frame(program.root))
+        self.module(ModuleFrame(program.root))
         output = self.tensor_of(program.result)
         self.values.clear()
         self.bound.clear()
@@ -72,7 +72,7 @@ class ProgramLowering(CacheTensors):
     def _find_parameters(self, program: Flow) -> ParameterSet:
         """Returns the parameters of a program, from a run without memory."""
         dry_run = type(self)(
-            Graph(NoMeter()),
+            AutogradGraph(NoMeter()),
             self.run_config,
             self.dtype,
             self.trained,
@@ -114,11 +114,11 @@ class ProgramLowering(CacheTensors):
 
     # --- modules and layers -----------------------------------------------------------------------------------------
 
-    def module(self, module_call: Frame) -> None:
+    def module(self, module_call: ModuleFrame) -> None:
         """Runs a module, while the caller still references the module's input."""
         self._module(module_call)
 
-    def _module(self, module_call: Frame) -> None:
+    def _module(self, module_call: ModuleFrame) -> None:
         """Runs the items of a module, with the module on the stack."""
         module_scope = module_call.scope
         argument = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
@@ -170,7 +170,7 @@ class ProgramLowering(CacheTensors):
             elif scope_item.stacked_axis is not None:
                 self.side_by_side(scope_item)
             else:
-                self.module(Frame(scope_item))
+                self.module(ModuleFrame(scope_item))
         if layer_scopes:
             self.layers(layer_scopes)
 
@@ -233,7 +233,7 @@ class ProgramLowering(CacheTensors):
         for i in range(module_scope.stacked_axis.size):
             if slices is not None and module_scope.argument_slice is not None:
                 self.values[id(module_scope.argument_slice)] = slices[i]
-            self.module(Frame(module_scope, layer_index=i, owner=i))
+            self.module(ModuleFrame(module_scope, layer_index=i, owner=i))
             outputs.append(self.tensor_of(module_output))
             self.forget(module_output.storage)
         if module_scope.argument_slice is not None:
@@ -255,7 +255,9 @@ class ProgramLowering(CacheTensors):
             owner_index = owners_of_layers.setdefault("" if layer_name == BASE else layer_name, layer_index)
             layer_input = hidden_states
             del hidden_states
-            hidden_states = self.layer(Frame(layer_scope, layer_index=layer_index, owner=owner_index), layer_input)
+            hidden_states = self.layer(
+                ModuleFrame(layer_scope, layer_index=layer_index, owner=owner_index), layer_input
+            )
             if module_after_first is not None and layer_index == self.first_layer_index:
                 hidden_states = self.run_after_layer(module_after_first, layer_input, hidden_states)
             del layer_input  # the stack's frame names a layer's input while the layer runs
@@ -265,7 +267,7 @@ class ProgramLowering(CacheTensors):
         """Runs the module that follows the first layer. layer_input, layer_output: the layer's input and output."""
         (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.first_layer_output
         self.values[id(module_input)], self.values[id(first_layer_output)] = layer_input, layer_output
-        self.module(Frame(module_scope))
+        self.module(ModuleFrame(module_scope))
         output = self.tensor_of(module_output)
         for flow_value in (module_input, first_layer_output):
             self.values.pop(id(flow_value), None)
@@ -278,7 +280,7 @@ class ProgramLowering(CacheTensors):
         if id(layer_input.storage) not in self.shared_values:
             self.forget(layer_input.storage)
 
-    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
+    def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer on the output of the previous layer."""
         layer_input, layer_output = module_call.scope.layer_values
         self.values[id(layer_input)] = x

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from ..frozen import frozen
 from .caching_allocator import allocation, on_stream, release
-from .event_log import FREED, KEPT, PLACED, STREAMED, TAKEN, Event, Recorder
-from .meter import NoMeter, Place
+from .event_log import FREED, KEPT, PLACED, STREAMED, TAKEN, Event, EventRecorder
+from .meter import AllocationPlace, NoMeter
 from .pass_trace import FIRST, OutputTensor, PassCase, PassId, PassTrace
 from .repeat_layers import NotRepeating
 from .tensor import Storage, Tensor
@@ -107,7 +107,7 @@ class RecordedPass(NamedTuple):
     pass_id: PassId
     start: int
     end: int
-    place: Place
+    place: AllocationPlace
     input_storage: int | None
     outputs: list[tuple[int, Tensor, int]]
     previous: PassId | None = None
@@ -116,7 +116,7 @@ class RecordedPass(NamedTuple):
 class PassRecorder(PassCounter):
     """Runs passes and records their memory events. splits_by_previous: as in `PassCounter`."""
 
-    def __init__(self, memory_meter: Recorder, chunks: int, splits_by_previous: bool = False) -> None:
+    def __init__(self, memory_meter: EventRecorder, chunks: int, splits_by_previous: bool = False) -> None:
         super().__init__(chunks, splits_by_previous)
         self.meter = memory_meter
         self.passes: list[RecordedPass] = []
@@ -265,12 +265,12 @@ class PassBytes:
     kinds_at_first_release: bytes by kind at the first event after which an earlier peak cannot rise; None before it.
     """
 
-    def __init__(self, allocation_place: Place) -> None:
-        self.place: Place = allocation_place
+    def __init__(self, allocation_place: AllocationPlace) -> None:
+        self.place: AllocationPlace = allocation_place
         self.now: int = 0
         self.peak_bytes: int = 0
         self.kinds: dict[str, int] = {}
-        self.peaks: dict[Place, tuple[int, dict[str, int]]] = {}
+        self.peaks: dict[AllocationPlace, tuple[int, dict[str, int]]] = {}
         self.is_rising: bool = False
         self.kinds_at_first_release: dict[str, int] | None = None
 
@@ -288,7 +288,7 @@ class PassBytes:
         self.now -= nbytes
         self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) - nbytes
 
-    def move_to(self, allocation_place: Place) -> None:
+    def move_to(self, allocation_place: AllocationPlace) -> None:
         """Enters another module or phase, and starts to count the peak of that module or phase."""
         if allocation_place != self.place:
             self.settle()
@@ -422,7 +422,7 @@ class TraceReader:
         ):
             raise NotRepeating
 
-    def _start_place(self, recorded_pass: RecordedPass) -> Place:
+    def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
         """Returns the module and phase in which a pass starts, from the first event with a place."""
         if recorded_pass.start < recorded_pass.end:
             storage_number, nbytes, _ = self.events[recorded_pass.start]

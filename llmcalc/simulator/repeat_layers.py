@@ -17,7 +17,7 @@ from .caching_allocator import ONCE, CachingAllocator, LatestRun, RequestedBytes
 from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, RecordedEvents
 from .layer_loops import LayerStack
 from .layer_pattern import RECORDED_REPEATS
-from .meter import Meter, Place
+from .meter import AllocationPlace, Meter
 from .replay_result import ReplayResult
 
 LAST = RECORDED_REPEATS - 1
@@ -103,7 +103,7 @@ class InnerEvent(NamedTuple):
 
 
 @dataclass
-class Sweep:
+class LayerSweep:
     """Memory events that run through the layers of a stack, repeat by repeat of the layer pattern.
 
     stack: the number of the stack.
@@ -123,7 +123,7 @@ class Sweep:
         return self.repeats if self.rising else self.repeats[::-1]
 
 
-Part: TypeAlias = list[Event] | Sweep
+Part: TypeAlias = list[Event] | LayerSweep
 
 EventLine: TypeAlias = tuple[Any, int, int, Any]
 """(x, step, size, value): an event of every inner repeat, whose storage has the number x + step · repeat."""
@@ -167,7 +167,7 @@ class RepeatAnalysis:
             piece_events
             for pieces_of_parts in self.parts.values()
             for piece_events in pieces_of_parts
-            if isinstance(piece_events, Sweep)
+            if isinstance(piece_events, LayerSweep)
         ]
         for layer_sweep in sweeps:
             self._pair_storages(layer_sweep)
@@ -262,7 +262,7 @@ class RepeatAnalysis:
         storage_number, nbytes, _ = event
         return self.allocated_in.get(storage_number) if nbytes == FREED else None
 
-    def _repeat_of_place(self, allocation_place: Place) -> Repeat | None:
+    def _repeat_of_place(self, allocation_place: AllocationPlace) -> Repeat | None:
         """Returns the layer repeat that contains a module."""
         if allocation_place.layer_index < 0:
             return None
@@ -272,7 +272,7 @@ class RepeatAnalysis:
             self.repeat_cache[place_without_phase] = next((repeat for repeat in repeats if repeat), None)
         return self.repeat_cache[place_without_phase]
 
-    def _repeat_in_stack(self, stack_index: int, allocation_place: Place) -> Repeat | None:
+    def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> Repeat | None:
         """Returns the repeat of one stack that contains a module."""
         stack = self.stacks[stack_index]
         repeat = (allocation_place.layer_index - stack.before) // stack.period
@@ -285,7 +285,7 @@ class RepeatAnalysis:
             if type(path_part) is not int:
                 module_names += [path_part] if path_part else []
                 continue
-            repeat = self._repeat_of_place(Place("", path_part, ".".join(module_names)))
+            repeat = self._repeat_of_place(AllocationPlace("", path_part, ".".join(module_names)))
             if repeat is not None:
                 return repeat
         return None
@@ -307,7 +307,7 @@ class RepeatAnalysis:
 
     def _sweep_from(
         self, stack_index: int, repeat: int, event_runs: Sequence[tuple[Repeat | None, list[Event]]], first_index: int
-    ) -> tuple[Sweep | None, int]:
+    ) -> tuple[LayerSweep | None, int]:
         """Returns the run through a stack's layers that starts at this index, and the next index; None without a run.
 
         stack_index, repeat: of the run at `first_index`, which is that of the stack's first or last repeat.
@@ -328,12 +328,12 @@ class RepeatAnalysis:
             repeat = repeat_and_stack[1]
             repeats[repeat] += events
             if repeat == last_repeat:
-                return Sweep(stack_index, is_rising, repeats), i + 1
+                return LayerSweep(stack_index, is_rising, repeats), i + 1
         return None, first_index + 1
 
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
-    def _pair_storages(self, layer_sweep: Sweep) -> None:
+    def _pair_storages(self, layer_sweep: LayerSweep) -> None:
         """Pairs each storage of the second repeat with the matching storage of the third repeat."""
         second_repeat, third_repeat = layer_sweep.repeats[1], layer_sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
@@ -395,7 +395,7 @@ class RepeatAnalysis:
         for part_events in (part_events for all_parts in self.parts.values() for part_events in all_parts):
             for events in (
                 (part_events.repeats[0], part_events.repeats[LAST])
-                if isinstance(part_events, Sweep)
+                if isinstance(part_events, LayerSweep)
                 else (part_events,)
             ):
                 if any(
@@ -415,7 +415,7 @@ class RepeatAnalysis:
         ):
             raise NotRepeating
 
-    def _inner_place(self, second_place: Place, third_place: Place) -> InnerEvent:
+    def _inner_place(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerEvent:
         """Combines the modules of an event in the second and the third repeat."""
         repeat = self._repeat_of_place(second_place)
         if repeat is None and second_place == third_place:
@@ -436,10 +436,10 @@ class RepeatAnalysis:
         for events_of_part in self.recorded.first_step:
             _replay_on_meter(memory_meter, events.events_of_long_run(events_of_part), blocks)
         first_peaks, memory_meter.peaks = memory_meter.peaks, {}
-        memory_meter.place = Place()
+        memory_meter.place = AllocationPlace()
         for events_of_part in self.recorded.reported_step:
             _replay_on_meter(memory_meter, events.events_of_long_run(events_of_part), blocks)
-        memory_meter.place = Place("after")
+        memory_meter.place = AllocationPlace("after")
         replay_result.keep_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
         replay_result.after = memory_meter.now
         return replay_result
@@ -485,7 +485,7 @@ class RepeatedEvents:
         if id(events_of_part) not in self.pieces:
             events = self.pieces[id(events_of_part)] = []
             for part_events in self.analysis.parts[id(events_of_part)]:
-                if isinstance(part_events, Sweep):
+                if isinstance(part_events, LayerSweep):
                     for repeat_events in self._events_of_sweep(
                         part_events, [self._event_by_repeat(event) for event in part_events.inner]
                     ):
@@ -500,7 +500,7 @@ class RepeatedEvents:
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
         for part_events in self.analysis.parts[id(events_of_part)]:
-            if not isinstance(part_events, Sweep):
+            if not isinstance(part_events, LayerSweep):
                 yield _events_of_allocator(self._renumbered_events(part_events)), ONCE
                 continue
             inner_events = [self._event_by_repeat(event) for event in part_events.inner]
@@ -536,19 +536,19 @@ class RepeatedEvents:
             for recorded_storage, nbytes, event_detail in events
         ]
 
-    def _repeat_order(self, layer_sweep: Sweep) -> range:
+    def _repeat_order(self, layer_sweep: LayerSweep) -> range:
         """Returns the inner repeats in the direction in which the layers run."""
         inner_repeats = range(self.inner_repeats[layer_sweep.stack])
         return inner_repeats if layer_sweep.rising else inner_repeats[::-1]
 
-    def _events_of_sweep(self, layer_sweep: Sweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
+    def _events_of_sweep(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
         """Yields the events of each repeat in execution order. inner_events: the inner repeats' events."""
         yield self._renumbered_events(layer_sweep.ordered[0])
         for repeat in self._repeat_order(layer_sweep):
             yield self._events_of_repeat(layer_sweep, inner_events, repeat)
         yield self._renumbered_events(layer_sweep.ordered[-1])
 
-    def _events_of_repeat(self, layer_sweep: Sweep, inner_events: Sequence[EventLine], repeat: int) -> list[Event]:
+    def _events_of_repeat(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine], repeat: int) -> list[Event]:
         """Returns the events of one inner repeat. inner_events: the events of the inner repeats."""
         place_in_later_repeat = self.analysis.stacks[layer_sweep.stack].place_in_later_repeat
         events = [
@@ -578,7 +578,7 @@ class RepeatedEvents:
             return event.number, 1, event.size, event.value
         return self.starts[event.number] + event.owner, 1, event.size, event.value
 
-    def place_in_long_run(self, allocation_place: Place) -> Place:
+    def place_in_long_run(self, allocation_place: AllocationPlace) -> AllocationPlace:
         """Returns a recorded module with its layer index increased by the added repeats."""
         for i, inner_repeats in self.inner_repeats.items():
             stack = self.analysis.stacks[i]

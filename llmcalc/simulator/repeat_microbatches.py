@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from .caching_allocator import Step, Stretch, allocation, on_stream, release
-from .meter import Block, Meter, Peak, Place
+from .meter import AllocationPlace, Block, Meter, Peak
 from .pass_trace import PREVIOUS, PassCase, PassId, PassTrace
 from .record_microbatches import PassCounter
 from .repeat_layers import NotRepeating
 from .tensor import Storage, Tensor
 
-PeaksOfPass: TypeAlias = Sequence[tuple[Place, int, dict[str, int]]]
+PeaksOfPass: TypeAlias = Sequence[tuple[AllocationPlace, int, dict[str, int]]]
 """(place, its peak, the bytes of each kind at that peak), relative to the start of a pass."""
 
-ShiftedPlaces: TypeAlias = tuple[Place, Place, PeaksOfPass]
+ShiftedPlaces: TypeAlias = tuple[AllocationPlace, AllocationPlace, PeaksOfPass]
 """(start, end, peaks) of a pass trace in later layers than the recorded ones."""
 
 
@@ -120,7 +120,7 @@ class EventMeter(Meter):
             shifted_places = self._shifted_places[trace_and_layers] = start_place, end_place, peaks
         return shifted_places
 
-    def _count(self, pass_trace: PassTrace, more_layers: int, end_place: Place, peaks: PeaksOfPass) -> None:
+    def _count(self, pass_trace: PassTrace, more_layers: int, end_place: AllocationPlace, peaks: PeaksOfPass) -> None:
         """Counts the bytes of a replayed pass, and the peak of each module.
 
         end_place, peaks: those of the trace, with all layer indices shifted.
@@ -169,7 +169,7 @@ class SummedPeak(Peak):
         self._by_kind = bytes_by_kind
 
 
-def place_in_later_layer(allocation_place: Place, layers: int) -> Place:
+def place_in_later_layer(allocation_place: AllocationPlace, layers: int) -> AllocationPlace:
     """Returns the place of the same module in a later layer."""
     if allocation_place.layer_index < 0 or not layers:
         return allocation_place

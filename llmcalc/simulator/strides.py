@@ -80,7 +80,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
     new_strides: list[Number] = []
     remaining_sizes = list(new_shape)
     last_axis = len(shape) - 1
-    group_stride, old_size = (strides[-1] if strides else 1), Size()
+    group_stride, old_size = (strides[-1] if strides else 1), SizeProduct()
     for axis in range(last_axis, -1, -1):
         old_size.grow(shape[axis])
         ends_group = axis == 0 or (
@@ -88,18 +88,18 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
         )
         if not ends_group:
             continue
-        new_size = Size()
+        new_size = SizeProduct()
         while remaining_sizes and (not new_size.reaches(old_size) or is_size_one(remaining_sizes[-1])):
             new_strides.append(new_size.times(group_stride))
             new_size.grow(remaining_sizes.pop())
         if not new_size.reaches(old_size):
             return None
         if axis > 0:
-            group_stride, old_size = strides[axis - 1], Size()
+            group_stride, old_size = strides[axis - 1], SizeProduct()
     return None if remaining_sizes else tuple(reversed(new_strides))
 
 
-class Size:
+class SizeProduct:
     """A product of sizes that can be compared with another product, by factors for symbols."""
 
     __slots__ = ("n",)
@@ -113,7 +113,7 @@ class Size:
     def times(self, stride: Number) -> Number:
         return self.n if is_size_one(stride) else self.n * stride
 
-    def reaches(self, other_size: Size) -> bool:
+    def reaches(self, other_size: SizeProduct) -> bool:
         if isinstance(self.n, int) and isinstance(other_size.n, int):
             return self.n >= other_size.n
         return bool(self.n == other_size.n)

@@ -14,10 +14,10 @@ from ..workload.rows import ONCE, Rows
 from ..workload.run_config import RunConfig
 from .adapters import Adapters
 from .aten import Aten
-from .autograd import Graph
-from .choices import EAGER, Choices
-from .frame import Frame, ParameterSet, Path, RecomputedModule, Unsupported
-from .meter import Place
+from .autograd import AutogradGraph
+from .choices import EAGER, KernelChoices
+from .frame import ModuleFrame, ParameterSet, Path, RecomputedModule, Unsupported
+from .meter import AllocationPlace
 from .strides import Shape, count
 from .tensor import INT64, Dtype, Tensor
 
@@ -32,22 +32,22 @@ class ValueTensors:
 
     def __init__(
         self,
-        autograd_graph: Graph,
+        autograd_graph: AutogradGraph,
         run_config: RunConfig,
         dtype: Dtype,
         trained: bool = True,
         recompute: Recompute = NONE,
-        extra_parts: frozenset[str] = frozenset(),
-        choices: Choices = EAGER,
+        include: frozenset[str] = frozenset(),
+        choices: KernelChoices = EAGER,
         adapters: Adapters | None = None,
     ) -> None:
-        self.graph: Graph = autograd_graph
+        self.graph: AutogradGraph = autograd_graph
         self.run_config: RunConfig = run_config
         self.dtype: Dtype = dtype
         self.trained: bool = trained
         self.recompute: Recompute = recompute
-        self.include: frozenset[str] = extra_parts
-        self.choices: Choices = choices
+        self.include: frozenset[str] = include
+        self.choices: KernelChoices = choices
         self.adapters: Adapters | None = adapters
         autograd_graph.compiled, autograd_graph.multiprocessors = choices.compiled, choices.multiprocessors
         self.t: Aten = Aten(autograd_graph)
@@ -57,7 +57,7 @@ class ValueTensors:
         self.buffers: set[Path] = set()
         self.scales_of_quantizers: dict[Path, tuple[Tensor, ...]] = {}
         self.known_parameters: ParameterSet | None = None
-        self.frames: list[Frame] = []
+        self.frames: list[ModuleFrame] = []
         self.first_trained_layer: int | None = None
         self.trained_dtype: Dtype = dtype
         self.memo: dict[Any, Any] = {}
@@ -208,7 +208,7 @@ class ValueTensors:
             return current_frame.path
         return self._path_of(self.frames[: len(self.frames) - levels_up])
 
-    def _path_of(self, module_frames: Sequence[Frame]) -> Path:
+    def _path_of(self, module_frames: Sequence[ModuleFrame]) -> Path:
         """Returns the innermost running module's path, which determines the layer that owns the parameters."""
         path_parts: list[Any] = []
         for i, module_frame in enumerate(module_frames):
@@ -237,12 +237,12 @@ class ValueTensors:
         return ".".join(module_call.scope.name for module_call in self.frames[1:] if module_call.scope.name)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> AllocationPlace:
         """The place (module and phase) of new storages."""
         layer_index = next(
             (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), -1
         )
-        return Place(self.graph.meter.place.phase, layer_index, self.path)
+        return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, operation_name: str = "") -> Unsupported:
         """Creates the error for an operation without a kernel. operation_name: the operation's name."""
@@ -253,9 +253,9 @@ class ValueTensors:
         reason = f"the memory of {operation!r} is not modelled; params, flops and kv count this model"
         return self.unsupported(reason, step.name)
 
-    def _frames_copy(self) -> list[Frame]:
+    def _frames_copy(self) -> list[ModuleFrame]:
         """Copies the stack of running modules without local variables."""
         return [
-            Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
+            ModuleFrame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
             for module_call in self.frames
         ]

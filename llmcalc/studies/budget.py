@@ -26,7 +26,7 @@ from .budget_file import SETTINGS, Bound, Budget, Fits, Limit, ModelBudget
 
 
 @dataclass(frozen=True)
-class Check:
+class BudgetCheck:
     """One checked value of a model, and the value's bounds.
 
     target: the model, as the budget names it.
@@ -57,7 +57,7 @@ class Check:
         return next((limit for limit in self.limits if not limit.holds(self.measured)), None)
 
 
-def check_budget(budget: Budget, folder: Path) -> list[Check]:
+def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
     """Checks every value that a budget limits. folder: the budget file's folder, to which model paths are relative.
 
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
@@ -83,7 +83,7 @@ def _errors_naming_model(location: str) -> Iterator[None]:
         raise InputError(str(error) if is_named else f"{location}: {error}") from None
 
 
-def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:
+def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], BudgetCheck]]:
     """Checks the settings of one model's bounds, and yields functions that compute the values."""
     for bound_key, bound in model.bounds.items():
         with _errors_naming_model(f"{model.target}: {bound_key}"):
@@ -109,16 +109,16 @@ def _check_bound(
     bound: Bound | Fits,
     bound_settings: dict[str, Any],
     hardware: Hardware | None,
-) -> Check:
+) -> BudgetCheck:
     """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
     with _errors_naming_model(f"{target}: {bound_key}"):
         measured_value = _measure_value(preset, bound_key, bound_settings, hardware)
     warning = too_long_note(preset.model, bound_settings.get("seq") or 0)
     if isinstance(bound, Bound):
-        return Check(target, bound_key, bound.settings, measured_value, bound.limits, warning=warning)
+        return BudgetCheck(target, bound_key, bound.settings, measured_value, bound.limits, warning=warning)
     assert hardware is not None
     limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
-    return Check(target, bound_key, bound.settings, measured_value, (limit,), hardware.name, warning)
+    return BudgetCheck(target, bound_key, bound.settings, measured_value, (limit,), hardware.name, warning)
 
 
 def _measure_value(
@@ -147,6 +147,6 @@ def _device_bytes(preset: Preset, setting_values: dict[str, Any], hardware: Hard
     ).device.device_bytes
 
 
-def count_violations(checks: Sequence[Check]) -> int:
+def count_violations(checks: Sequence[BudgetCheck]) -> int:
     """Returns the number of checks whose value violates a limit."""
     return sum(not check.ok for check in checks)

@@ -28,7 +28,7 @@ INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 
 
 @dataclass(frozen=True)
-class Change:
+class FieldChange:
     """A changed field of a description: the old and the new value; None in a model without the field."""
 
     name: str
@@ -41,7 +41,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Quantity(Change):
+class Quantity(FieldChange):
     """A count or a number of bytes: an exact integer, or a float for an average."""
 
     unit: Unit
@@ -68,7 +68,7 @@ class Difference:
     after: Preset | None
     seq: int
     dtype: str
-    fields: tuple[Change, ...]
+    fields: tuple[FieldChange, ...]
     quantities: tuple[Quantity, ...]
     components: Mapping[str, tuple[Quantity, ...]]
 
@@ -147,7 +147,7 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
         return {}
 
 
-def _changed_fields(before: Preset | None, later_preset: Preset | None) -> Iterator[Change]:
+def _changed_fields(before: Preset | None, later_preset: Preset | None) -> Iterator[FieldChange]:
     """Yields the changed fields by their path in a native description; None for a field that is not set."""
     if before is None or later_preset is None:
         return
@@ -158,9 +158,9 @@ def _changed_fields(before: Preset | None, later_preset: Preset | None) -> Itera
     )  # with defaults too, which a description leaves out
     for field_path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
         if old_fields.get(field_path) != new_fields.get(field_path):
-            yield Change(field_path, old_fields.get(field_path), new_fields.get(field_path))
+            yield FieldChange(field_path, old_fields.get(field_path), new_fields.get(field_path))
     if before.dtype != later_preset.dtype:
-        yield Change("dtype", before.dtype, later_preset.dtype)
+        yield FieldChange("dtype", before.dtype, later_preset.dtype)
 
 
 def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ RANK = 16
 
 
 @frozen
-class Change:
+class SettingChange:
     """A change of settings. option: the settings as command-line options.
 
     fit: the required bytes and the verdict with the change.
@@ -57,7 +57,7 @@ class Change:
 
 
 @frozen
-class Fitting:
+class FitAnswer:
     """The answer on whether a run fits on one accelerator, with the largest runs and possible changes.
 
     memory: the memory of the run.
@@ -73,22 +73,22 @@ class Fitting:
     fit: Fit
     batch: int
     seq: int
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
     decoding: tuple[TimedRun, ...] = ()
     engine_title: str = ""
 
 
-def fit(model_memory: Memory, hardware: Hardware) -> Fitting:
+def fit(model_memory: Memory, hardware: Hardware) -> FitAnswer:
     """Returns whether a run fits on one accelerator, and changes that make it fit."""
     current_fit = model_memory.device.fit_on(hardware)
     batch, seq = largest_run(model_memory, hardware)
     changes = (
         () if current_fit.verdict != "no" else tuple(_memory_saving_changes(model_memory, current_fit, batch, seq))
     )
-    return Fitting(model_memory, current_fit, batch, seq, changes)
+    return FitAnswer(model_memory, current_fit, batch, seq, changes)
 
 
-def with_decoding_seconds(fit_answer: Fitting, hardware: Hardware, users: Iterable[int]) -> Fitting:
+def with_decoding_seconds(fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int]) -> FitAnswer:
     """Adds the seconds per token and user, for several numbers of users."""
     runs = (decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
     return replace(fit_answer, decoding=tuple(timed_run for timed_run in runs if timed_run is not None))
@@ -243,7 +243,7 @@ def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -
     )
 
 
-def _memory_saving_changes(model_memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
+def _memory_saving_changes(model_memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[SettingChange]:
     """Returns the changes of single settings that save memory.
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
@@ -265,7 +265,7 @@ def _memory_saving_changes(model_memory: Memory, current_fit: Fit, batch: int, s
     ]
     if has_many_layers(model_memory):
         change_groups = [[setting_changes for change_group in change_groups for setting_changes in change_group]]
-    candidates: list[Change] = []
+    candidates: list[SettingChange] = []
     for change_group in change_groups:
         candidates += evaluate(change_group)
         if any(change.fit.verdict != "no" for change in candidates):
@@ -288,7 +288,7 @@ def _evaluate_changes(
     insufficient_bytes: list[int],
     options: Sequence[Mapping[str, Any]],
     most_changes: int | None = None,
-) -> list[Change]:
+) -> list[SettingChange]:
     """Returns the changes that need less memory than the current settings, in the order of the input.
 
     A change is left out if the bytes that it needs at least save nothing, or neither fit nor are among the `NEAREST`
@@ -304,7 +304,7 @@ def _evaluate_changes(
             runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
         except InputError:
             continue
-    change_by_index: dict[int, Change] = {}
+    change_by_index: dict[int, SettingChange] = {}
 
     def is_excluded(least_bytes: int) -> bool:
         return least_bytes >= current_fit.needed or (
@@ -319,7 +319,7 @@ def _evaluate_changes(
         except InputError:
             continue
         if fit.needed < current_fit.needed:
-            change_by_index[change_index] = Change(cli_options(options[change_index]), fit)
+            change_by_index[change_index] = SettingChange(cli_options(options[change_index]), fit)
             if fit.verdict == "no":
                 insufficient_bytes.append(fit.needed)
     return [change_by_index[change_index] for change_index in sorted(change_by_index)]
@@ -349,7 +349,7 @@ def cli_options(setting_changes: Mapping[str, Any]) -> str:
 
 
 def changes_beside_devices(
-    model_memory: Memory, hardware: Hardware, sufficient: Sequence[Change]
+    model_memory: Memory, hardware: Hardware, sufficient: Sequence[SettingChange]
 ) -> list[dict[str, Any]]:
     """Returns the changes of settings that are tried on several accelerators.
 

@@ -16,8 +16,8 @@ from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
-from ..simulator.effort import Budget
-from .fit import MOST_BATCH, MOST_SEQ, Change, devices_option, largest_fitting_number
+from ..simulator.effort import WorkBudget
+from .fit import MOST_BATCH, MOST_SEQ, SettingChange, devices_option, largest_fitting_number
 from .layout_candidates import Candidate
 from .plan import (
     RECOMPUTED,
@@ -36,7 +36,7 @@ MOST_TRIED = 2**16
 
 
 @frozen
-class DeviceFitting:
+class DevicesFitAnswer:
     """The answer whether a run fits on a number of accelerators, with the fewest accelerators and changes.
 
     planned: the plan of all layouts.
@@ -57,7 +57,7 @@ class DeviceFitting:
     fewest: Candidate | None
     batch: int
     seq: int
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
     ended_early: bool = False
 
     @property
@@ -67,7 +67,7 @@ class DeviceFitting:
 
 def fit_devices(
     model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest, global_batch: int | None
-) -> DeviceFitting:
+) -> DevicesFitAnswer:
     """Returns whether training fits on `layout_request.devices` accelerators with the request's framework.
 
     global_batch: sequences per step; None for one micro-batch per accelerator.
@@ -105,7 +105,7 @@ def fit_devices(
     changes = (
         () if run_fits else tuple(_changes_that_fit(question, layout_plan.devices, fewest_devices, fewest_candidate))
     )
-    return DeviceFitting(
+    return DevicesFitAnswer(
         layout_plan,
         best_candidate,
         fit,
@@ -129,7 +129,7 @@ class DevicesQuestion:
     hardware: Hardware
     layout_request: LayoutRequest
     global_batch: int | None
-    budget: Budget
+    budget: WorkBudget
 
     def plan_devices(
         self, devices: int, nearest: Nearest = "if none fits", order_name: Order | None = None
@@ -263,7 +263,7 @@ def _largest_number(
 
 def _changes_that_fit(
     question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
-) -> Iterator[Change]:
+) -> Iterator[SettingChange]:
     """Yields changes that make the run fit: full recomputation, and more accelerators."""
     if question.estimates.memory.settings.recompute in (None, "none") and not question.budget.is_spent():
         try:
@@ -272,12 +272,12 @@ def _changes_that_fit(
             recomputed_plan = None
         recomputed_candidate = None if recomputed_plan is None else _best_candidate(recomputed_plan)
         if recomputed_candidate is not None:
-            yield Change(
+            yield SettingChange(
                 f"--recompute {RECOMPUTED} {recomputed_candidate.layout.options()}".strip(),
                 Fit(question.hardware, recomputed_candidate.device_bytes),
             )
     if fewest_devices is not None and fewest_candidate is not None:
-        yield Change(
+        yield SettingChange(
             devices_option(fewest_devices, fewest_candidate.layout),
             Fit(question.hardware, fewest_candidate.device_bytes),
         )

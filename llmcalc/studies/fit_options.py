@@ -9,7 +9,7 @@ from itertools import takewhile, tee
 from typing import Any, NamedTuple
 
 from ..accelerator import Fit, Hardware
-from ..device_memory.cuda_runtime import Runtime
+from ..device_memory.cuda_runtime import CudaRuntime
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..errors import InputError
@@ -19,7 +19,7 @@ from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from .fit import Change, cli_options, devices_option, least_static_bytes
+from .fit import SettingChange, cli_options, devices_option, least_static_bytes
 from .fit_serving import serving_layouts
 
 MOST_DEVICES = 64
@@ -36,7 +36,7 @@ MOST_COMPUTERS = 4
 MOST_TRAINING_COMPUTERS = 1
 """The number of such computers that train: torch has no messages between them (NCCL), so no sharded training."""
 
-RuntimeOf = Callable[[Hardware], Runtime]
+RuntimeOf = Callable[[Hardware], CudaRuntime]
 """The CUDA runtime of a run on an accelerator."""
 
 
@@ -73,13 +73,13 @@ class _DividedRun(NamedTuple):
 
     devices: int
     layout: Layout | None
-    memory_on: Callable[[Runtime], DeviceMemory]
+    memory_on: Callable[[CudaRuntime], DeviceMemory]
     static_bytes: int
-    tensor_bytes: Callable[[Runtime], int] = lambda runtime: 0
+    tensor_bytes: Callable[[CudaRuntime], int] = lambda runtime: 0
     users: int | None = None
     runs_of_replicas: Callable[[], Sequence[_DividedRun]] = tuple
 
-    def fit_on(self, hardware: Hardware, default_runtime: Runtime, runtime: Runtime) -> Fit:
+    def fit_on(self, hardware: Hardware, default_runtime: CudaRuntime, runtime: CudaRuntime) -> Fit:
         """Returns whether the run fits on an accelerator, replayed with the accelerator's runtime if it may fit.
 
         default_runtime: a runtime with which the memory is known already.
@@ -88,7 +88,9 @@ class _DividedRun(NamedTuple):
         fits_without_overhead = fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity
         return self.memory_on(runtime).fit_on(hardware) if fits_without_overhead else fit
 
-    def with_most_replicas(self, fit: Fit, default_runtime: Runtime, runtime: Runtime) -> tuple[_DividedRun, Fit]:
+    def with_most_replicas(
+        self, fit: Fit, default_runtime: CudaRuntime, runtime: CudaRuntime
+    ) -> tuple[_DividedRun, Fit]:
         """Returns the run with most replicas on as many accelerators that fits as well as this one."""
         for replicas in self.runs_of_replicas() if fit.verdict != "no" else ():
             if replicas.static_bytes <= fit.hardware.capacity_bytes:
@@ -101,7 +103,7 @@ class _DividedRun(NamedTuple):
         """Returns the run as an option, with its verdict on a kind of accelerator."""
         return HardwareOption(self.devices, self.layout, fit, self.users)
 
-    def least_bytes(self, runtime: Runtime) -> int:
+    def least_bytes(self, runtime: CudaRuntime) -> int:
         """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
         try:
             return max(self.static_bytes, self.tensor_bytes(runtime))
@@ -112,10 +114,10 @@ class _DividedRun(NamedTuple):
 def _run_over_ranks(cluster: Cluster) -> _DividedRun:
     """Returns the run over the ranks of a layout."""
 
-    def largest_memory(runtime: Runtime) -> DeviceMemory:
+    def largest_memory(runtime: CudaRuntime) -> DeviceMemory:
         return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
 
-    def tensor_bytes(runtime: Runtime) -> int:
+    def tensor_bytes(runtime: CudaRuntime) -> int:
         return max(cluster.tensor_bytes(rank, runtime) for rank in cluster.ranks_that_may_need_most)
 
     if cluster.trains:
@@ -142,7 +144,7 @@ def hardware_options(
     Of those on which it fits alike, accelerators that have no products in the run's number format come last.
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
-    layout_request: parallelism options; its group sizes apply to every number, and `devices` is the only number if given.
+    layout_request: parallelism options; its group sizes apply to every number; `devices`, if given, is the only number.
     runtime_of: the runtime of the run on an accelerator.
     engine_fit: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits; None
         (default) for torch's kernels.
@@ -197,7 +199,7 @@ def _runs_on_usual_number(
 
 
 def _hardware_option(
-    divided_runs: Iterable[_DividedRun], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
+    divided_runs: Iterable[_DividedRun], hardware: Hardware, default_runtime: CudaRuntime, runtime: CudaRuntime
 ) -> HardwareOption:
     """Returns the fewest accelerators of one kind on which the run fits.
 
@@ -247,7 +249,7 @@ def changes_on_several(
     layout_request: LayoutRequest,
     runtime_of: RuntimeOf,
     setting_changes: Sequence[Mapping[str, Any]],
-) -> Iterator[Change]:
+) -> Iterator[SettingChange]:
     """Yields changes to several accelerators of a kind, fewest first, the unchanged run last.
 
     options: the fewest accelerators of each kind for the unchanged run.
@@ -256,7 +258,7 @@ def changes_on_several(
     for hardware_option in options:
         fits_unchanged, hardware = hardware_option.fit.verdict != "no", hardware_option.fit.hardware
         most_devices = hardware_option.devices - 1 if fits_unchanged else MOST_DEVICES
-        changes_by_devices: list[tuple[int, Change]] = []
+        changes_by_devices: list[tuple[int, SettingChange]] = []
         for changes in setting_changes:
             try:
                 runs_and_fits = list(
@@ -269,10 +271,10 @@ def changes_on_several(
             divided_run, fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
             options_text = f"{divided_run.option(fit).command_options} {cli_options(changes)}"
             if sum(devices == divided_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
-                changes_by_devices.append((divided_run.devices, Change(options_text, fit)))
+                changes_by_devices.append((divided_run.devices, SettingChange(options_text, fit)))
         yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
         if fits_unchanged and hardware_option.devices > 1:
-            yield Change(hardware_option.command_options, hardware_option.fit)
+            yield SettingChange(hardware_option.command_options, hardware_option.fit)
 
 
 def _fitting_runs(
@@ -352,7 +354,7 @@ def _possible_runs(model_memory: Memory, layout_request: LayoutRequest, version:
         return
     refusals: list[InputError] = []
 
-    def memory_on(runtime: Runtime) -> DeviceMemory:
+    def memory_on(runtime: CudaRuntime) -> DeviceMemory:
         if refusals:
             raise refusals[0]
         try:

@@ -16,9 +16,9 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_program import model_axes
 from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, refusal
-from ..simulator.effort import Budget
+from ..simulator.effort import WorkBudget
 from .decoding import decoded_token
-from .fit import Change, Fitting, devices_option, fit, largest_run
+from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run
 from .run_time import TimedRun
 
 NODE = 8
@@ -29,7 +29,7 @@ MOST_TRIED = 2**10
 
 
 @frozen
-class Replica:
+class ReplicaFit:
     """A layout of one replica, with the memory of its largest rank.
 
     rank: number of that rank. fit: the verdict on it.
@@ -43,7 +43,7 @@ class Replica:
 
 
 @frozen
-class ServingFitting:
+class ServingFitAnswer:
     """The answer on whether inference fits on a number of accelerators, with layouts.
 
     memory: the run on one device.
@@ -57,11 +57,11 @@ class ServingFitting:
     """
 
     memory: Memory
-    tried_replicas: tuple[Replica, ...]
-    best: Replica
+    tried_replicas: tuple[ReplicaFit, ...]
+    best: ReplicaFit
     needed: int | None
     fewest: Layout | None
-    largest_run: Fitting
+    largest_run: FitAnswer
     untried_layouts: int = 0
 
 
@@ -69,7 +69,7 @@ MOST_LAYERS = 10_000
 """The largest number of layers of a model whose serving layouts are searched."""
 
 
-def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> ServingFitting:
+def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> ServingFitAnswer:
     """Returns whether inference fits on `layout_request.devices` accelerators.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
@@ -91,14 +91,14 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
             batch, seq = largest_run(rank_run, hardware, batch, seq)
     if not best_fits and fewest_layout is not None:
         larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
-        changes = (Change(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit), *changes)
+        changes = (SettingChange(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit), *changes)
     timed_replicas = [
         replace(replica, decoding=decoded_token(model_memory, hardware, replica.layout))
         if replica.fit.verdict != "no"
         else replica
         for replica in replicas
     ]
-    return ServingFitting(
+    return ServingFitAnswer(
         model_memory,
         tuple(timed_replicas),
         best_replica,
@@ -115,7 +115,7 @@ WORK_OF_SEARCH = 3_000_000
 
 def serving_replicas(
     model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
-) -> tuple[tuple[Replica, ...], Replica, int]:
+) -> tuple[tuple[ReplicaFit, ...], ReplicaFit, int]:
     """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best layout.
 
     The best one is the first that fits, or the one that requires least. The third value is the number of layouts that
@@ -123,8 +123,8 @@ def serving_replicas(
     Raises `InputError` where no layout is possible, and where none fits before the work is spent.
     """
     assert layout_request.devices is not None
-    tried_replicas: list[Replica] = []
-    work_budget, best_replica = Budget(WORK_OF_SEARCH), None
+    tried_replicas: list[ReplicaFit] = []
+    work_budget, best_replica = WorkBudget(WORK_OF_SEARCH), None
     layouts = list(serving_layouts(model_memory, layout_request, layout_request.devices))
     for layout in layouts:
         if tried_replicas and work_budget.is_spent():
@@ -180,14 +180,14 @@ def _end_ranks(layout: Layout) -> tuple[int, ...]:
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
 
-def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
+def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout) -> ReplicaFit:
     """Returns a layout with the largest rank's memory."""
     fit_by_rank = {
         rank: rank_memory(inference_rank(model_memory, layout, rank, model_memory.runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)
     }
     rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed, -rank))
-    return Replica(layout, rank, fit_by_rank[rank])
+    return ReplicaFit(layout, rank, fit_by_rank[rank])
 
 
 def _layout_on_more_devices(model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:

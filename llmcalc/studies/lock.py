@@ -46,7 +46,7 @@ class LockEntry:
 
 
 @dataclass(frozen=True)
-class Change:
+class LockChange:
     """A value that differs from the lock file.
 
     target: the model.
@@ -131,12 +131,12 @@ def _weight_bytes(preset: Preset) -> dict[str, int | None]:
     return bytes_by_format
 
 
-def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[Change]:
+def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[LockChange]:
     """Returns the values that differ between two entries, in the order of the newer entry."""
     values_before, values_now = dict(_nested_values(locked_entry)), dict(_nested_values(current_entry))
     target = str(current_entry["target"])
     return [
-        Change(target, value_path, values_before.get(value_path), values_now.get(value_path))
+        LockChange(target, value_path, values_before.get(value_path), values_now.get(value_path))
         for value_path in dict.fromkeys((*values_now, *values_before))
         if values_before.get(value_path) != values_now.get(value_path)
     ]

@@ -23,9 +23,9 @@ from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.search import NO_REPLICAS, Search, check_depth, search
-from ..simulator.effort import Budget
-from ..timing.spread import Range
+from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search
+from ..simulator.effort import WorkBudget
+from ..timing.spread import TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
@@ -137,7 +137,7 @@ class LayoutPlan:
     devices: int
     global_batch: int
     plan: Plan
-    tried: Search
+    tried: LayoutSearch
     rows: int
     times: TrainingTimes | None = None
     untimed_reason: str = ""
@@ -198,7 +198,7 @@ class LayoutPlan:
             layouts_and_plans.sort(key=lambda layout_and_plan: place[id(layout_and_plan[1])])
         return layouts_and_plans[: self.rows]
 
-    def range(self, candidate: Candidate) -> Range | None:
+    def range(self, candidate: Candidate) -> TimeRange | None:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
         if self.times is None or candidate.seconds is None:
             return None
@@ -239,7 +239,7 @@ def plan_of(
     order_name: Order | None = "memory",
     time_settings: Callable[[Framework], TimeSettings] | None = None,
     recomputes: bool = True,
-    budget: Budget | None = None,
+    budget: WorkBudget | None = None,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
@@ -351,9 +351,9 @@ def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
 
-def search_budget() -> Budget:
+def search_budget() -> WorkBudget:
     """Returns the work of a search that begins now."""
-    return Budget(WORK_OF_SEARCH)
+    return WorkBudget(WORK_OF_SEARCH)
 
 
 def ended_search_error(layout_plan: LayoutPlan) -> InputError:
@@ -447,7 +447,7 @@ class LayoutOrder:
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     """
 
-    layouts: Search
+    layouts: LayoutSearch
     capacity: int
     tensor_bytes: Callable[[Layout, int, str], int]
     sent_bytes: Callable[[Layout, int, str], int]
@@ -457,7 +457,7 @@ class LayoutOrder:
     recomputations: Sequence[str] = (AS_CONFIGURED,)
     least_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
     exceeds: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
-    budget: Budget = field(default_factory=search_budget)
+    budget: WorkBudget = field(default_factory=search_budget)
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(self, rows: int, nearest: Nearest = "always") -> Plan:

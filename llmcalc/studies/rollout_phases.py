@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..accelerator import Hardware
-from ..device_memory.cuda_runtime import Runtime
+from ..device_memory.cuda_runtime import CudaRuntime
 from ..device_memory.device_memory import DeviceMemory
 from ..errors import InputError
 from ..evidence import Status
@@ -52,7 +52,7 @@ class RolloutPhase(NamedTuple):
 
 
 def rollout_phases(
-    cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, cuda_runtime: Runtime
+    cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, cuda_runtime: CudaRuntime
 ) -> list[RolloutPhase]:
     """Returns the phases of a run on an accelerator in order.
 

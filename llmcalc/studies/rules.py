@@ -28,7 +28,7 @@ RECOMPUTES = "megatron_recompute"
 
 
 @frozen(slots=True)
-class Rule:
+class FlopRule:
     """A rule of thumb for a workload's FLOPs, with the result.
 
     name: its name in tables.
@@ -50,7 +50,7 @@ class Rule:
 
 
 @frozen(slots=True)
-class Sizes:
+class ModelSizes:
     """The model sizes in the rules; sums over layers if layers differ.
 
     width: h, d_model.
@@ -88,7 +88,7 @@ def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
     return head_sizes.heads, head_sizes.head_dim, active_width
 
 
-def sizes(spec: ModelSpec) -> Sizes:
+def sizes(spec: ModelSpec) -> ModelSizes:
     """Returns the sizes of the stack that computes the model's output.
 
     Raises `ArithmeticError` for any model that is not a plain transformer.
@@ -103,7 +103,7 @@ def sizes(spec: ModelSpec) -> Sizes:
             )
         a, d, f = layer_widths
         heads, keys, ffn_width = heads + layer_count * a, keys + layer_count * a * d, ffn_width + layer_count * f
-    return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
+    return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
 
 
 def kaplan_table_1(parameters: int, keys: int, context_tokens: int) -> int:
@@ -111,7 +111,7 @@ def kaplan_table_1(parameters: int, keys: int, context_tokens: int) -> int:
     return 2 * parameters + 2 * context_tokens * keys
 
 
-def chinchilla_appendix_f(model_sizes: Sizes, seq: int) -> int:
+def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     """Returns forward FLOPs of one sequence (Hoffmann 2022, appendix F).
 
     The terms are those of its text. The ratios to 6ND in its table A4 result without the embedding and the logits.
@@ -133,7 +133,7 @@ def palm_appendix_b(parameters: int, keys: int, seq: int) -> int:
     return 6 * parameters + 12 * keys * seq
 
 
-def megatron_flops(model_sizes: Sizes, batch: int, seq: int, recompute: bool) -> int:
+def megatron_flops(model_sizes: ModelSizes, batch: int, seq: int, recompute: bool) -> int:
     """Returns the FLOPs of one training iteration by Megatron-LM's rules of thumb.
 
     With recomputation: 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3).
@@ -144,12 +144,12 @@ def megatron_flops(model_sizes: Sizes, batch: int, seq: int, recompute: bool) ->
     return pass_count * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
 
 
-def conventions(flop_count: FlopCount) -> list[Rule]:
+def conventions(flop_count: FlopCount) -> list[FlopRule]:
     """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
     full_flops, causal_flops = flop_count.full, flop_count.causal
 
-    def rule(rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, remark: str = "") -> Rule:
-        return Rule(
+    def rule(rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, remark: str = "") -> FlopRule:
+        return FlopRule(
             rule_key,
             rule_name,
             formula,
@@ -196,7 +196,7 @@ EVERY, MHA = (
 
 
 def _rules_with_attention(
-    model_sizes: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int, train: bool
+    model_sizes: ModelSizes, parameter_count: ParameterCount, context_tokens: int, tokens: int, train: bool
 ) -> Iterator[RuleFields]:
     """Yields the rules with an attention term, with the FLOPs of all tokens.
 

@@ -22,13 +22,13 @@ from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
-from ..timing.calibration import UNCHANGED, Factors
+from ..timing.calibration import UNCHANGED, CalibrationFactors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankPass, RankWork
-from ..timing.price import QUANTIZED, Formats, TimedOperation, TimedPass, TimeEstimator
-from ..timing.records import Stack
-from ..timing.spread import Range, expected_range, untested_ranks
+from ..timing.price import QUANTIZED, NumberFormats, TimedOperation, TimedPass, TimeEstimator
+from ..timing.records import TimeStack
+from ..timing.spread import TimeRange, expected_range, untested_ranks
 from ..timing.stack import (
     find_stack,
     stack_of_vendor,
@@ -37,7 +37,7 @@ from ..timing.stack import (
     with_overlap,
     with_schedule,
 )
-from ..timing.step import Step, StepPlan, StepTimer, host_wait
+from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
 from ..timing.traffic import Traffic, kernel_traffic
 from ..timing.work import rank_work
 from ..units import DTYPE_BITS, short_dtype, signed_percent
@@ -95,7 +95,7 @@ NOT_COUNTED = {
 """Phase → what no estimate counts."""
 
 
-class Node(NamedTuple):
+class TimedNode(NamedTuple):
     """A part of the model or the run, with seconds.
 
     path: path in the model, or the name of a part of the run.
@@ -142,14 +142,14 @@ class TimedRun:
     phase: TimePhase
     hardware: Hardware
     device: Device
-    stack: Stack
+    stack: TimeStack
     layout: Layout
     sequences: int
     seq: int
     context: int
-    formats: Formats
+    formats: NumberFormats
     plan: StepPlan | None
-    range: Range
+    range: TimeRange
     parts: dict[str, float]
     operations: tuple[tuple[float, TimedOperation], ...] = field(repr=False)
     passes: tuple[RankWork, ...] = field(default=(), repr=False)
@@ -159,7 +159,7 @@ class TimedRun:
     is_planned: bool = True
     include: frozenset[str] = frozenset()
     alternatives: dict[str, float] = field(default_factory=dict)
-    seconds_on: Callable[[Device, Stack], float] | None = field(default=None, repr=False)
+    seconds_on: Callable[[Device, TimeStack], float] | None = field(default=None, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -230,7 +230,7 @@ class TimedRun:
         """Seconds by bound (compute, memory, …) of the nodes with that bound; the sum is the estimate."""
         return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
 
-    def nodes(self, depth: int = 2) -> list[Node]:
+    def nodes(self, depth: int = 2) -> list[TimedNode]:
         """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree (0: none)."""
         seconds_by_node: dict[tuple[str, str], dict[Bound, float]] = {}
         for run_count, operation in self.operations:
@@ -247,7 +247,7 @@ class TimedRun:
         for (path, component), by_bound in seconds_by_node.items():
             seconds, bound = sum(by_bound.values()), max(BOUNDS, key=by_bound.__getitem__)
             if seconds:
-                nodes.append(Node(path, component, seconds, bound, by_bound[bound] / seconds, by_bound))
+                nodes.append(TimedNode(path, component, seconds, bound, by_bound[bound] / seconds, by_bound))
         return sorted(nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
@@ -290,18 +290,18 @@ class TimeSettings:
     overlap: str | None = None
     nic: float | None = None
     product_format: str = ""
-    factors: Factors = UNCHANGED
+    factors: CalibrationFactors = UNCHANGED
 
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
 
-    def supporting_stack(self, phase: TimePhase) -> Stack:
+    def supporting_stack(self, phase: TimePhase) -> TimeStack:
         """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
         time_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         return self.factors.stack(with_overlap(time_stack, self.overlap))
 
 
-def _with_class_attention(time_stack: Stack, model_memory: Memory) -> Stack:
+def _with_class_attention(time_stack: TimeStack, model_memory: Memory) -> TimeStack:
     """Returns a software stack with the stated attention implementation, by default that of transformers' classes."""
     implementation = model_memory.settings.attn_implementation
     if implementation is None and time_stack.reads_masks and not supports_sdpa(model_memory.spec):
@@ -319,7 +319,7 @@ class TrainingTimes:
         self.settings: TimeSettings = time_settings
         self.device: Device = time_settings.device(hardware)
         time_stack = _with_class_attention(time_settings.supporting_stack("training"), model_memory)
-        self.stack: Stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
+        self.stack: TimeStack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
         self._set_timers()
         self.recompute: Recompute = model_memory.settings.recomputed()
         _refuse_wide_products(model_memory)
@@ -374,11 +374,11 @@ class TrainingTimes:
             adapters=self.adapters,
         )
 
-    def step(self, layout: Layout, micro_batches: int) -> Step:
+    def step(self, layout: Layout, micro_batches: int) -> StepTime:
         """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.step_timer.step(self.plan(layout, micro_batches))
 
-    def range(self, seconds: float, layout: Layout, micro_batches: int) -> Range:
+    def range(self, seconds: float, layout: Layout, micro_batches: int) -> TimeRange:
         """Returns the range of an estimate in seconds of a layout's step.
 
         Its low end is that of the fastest measured host. It is the widest one for schedules and pairs of stack and
@@ -427,7 +427,7 @@ class TrainingTimes:
             layout.dp * step_plan.micro_batch * micro_batches,
             int(step_plan.seq),
             0,
-            Formats(step_plan.dtype),
+            NumberFormats(step_plan.dtype),
             step_plan,
             self.range(float(timed_step.seconds), layout, micro_batches),
             parts_of_run,
@@ -471,7 +471,7 @@ class TrainingTimes:
         device, time_stack = self.device, self.stack
         older_attention = time_stack.model_copy(update={"attention": "fa2"})
         unfused_stack = time_stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
-        slower_settings: list[tuple[str, Device, Stack, StepPlan]] = [
+        slower_settings: list[tuple[str, Device, TimeStack, StepPlan]] = [
             ("no overlap of messages (--overlap none)", device, with_overlap(time_stack, "none"), step_plan),
             ("attention of an older kernel", device, older_attention, step_plan),
             ("every layer recomputed (--recompute full)", device, time_stack, replace(step_plan, recompute=1.0)),
@@ -541,7 +541,7 @@ def _training_format(model_memory: Memory) -> str:
     return "fp32" if model_memory.states.precision == "fp32" or model_memory.settings.precision == "fp32" else "bf16"
 
 
-def inference_formats(model_memory: Memory, tokens: int) -> Formats:
+def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
     """Returns the number formats of an inference run. tokens: cached tokens per sequence.
 
     Raises `InputError` for weights in 64 bits.
@@ -551,7 +551,7 @@ def inference_formats(model_memory: Memory, tokens: int) -> Formats:
     quantized = memory_use.quantized
     if quantized is None:
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
-        return Formats(dtype, float(8 * memory_use.weights / memory_use.count.total), cache_bits)
+        return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.count.total), cache_bits)
     label = quantized.scheme.label
     dtype = next(
         (format_name for label_prefix, format_name in SCHEME_FORMATS if label.startswith(label_prefix)), QUANTIZED
@@ -570,7 +570,7 @@ def inference_formats(model_memory: Memory, tokens: int) -> Formats:
         )
         if component_kinds
     )
-    return Formats(dtype, layer_bits, cache_bits, *head_bits)
+    return NumberFormats(dtype, layer_bits, cache_bits, *head_bits)
 
 
 def _cache_bits(model_memory: Memory, tokens: int) -> float:
@@ -596,7 +596,7 @@ def time_training(
     )
 
 
-def in_format_of_stack(model_memory: Memory, time_stack: Stack) -> Memory:
+def in_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
     """Returns an inference run with the software stack's weight format, unless the user states a format.
 
     That is 16 bits if it halves weights published in float32, and its own scheme for weights published in 4 bits.
@@ -638,7 +638,7 @@ def time_inference(
     tokens = seq if phase == "decode" else seq + context
     formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
 
-    def pass_on(device: Device, time_stack: Stack) -> InferencePass:
+    def pass_on(device: Device, time_stack: TimeStack) -> InferencePass:
         if phase == "decode":
             return decode(spec, device, time_stack, batch, seq, replica, formats)
         return prefill(spec, device, time_stack, batch, seq, context, chunk, replica, formats, server)

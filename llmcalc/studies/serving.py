@@ -22,17 +22,17 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.rank_program import no_pipeline_reason
 from ..parallel.search import routed_experts
 from ..sources.preset import Preset
-from ..timing.batching import Replica, Requests
+from ..timing.batching import Replica, RequestSizes
 from ..timing.device import Device
-from ..timing.disaggregation import Disaggregated
-from ..timing.records import Stack
+from ..timing.disaggregation import DisaggregatedServer
+from ..timing.records import TimeStack
 from ..timing.speculation import Speculation
 from ..timing.spread import TIE
 from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats
 from .serve_trace import Trace, TraceTimes, sized_for_trace
-from .server import LayoutSizes, Limits, LoadPoint, Server, largest_number
+from .server import LatencyLimits, LayoutSizes, LoadPoint, Server, largest_number
 
 MOST_REPLICA = 32
 """Largest number of devices of a replica that is tried."""
@@ -179,12 +179,12 @@ class ServeStudy:
     preset: Preset
     hardware: Hardware
     device: Device
-    stack: Stack
+    stack: TimeStack
     engine: Engine
     version: EngineVersion
     runs: dict[tuple[str | None, str | None], Memory]
-    requests: Requests
-    limits: Limits
+    requests: RequestSizes
+    limits: LatencyLimits
     sizes: SizesRequest
     price: float | None = None
     trace: Trace | None = None
@@ -341,18 +341,22 @@ class ServeStudy:
         """
         replica, replica_count = server.replica, self.sizes.replicas(server.sizes)
         if self.ratio is not None:
-            replica_group = Disaggregated(replica, *self.ratio)
+            replica_group = DisaggregatedServer(replica, *self.ratio)
             if replica_count is not None and replica_count % replica_group.replicas:
                 raise DoesNotFit("the devices are no whole number of groups of --disaggregate")
         elif replica_count == 1:
             raise DoesNotFit("one replica alone cannot leave its prompts to others")
         else:
-            single_pair, most_sequences, tpot = Disaggregated(replica, 1, 1), server.most_sequences, self.limits.tpot
+            single_pair, most_sequences, tpot = (
+                DisaggregatedServer(replica, 1, 1),
+                server.most_sequences,
+                self.limits.tpot,
+            )
             if tpot is not None:
                 most_sequences = largest_number(
                     lambda number: single_pair.token_seconds(number) <= tpot, most_sequences
                 )
-            replica_group = Disaggregated.balanced_group(replica, max(1, most_sequences), replica_count)
+            replica_group = DisaggregatedServer.balanced_group(replica, max(1, most_sequences), replica_count)
         return replace(server, group=replica_group, most_sequences=server.most_sequences * replica_group.decode)
 
     def _replica_count(self, server: Server) -> int | None:

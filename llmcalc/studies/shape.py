@@ -67,7 +67,7 @@ def standard_preset(parameters: int | None = None, train_flops: int | None = Non
 
 
 @dataclass(frozen=True)
-class Family:
+class ShapeFamily:
     """A family of models that differ only in hidden size and depth.
 
     spec: the model that the ratios come from.
@@ -118,7 +118,7 @@ class Family:
             return heads, heads * self.kv_ratio, head_width
         return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, head_width
 
-    def finer_family(self, keep_heads: bool) -> Family | None:
+    def finer_family(self, keep_heads: bool) -> ShapeFamily | None:
         """Returns the family with a smaller step between hidden sizes; None if there is none.
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
@@ -182,7 +182,7 @@ def family(
     ffn_ratio: Fraction | None = None,
     vocab_size: int | None = None,
     tie: bool | None = None,
-) -> Family:
+) -> ShapeFamily:
     """Returns a model's family, with replaced ratios and sizes.
 
     kv_ratio: key/value heads over heads, one over a whole number.
@@ -208,7 +208,7 @@ def family(
             "1, 1/4 or 0.125"
         )
     spec = _with_vocabulary(spec.model_copy(update={"mtp": None}), vocab_size, tie)
-    model_family = Family(spec, None, kv_ratio, ffn_ratio)
+    model_family = ShapeFamily(spec, None, kv_ratio, ffn_ratio)
     for option, tested_family in (("shape", model_family), ("--head-dim", replace(model_family, head_dim=head_dim))):
         try:
             smallest_model = tested_family.scaled_to(tested_family.step, tested_family.least_depth)
@@ -232,7 +232,7 @@ def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) 
 
 
 @dataclass(frozen=True)
-class Budget:
+class CostBudget:
     """The cost that every shape must have: a number of parameters or of training FLOPs.
 
     kind: parameters or training FLOPs.
@@ -264,7 +264,7 @@ def budget_for(
     train_flops: int | None = None,
     tokens: int | None = None,
     seq: int = 2048,
-) -> Budget:
+) -> CostBudget:
     """Returns the budget of the options; by default the target model's parameters.
 
     Raises `InputError` if no budget or two budgets are given, or tokens without training FLOPs.
@@ -274,10 +274,10 @@ def budget_for(
     if tokens is not None and train_flops is None:
         raise InputError("--tokens: only a budget of training FLOPs has tokens; expected --flops C beside it")
     if train_flops is not None:
-        return Budget("train_flops", train_flops, tokens, seq)
+        return CostBudget("train_flops", train_flops, tokens, seq)
     if parameters is None and target is None:
         raise InputError("shape: no budget given; expected a TARGET, --params N or --flops C")
-    return Budget(
+    return CostBudget(
         "parameters", params(target).total if parameters is None and target is not None else parameters or 0, None, seq
     )
 
@@ -299,7 +299,7 @@ def parse_ratio(text: str | None, option: str) -> Fraction | None:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes and cost of one model in the family.
 
     target: whether it has the hidden size and the depth of the original model.
@@ -338,19 +338,19 @@ class ShapeStudy:
     scaled: (h, L, compute over the model's) extrapolated from the model with published exponents.
     """
 
-    family: Family
-    budget: Budget
+    family: ShapeFamily
+    budget: CostBudget
     tolerance: float
     seq: int
     dtype: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[ModelShape, ...]
     searched: int
     scaled: tuple[float, float, float] | None
 
 
 def find_shapes(
-    model_family: Family,
-    budget: Budget,
+    model_family: ShapeFamily,
+    budget: CostBudget,
     target: ModelSpec | None = None,
     rows: int = 12,
     percent: float = 2.0,
@@ -381,7 +381,7 @@ def find_shapes(
     return ShapeStudy(model_family, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
 
 
-def _cost_matches(model_family: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
+def _cost_matches(model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, tolerance: float) -> bool:
     """Whether a shape's cost is within `tolerance` of the budget; False for non-integer head counts."""
     try:
         shape_cost = budget.cost_of(model_family.scaled_to(*shape_size))
@@ -390,7 +390,7 @@ def _cost_matches(model_family: Family, shape_size: tuple[int, int], budget: Bud
     return bool(abs(shape_cost - budget.value) <= Fraction(tolerance) * budget.value)
 
 
-def _no_shapes_error(model_family: Family, budget: Budget, percent: float) -> str:
+def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, percent: float) -> str:
     cost = f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
     tie = "" if model_family.spec.tie_word_embeddings or not isinstance(model_family.spec.head, LMHead) else "--tie, "
     head_text = "" if model_family.head_dim is None else "a smaller --head-dim, "
@@ -401,7 +401,7 @@ def _no_shapes_error(model_family: Family, budget: Budget, percent: float) -> st
     )
 
 
-def refine_step(model_family: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
+def refine_step(model_family: ShapeFamily, budget: CostBudget, tolerance: float, keep_heads: bool) -> ShapeFamily:
     """Reduces the step between hidden sizes until the budget allows `FEWEST_WIDTHS` sizes, if possible.
 
     keep_heads: whether head sizes must stay unchanged.
@@ -414,12 +414,12 @@ def refine_step(model_family: Family, budget: Budget, tolerance: float, keep_hea
     return model_family
 
 
-def _depth_range(model_family: Family, h: int) -> tuple[int, int]:
+def _depth_range(model_family: ShapeFamily, h: int) -> tuple[int, int]:
     """Returns the (smallest, largest) depth with h/L in range; smallest > largest if there is none."""
     return max(model_family.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
 
 
-def allowed_widths(model_family: Family, budget: Budget, tolerance: float) -> range:
+def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: float) -> range:
     """Returns every hidden size that has a shape with an h/L in range and the cost of the budget.
 
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
@@ -469,7 +469,7 @@ def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -
 
 
 def search(
-    model_family: Family, budget: Budget, tolerance: float, most_widths: int = MOST_WIDTHS
+    model_family: ShapeFamily, budget: CostBudget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
     """Finds for each hidden size the depth with the cost nearest to the budget, within `tolerance`.
 
@@ -520,15 +520,15 @@ def spread_evenly(
 
 
 def _shape_of_size(
-    model_family: Family, shape_size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str
-) -> Shape:
+    model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, target: bool, seq: int, dtype: str
+) -> ModelShape:
     h, layers = shape_size
     spec = model_family.scaled_to(h, layers)
     parameter_count = params(spec)
     shape_cost = budget.cost_of(spec)
     cache_size = kv(spec, seq=seq, format_name=dtype)
     is_training = budget.kind == "train_flops"
-    return Shape(
+    return ModelShape(
         spec=spec,
         stack=stack_shape(spec.main, h),
         target=target,
@@ -546,7 +546,7 @@ def _shape_of_size(
     )
 
 
-def _scaled_target(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
+def _scaled_target(target: ModelSpec | None, budget: CostBudget) -> tuple[float, float, float] | None:
     """Returns (h, L, compute ratio) of the target model, scaled to the budget's training compute.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to

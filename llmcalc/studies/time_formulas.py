@@ -17,8 +17,8 @@ from ..errors import InputError, suggest
 from ..model import ModelSpec
 from ..timing.device import device_of
 from ..timing.kernels import Kernel, RankPass, RankWork
-from ..timing.price import DECODE_ATTENTION_RATE, Formats, TimedOperation, TimeEstimator
-from ..timing.records import FigureSource, Generation, generations
+from ..timing.price import DECODE_ATTENTION_RATE, NumberFormats, TimedOperation, TimeEstimator
+from ..timing.records import AcceleratorGeneration, FigureSource, generations
 from ..timing.stack import find_stack
 from ..timing.work import rank_work
 from ..workload.workload import Phase
@@ -89,7 +89,7 @@ def time_formulas(
     software = find_stack(time_stack, "training" if phase == "training" else "inference")
     rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
     work = rank_work(spec, rank_pass)
-    time_estimator = TimeEstimator(device_of(hardware), software, Formats(), rank_pass)
+    time_estimator = TimeEstimator(device_of(hardware), software, NumberFormats(), rank_pass)
     kernels = [kernel for kernel in work.kernels if _is_below(kernel, node, work)]
     if not kernels:
         paths = sorted({kernel.path for kernel in work.kernels})
@@ -234,7 +234,7 @@ def _reads_cache(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
     return kernel.kind == "attention" and not keeps_scores
 
 
-def _source_of_figure(generation: Generation, figure_name: str) -> FigureSource | None:
+def _source_of_figure(generation: AcceleratorGeneration, figure_name: str) -> FigureSource | None:
     """Returns the source of a figure: the accelerator's generation, or the generation whose figure is reused."""
     for figure_source in generation.sources:
         if figure_name in figure_source.fields:

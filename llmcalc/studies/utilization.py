@@ -12,14 +12,14 @@ from ..accelerator import Hardware
 from ..costs.flops import FlopCount
 from ..errors import InputError
 from ..frozen import frozen
-from .rules import RECOMPUTES, Rule, conventions
+from .rules import RECOMPUTES, FlopRule, conventions
 
 
 @frozen(slots=True)
 class ConventionUtilization:
     """The utilization of a measured run under one convention.
 
-    key, name, formula, source: as of `Rule`.
+    key, name, formula, source: as of `FlopRule`.
     flops_per_token: FLOPs that the model needs, by this convention.
     mfu, hfu: fractions of the peak. The HFU adds what runs again, by the exact count.
     """
@@ -72,7 +72,7 @@ def utilization(
     def utilization_of(flops: float) -> float:
         return float(flops / tokens * tokens_per_second / peak)
 
-    def utilization_of_rule(rule: Rule) -> ConventionUtilization:
+    def utilization_of_rule(rule: FlopRule) -> ConventionUtilization:
         counts_full_pairs = rule.key == "exact_full"
         recomputed_flops = (
             kernel_count.full - model_count.full if counts_full_pairs else kernel_count.causal - model_count.causal
@@ -87,7 +87,7 @@ def utilization(
             utilization_of(rule.total + recomputed_flops),
         )
 
-    rules: Sequence[Rule] = [rule for rule in conventions(model_count) if rule.key != RECOMPUTES]
+    rules: Sequence[FlopRule] = [rule for rule in conventions(model_count) if rule.key != RECOMPUTES]
     recomputed_flops = (kernel_count.causal - model_count.causal) / tokens
     return Utilization(
         hardware, devices, dtype, tokens_per_second, peak, recomputed_flops, tuple(map(utilization_of_rule, rules))

@@ -20,7 +20,7 @@ requests wait until a prompt can start: tokens/s and TPOT stay, and TTFT grows b
 
 A step with a prompt and decoding sequences reads the weights once for all of its tokens (Orca, OSDI 2022; chunks of
 prompts: Sarathi, arXiv:2308.16369), so e is less than the seconds of the prompt alone. An engine that runs prompts in
-steps of their own (`Stack.mixed_steps`) does not save that.
+steps of their own (`TimeStack.mixed_steps`) does not save that.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .inference import MAX_CHUNKS, InferencePass, forward_pass, prefill, rank_pass
-from .price import SIXTEEN_BITS, Formats, TimedOperation
-from .records import Stack
+from .price import SIXTEEN_BITS, NumberFormats, TimedOperation
+from .records import TimeStack
 from .speculation import Speculation
 
 PER_SEQUENCE = frozenset({"attention", "state"})
@@ -45,7 +45,7 @@ SHARED_WEIGHTS = frozenset({"product", "experts"})
 
 
 @frozen
-class Requests:
+class RequestSizes:
     """The sizes of equal requests: tokens of prompt and answer.
 
     input, output: tokens of a prompt and of an answer.
@@ -118,10 +118,10 @@ class Replica:
 
     spec: ModelSpec
     device: Device
-    stack: Stack
-    requests: Requests
+    stack: TimeStack
+    requests: RequestSizes
     layout: Layout = ONE_DEVICE
-    formats: Formats = SIXTEEN_BITS
+    formats: NumberFormats = SIXTEEN_BITS
     step_tokens: int | None = None
     speculation: Speculation | None = None
     graph_batches: tuple[int, ...] = ()

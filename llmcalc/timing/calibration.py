@@ -20,10 +20,10 @@ from typing import TypeAlias
 from ..errors import InputError
 from ..frozen import frozen
 from .device import Device
-from .records import Stack
+from .records import TimeStack
 from .spread import TIE
 
-Pricer: TypeAlias = Callable[["Factors"], float]
+Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
 """Seconds that are estimated for a run with these factors."""
 
 WAITS = (
@@ -37,7 +37,7 @@ WAITS_BY_FORMAT = "product_wait", "expert_wait"
 
 
 @frozen
-class Factors:
+class CalibrationFactors:
     """The calibration factors that multiply the estimated seconds of compute, memory, network and waits."""
 
     compute: float = 1.0
@@ -64,7 +64,7 @@ class Factors:
             latency=device.latency * self.network,
         )
 
-    def stack(self, time_stack: Stack) -> Stack:
+    def stack(self, time_stack: TimeStack) -> TimeStack:
         """Returns the time stack with waits and network times scaled by the factors."""
         waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {
@@ -74,9 +74,9 @@ class Factors:
         return time_stack.model_copy(update=waits | waits_by_format)
 
 
-NAMES = tuple(field.name for field in fields(Factors))
+NAMES = tuple(field.name for field in fields(CalibrationFactors))
 
-UNCHANGED = Factors()
+UNCHANGED = CalibrationFactors()
 
 
 @frozen
@@ -96,7 +96,7 @@ class MeasuredRun:
 class LinearizedRuns:
     """The estimates of several runs, linearized in the four factors."""
 
-    def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
+    def __init__(self, runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNCHANGED) -> None:
         self.measured: list[float] = [measured_run.seconds for measured_run in runs]
         self.parts: list[tuple[float, ...]] = [
             tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in runs
@@ -127,7 +127,7 @@ RANGE = (1 / 8, 8.0)
 """Smallest and largest factor."""
 
 
-def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
+def _factor_shares(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator[float]:
     """Yields for each factor the seconds of an estimate that are proportional to the factor, per unit of the factor."""
     base_seconds = pricer(base_factors)
     slopes = []
@@ -155,7 +155,7 @@ MOST_ROUNDS = 60
 """Most rounds of a fit; each weighs the runs by the errors of the one before."""
 
 
-def fit_factors(linear_fit: LinearizedRuns) -> Factors:
+def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
     """Returns the factors that fit the runs best, with little weight on outliers and a prior around 1.
 
     It is the maximum of a posterior: errors have the density of Cauchy's distribution around a typical error, factors
@@ -188,7 +188,7 @@ def fit_factors(linear_fit: LinearizedRuns) -> Factors:
         logarithms = list(map(operator.sub, logarithms, step))
         if max(map(abs, step)) < 1e-3:
             break
-    return Factors(*(min(RANGE[1], max(RANGE[0], math.exp(logarithm))) for logarithm in logarithms))
+    return CalibrationFactors(*(min(RANGE[1], max(RANGE[0], math.exp(logarithm))) for logarithm in logarithms))
 
 
 NORMAL_SCALE = 1 / NormalDist().inv_cdf(0.75)
@@ -209,7 +209,7 @@ def _solution(matrix: Sequence[Sequence[float]], values: Sequence[float]) -> lis
 
 
 @frozen
-class Errors:
+class ErrorStatistics:
     """Statistics of estimated / measured seconds of several runs.
 
     median_error, p90_error: |estimate / measured - 1|.
@@ -223,7 +223,7 @@ class Errors:
     best_of_three: float | None
 
     @classmethod
-    def from_runs(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
+    def from_runs(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> ErrorStatistics:
         """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
         errors = sorted(
             abs(estimate / measured_run.seconds - 1) for measured_run, estimate in zip(runs, estimates, strict=True)
@@ -279,15 +279,15 @@ class Calibration:
     """
 
     runs: int
-    before: Errors
-    after: Errors
-    left_out: Errors
-    fitted: Factors
+    before: ErrorStatistics
+    after: ErrorStatistics
+    left_out: ErrorStatistics
+    fitted: CalibrationFactors
     refused: str
     is_proved: bool
 
     @property
-    def factors(self) -> Factors:
+    def factors(self) -> CalibrationFactors:
         """The factors in use."""
         return UNCHANGED if self.refused else self.fitted
 
@@ -307,13 +307,13 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     else:
         largest_change = max(map(abs, map(operator.sub, linear_fit.errors(astuple(factors)), errors)))
         taken_share = min(1.0, CAUTIOUS * median(map(abs, errors)) / max(largest_change, 1e-12))
-    factors = Factors(*(factor**taken_share for factor in astuple(factors)))
+    factors = CalibrationFactors(*(factor**taken_share for factor in astuple(factors)))
     left_out_errors = [
         taken_share * error_of_fit + (1 - taken_share) * error
         for error_of_fit, error in zip(errors_of_fits, errors, strict=True)
     ]
     before, after, left_out = (
-        Errors.from_runs(runs, seconds)
+        ErrorStatistics.from_runs(runs, seconds)
         for seconds in (
             estimates,
             [run.pricer(factors) for run in runs],
@@ -356,7 +356,7 @@ def _score(values: Sequence[float]) -> float:
     return (8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t_value**2 / dof))
 
 
-def _refusal(before: Errors, after: Errors) -> str:
+def _refusal(before: ErrorStatistics, after: ErrorStatistics) -> str:
     """Returns the reason to reject a fit; empty if accepted."""
     if before.median_error <= TIE:
         return f"the estimates are within {100 * TIE:.0f} % already, as near as equal runs are to each other"

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from ..accelerator import Hardware
 from ..algebra import Number, ceil_div, choose, floor_div, log2, maximum, minimum
 from ..frozen import frozen
-from .records import Generation, generations
+from .records import AcceleratorGeneration, generations
 
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
 
@@ -67,7 +67,7 @@ class Device:
 
     name: str
     evidence: DeviceEvidence
-    generation: Generation
+    generation: AcceleratorGeneration
     peaks: dict[str, float]
     bandwidth: float
     link: float
@@ -266,7 +266,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     )
 
 
-def accelerator_generation(hardware: Hardware) -> Generation:
+def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
     """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
     known_generations = generations().values()
     capability = f"{hardware.compute_capability or ''}."
@@ -280,7 +280,7 @@ def accelerator_generation(hardware: Hardware) -> Generation:
     return next(chain(with_this_name, with_this_capability, with_this_vendor), generations()["default"])
 
 
-def _evidence(hardware: Hardware, generation: Generation) -> DeviceEvidence:
+def _evidence(hardware: Hardware, generation: AcceleratorGeneration) -> DeviceEvidence:
     if hardware.name in generation.profiled:
         return "profiled"
     return "sister" if generation.profiled else "datasheet"

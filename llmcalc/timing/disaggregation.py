@@ -30,7 +30,7 @@ MOST_DECODING = 8
 
 
 @frozen
-class Disaggregated:
+class DisaggregatedServer:
     """Replicas of one layout, some for prompts and others for decoding.
 
     replica: any of them. prefill, decode: numbers of replicas for prompts, and of those that decode.

@@ -12,8 +12,8 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .kernels import RankPass
-from .price import SIXTEEN_BITS, Formats, TimedPass, time_pass
-from .records import Stack
+from .price import SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
+from .records import TimeStack
 from .work import rank_work
 
 
@@ -33,7 +33,7 @@ class InferencePass:
 
 
 def forward_pass(
-    spec: ModelSpec, device: Device, time_stack: Stack, rank_pass: RankPass, formats: Formats, pp: Number = 1
+    spec: ModelSpec, device: Device, time_stack: TimeStack, rank_pass: RankPass, formats: NumberFormats, pp: Number = 1
 ) -> InferencePass:
     """Returns the seconds of one forward pass. pp: the pipeline stages that the pass goes through in turn.
 
@@ -60,11 +60,11 @@ def forward_pass(
 def decode(
     spec: ModelSpec,
     device: Device,
-    time_stack: Stack,
+    time_stack: TimeStack,
     batch: Number,
     cached_tokens: Number,
     layout: Layout = ONE_DEVICE,
-    formats: Formats = SIXTEEN_BITS,
+    formats: NumberFormats = SIXTEEN_BITS,
 ) -> InferencePass:
     """Returns the seconds of decoding one token of each of `batch` sequences, with `cached_tokens` cached tokens."""
     return forward_pass(
@@ -75,13 +75,13 @@ def decode(
 def prefill(
     spec: ModelSpec,
     device: Device,
-    time_stack: Stack,
+    time_stack: TimeStack,
     batch: Number,
     seq: int,
     cached_tokens: int = 0,
     chunk: int | None = None,
     layout: Layout = ONE_DEVICE,
-    formats: Formats = SIXTEEN_BITS,
+    formats: NumberFormats = SIXTEEN_BITS,
     server: bool = False,
 ) -> InferencePass:
     """Returns the seconds of the prompts of `batch` sequences.
@@ -120,7 +120,7 @@ def _prompt_chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[
 
 
 def rank_pass(
-    time_stack: Stack,
+    time_stack: TimeStack,
     layout: Layout,
     batch: Number,
     seq: Number,

@@ -17,7 +17,7 @@ from ..parallel.placements import Collective
 from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
 from .kernels import STATE_BITS, Kernel, LayerMessage, RankPass, RankWork
-from .records import Stack
+from .records import TimeStack
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
@@ -33,7 +33,7 @@ FROZEN_CAST = 0.75
 """Share of these bytes where no gradient of the weight is computed, so that no columns are written."""
 
 QUANTIZED = "quantized"
-"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `Stack.quantized` names."""
+"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `TimeStack.quantized` names."""
 
 DEQUANTIZATION_FLOPS = 75.0
 """Operations in float32 whose time the decoding of a weight in 4 bits takes: 2.62e9 weights in 2.96 ms on an H200
@@ -72,11 +72,11 @@ RING_EXPOSED = 0.3
 
 
 KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
-"""Verb → kernels that a stack's host launches for it, forward and backward (`Stack.kernels`)."""
+"""Verb → kernels that a stack's host launches for it, forward and backward (`TimeStack.kernels`)."""
 
 
 @frozen
-class Formats:
+class NumberFormats:
     """Number formats of a run.
 
     dtype: of products: bf16, fp32, fp8, int8, fp4 or `quantized`.
@@ -91,7 +91,7 @@ class Formats:
     head_bits: float | None = None
 
 
-SIXTEEN_BITS = Formats()
+SIXTEEN_BITS = NumberFormats()
 """Weights, cache and products in 16 bits."""
 
 
@@ -183,8 +183,8 @@ class TimeEstimator:
     """Estimates the seconds of kernels and messages on a device, with a software stack's efficiencies."""
 
     device: Device
-    stack: Stack
-    formats: Formats
+    stack: TimeStack
+    formats: NumberFormats
     rank_pass: RankPass
 
     @property
@@ -593,6 +593,6 @@ def _binomial(total: Number, selected: int) -> Number:
     return prod((total - factor_index) / (factor_index + 1) for factor_index in range(selected))
 
 
-def time_pass(work: RankWork, device: Device, time_stack: Stack, formats: Formats) -> TimedPass:
+def time_pass(work: RankWork, device: Device, time_stack: TimeStack, formats: NumberFormats) -> TimedPass:
     """Estimates the seconds of the kernels and messages of a rank's pass."""
     return TimeEstimator(device, time_stack, formats, work.rank_pass).timed_pass(work)

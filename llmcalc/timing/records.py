@@ -39,7 +39,7 @@ class FigureSource(Record):
         return tuple(field_name.strip() for field_name in self.gives.split(","))
 
 
-class Generation(Record):
+class AcceleratorGeneration(Record):
     """The efficiencies of an accelerator generation; comments at the top of the TOML file explain each field."""
 
     name: str
@@ -108,13 +108,13 @@ def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 @cache
-def generations() -> dict[str, Generation]:
+def generations() -> dict[str, AcceleratorGeneration]:
     """Returns every accelerator generation by name."""
     tables = _read_tables("generations.toml")
-    return {generation_name: Generation(**_with_base(tables, generation_name)) for generation_name in tables}
+    return {generation_name: AcceleratorGeneration(**_with_base(tables, generation_name)) for generation_name in tables}
 
 
-class Stack(Record):
+class TimeStack(Record):
     """The efficiencies of a software stack that runs a model; comments in the TOML file explain each field.
 
     name: its name, for `--stack`.
@@ -203,7 +203,7 @@ class Stack(Record):
         return self
 
     @property
-    def on_fastest_host(self) -> Stack | None:
+    def on_fastest_host(self) -> TimeStack | None:
         """The stack on the fastest host whose launches were measured; None where the host's speed is not a range."""
         if self.fastest_host == 1.0:
             return None
@@ -220,7 +220,7 @@ class Stack(Record):
 
 
 @cache
-def stacks() -> dict[str, Stack]:
+def stacks() -> dict[str, TimeStack]:
     """Returns every time stack by name."""
     tables = _read_tables("stacks.toml")
-    return {stack_name: Stack(**_with_base(tables, stack_name)) for stack_name in tables}
+    return {stack_name: TimeStack(**_with_base(tables, stack_name)) for stack_name in tables}

@@ -17,8 +17,8 @@ from ..model import ModelSpec
 from ..parallel.layout import Layout
 from .device import Device
 from .inference import forward_pass, prefill, rank_pass
-from .price import SIXTEEN_BITS, Formats
-from .records import Stack
+from .price import SIXTEEN_BITS, NumberFormats
+from .records import TimeStack
 
 
 @frozen
@@ -47,8 +47,8 @@ class Speculation:
         return states_reader is not None and states_reader.start == "embedding"
 
     def draft_seconds(
-        self, spec: ModelSpec, device: Device, time_stack: Stack, batch: Number, cached_tokens: Number, layout: Layout,
-        formats: Formats,
+        self, spec: ModelSpec, device: Device, time_stack: TimeStack, batch: Number, cached_tokens: Number,
+        layout: Layout, formats: NumberFormats,
     ) -> float:  # fmt: skip
         """Returns the seconds in which a step's tokens are drafted. spec, formats: of the target model."""
         if self.draft is not None:
@@ -64,7 +64,7 @@ class Speculation:
 
         return self.tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 
-    def prompt_seconds(self, device: Device, time_stack: Stack, batch: Number, seq: int, layout: Layout) -> float:
+    def prompt_seconds(self, device: Device, time_stack: TimeStack, batch: Number, seq: int, layout: Layout) -> float:
         """Returns the seconds in which a draft model fills its cache with prompts; 0 without a draft model."""
         if self.draft is None:
             return 0.0

@@ -20,7 +20,7 @@ from ..record import Record
 from ..sources.files import parse_toml, read_text
 from ..sources.presets import presets_dir
 from .device import Device
-from .records import Stack
+from .records import TimeStack
 
 TIE = 0.03
 """Difference of two estimates, as a share, below which they cannot be told apart: equal runs repeat within 3 to 5 %."""
@@ -30,14 +30,14 @@ DIGITS = 10
 """Significant digits of seconds in documents."""
 
 
-class Bounds(Record):
+class RatioBounds(Record):
     """The ends of a range, as ratios of measured to estimated seconds."""
 
     low: float = Field(gt=0, le=1)
     high: float = Field(ge=1)
 
 
-class TestedClass(Bounds):
+class TestedClass(RatioBounds):
     """A class of estimates with tested errors; comments in the TOML file explain each field."""
 
     __test__ = False  # not a test, whatever pytest makes of its name
@@ -61,7 +61,7 @@ class TestedClass(Bounds):
             raise ValueError(f"{self.words}: median_error is more than p90_error")
         return self
 
-    def contains_estimate(self, phase: str, experts: bool, device: str, time_stack: Stack, loaded: bool) -> bool:
+    def contains_estimate(self, phase: str, experts: bool, device: str, time_stack: TimeStack, loaded: bool) -> bool:
         """Whether an estimate belongs to this class. device: class of its devices. loaded: beside other requests."""
         return (
             self.phase == phase
@@ -77,10 +77,10 @@ class TestedClass(Bounds):
 class _Classes(Record):
     classes: tuple[TestedClass, ...]
 
-    def widest_bounds(self, phase: str) -> Bounds:
+    def widest_bounds(self, phase: str) -> RatioBounds:
         """Returns the range for untested estimates, which contains the ranges of all tested classes of the phase."""
         classes_of_phase = [tested_class for tested_class in self.classes if tested_class.phase == phase]
-        return Bounds(
+        return RatioBounds(
             low=min(tested_class.low for tested_class in classes_of_phase),
             high=max(tested_class.high for tested_class in classes_of_phase),
         )
@@ -90,7 +90,7 @@ MEASURED_EXPERT_RANKS = 8
 """Most ranks of experts in the measured rows of servers."""
 
 
-def untested_ranks(time_stack: Stack, layout: Layout) -> str:
+def untested_ranks(time_stack: TimeStack, layout: Layout) -> str:
     """Returns a text on the part of a server's layout that was never measured; empty if all of it was measured."""
     is_wide = time_stack.server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if is_wide else ""
@@ -107,18 +107,18 @@ def rounded(value: Number) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-class Amount(NamedTuple):
+class RangedAmount(NamedTuple):
     """A quantity with a range that contains 80 % of comparable measured runs."""
 
     estimate: float
     low: float
     high: float
 
-    def scaled_by(self, factor: float) -> Amount:
-        return Amount(*(factor * bound_value for bound_value in self))
+    def scaled_by(self, factor: float) -> RangedAmount:
+        return RangedAmount(*(factor * bound_value for bound_value in self))
 
     @classmethod
-    def without_range(cls, value: float) -> Amount:
+    def without_range(cls, value: float) -> RangedAmount:
         """Returns the amount of a measured quantity, whose range is a single value."""
         return cls(value, value, value)
 
@@ -128,7 +128,7 @@ class Amount(NamedTuple):
 
 
 @frozen
-class Range:
+class TimeRange:
     """An estimate in seconds, with range and class.
 
     phase, device, stack: of the class. untested: what of the run was never measured; empty for its device alone.
@@ -145,9 +145,9 @@ class Range:
     untested: str = ""
 
     @property
-    def amount(self) -> Amount:
+    def amount(self) -> RangedAmount:
         """The estimate with its range, without the class."""
-        return Amount(float(self.estimate), float(self.low), float(self.high))
+        return RangedAmount(float(self.estimate), float(self.low), float(self.high))
 
     def class_data(self) -> dict[str, Any]:
         """The class of the estimate as plain data."""
@@ -167,12 +167,12 @@ def expected_range(
     seconds: Number,
     phase: str,
     device: Device,
-    time_stack: Stack,
+    time_stack: TimeStack,
     spec: ModelSpec,
     untested: str = "",
     burst_seconds: Number | None = None,
     fast_host_seconds: Number | None = None,
-) -> Range:
+) -> TimeRange:
     """Returns the range of a time estimate.
 
     untested: what of the run was never measured on any device; default nothing.
@@ -202,4 +202,4 @@ def expected_range(
     if fast_host_seconds is not None and not holds_hosts:
         earliest_seconds = min(float(seconds), float(fast_host_seconds))
     low, high = earliest_seconds * bounds.low, latest_seconds * bounds.high
-    return Range(seconds, low, high, phase, device.evidence, time_stack.name, tested_class, untested)
+    return TimeRange(seconds, low, high, phase, device.evidence, time_stack.name, tested_class, untested)

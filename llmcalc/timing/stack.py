@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .records import Stack, stacks
+from .records import TimeStack, stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""
@@ -16,7 +16,7 @@ def stack_names(phase: str = "") -> list[str]:
     return [stack_name for stack_name, time_stack in stacks().items() if phase in ("", time_stack.phase)]
 
 
-def find_stack(name: str, phase: str = "") -> Stack:
+def find_stack(name: str, phase: str = "") -> TimeStack:
     """Returns a time stack by name. phase: the required phase, `training` or `inference`; default either.
 
     Raises `InputError` for an unknown name, and for a stack of another phase.
@@ -51,7 +51,7 @@ def stack_of_vendor(vendor: str, phase: str) -> str:
     return next((stack_name for stack_name in stack_names(phase) if vendor in stacks()[stack_name].vendors), "")
 
 
-def with_attention(time_stack: Stack, implementation: str | None) -> Stack:
+def with_attention(time_stack: TimeStack, implementation: str | None) -> TimeStack:
     """Returns a software stack with attention scores in memory, if the chosen implementation writes them."""
     if implementation not in ("eager", "sdpa-math") or time_stack.attention == "scores":
         return time_stack
@@ -61,7 +61,7 @@ def with_attention(time_stack: Stack, implementation: str | None) -> Stack:
     return time_stack.model_copy(update={"attention": "scores", "kernels": time_stack.kernels | eager_kernels})
 
 
-def with_schedule(time_stack: Stack, schedule: Schedule) -> Stack:
+def with_schedule(time_stack: TimeStack, schedule: Schedule) -> TimeStack:
     """Returns a software stack whose pipeline hides the exchanges of experts, if that is what the schedule is for.
 
     DualPipe runs each exchange beside the products of a micro-batch in the other direction (DeepSeek-V3,
@@ -74,7 +74,7 @@ def with_schedule(time_stack: Stack, schedule: Schedule) -> Stack:
     )
 
 
-def with_gradient_buffers(time_stack: Stack, buffer_bytes: float | None) -> Stack:
+def with_gradient_buffers(time_stack: TimeStack, buffer_bytes: float | None) -> TimeStack:
     """Returns a software stack that sends gradients in the gradient buffers' format.
 
     buffer_bytes: bytes per element of a gradient's buffer; None for the stack's own.
@@ -84,7 +84,7 @@ def with_gradient_buffers(time_stack: Stack, buffer_bytes: float | None) -> Stac
     return time_stack.model_copy(update={"gradient_bytes": buffer_bytes})
 
 
-def with_overlap(time_stack: Stack, overlap: str | None) -> Stack:
+def with_overlap(time_stack: TimeStack, overlap: str | None) -> TimeStack:
     """Returns a time stack with the stated overlap of each group's messages; unchanged for None.
 
     Raises `InputError` for an unknown value.

@@ -22,8 +22,8 @@ from ..parallel.search import even_stage_sizes
 from ..workload.recompute import check_nodes
 from .device import Device
 from .kernels import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_share
-from .price import Formats, TimedPass, time_pass
-from .records import Stack
+from .price import NumberFormats, TimedPass, time_pass
+from .records import TimeStack
 from .work import rank_work
 
 WEIGHT_BYTES = 2.0
@@ -93,7 +93,7 @@ class StepPlan:
             **run_fields,
         )
 
-    def rank_pass(self, time_stack: Stack) -> RankPass:
+    def rank_pass(self, time_stack: TimeStack) -> RankPass:
         """Returns the pass of one micro-batch on one rank."""
         return RankPass(
             self.micro_batch,
@@ -133,7 +133,7 @@ class StepPlan:
 
 
 @frozen
-class Step:
+class StepTime:
     """The estimated seconds of a training step, by part.
 
     seconds: of the step.
@@ -181,7 +181,7 @@ class LayerCosts(NamedTuple):
         )
 
 
-def layer_costs(timed_pass: TimedPass, time_stack: Stack, step_plan: StepPlan) -> LayerCosts:
+def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPlan) -> LayerCosts:
     """Sums the seconds of a timed micro-batch by kind of layer. step_plan: the step plan with the recomputation.
 
     Raises `InputError` for a recomputed module that no layer has.
@@ -222,7 +222,7 @@ def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
         yield from (".".join(module_names[:depth]) for depth in range(1, len(module_names) + 1))
 
 
-def host_wait(timed_pass: TimedPass, time_stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
+def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, backward: bool, kernels: Number) -> Number:
     """Returns the seconds in which a device waits for kernel launches in one direction of a layer.
 
     kernels: seconds of the kernels and messages of that direction.
@@ -312,29 +312,39 @@ def idle_passes(schedule: Schedule, pp: int) -> float:
     return float(step_timetable.time) / 3 - micro_batch_count
 
 
-def training_step(spec: ModelSpec, device: Device, time_stack: Stack, step_plan: StepPlan) -> Step:
+def training_step(spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan) -> StepTime:
     """Estimates the seconds of a training step (scalars only).
 
     Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
     modelled.
     """
     timed_pass = time_pass(
-        rank_work(spec, step_plan.rank_pass(time_stack)), device, time_stack, Formats(step_plan.dtype)
+        rank_work(spec, step_plan.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
     )
     return step_of(spec, device, time_stack, step_plan, timed_pass, layer_costs(timed_pass, time_stack, step_plan))
 
 
 def step_of(
-    spec: ModelSpec, device: Device, time_stack: Stack, step_plan: StepPlan, timed_pass: TimedPass, costs: LayerCosts
-) -> Step:
+    spec: ModelSpec,
+    device: Device,
+    time_stack: TimeStack,
+    step_plan: StepPlan,
+    timed_pass: TimedPass,
+    costs: LayerCosts,
+) -> StepTime:
     """Returns the seconds of a training step from the kernels of one micro-batch."""
     ranks = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recompute, step_plan.stage_sizes)
     return _step_seconds(spec, device, time_stack, step_plan, ranks, timed_pass)
 
 
 def _step_seconds(
-    spec: ModelSpec, device: Device, time_stack: Stack, step_plan: StepPlan, ranks: PipelineRanks, timed_pass: TimedPass
-) -> Step:
+    spec: ModelSpec,
+    device: Device,
+    time_stack: TimeStack,
+    step_plan: StepPlan,
+    ranks: PipelineRanks,
+    timed_pass: TimedPass,
+) -> StepTime:
     """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
     stage_hop_seconds = _hop_seconds(spec, device, time_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
@@ -351,12 +361,12 @@ def _step_seconds(
         else device.memory_seconds(time_stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
     )
     part_seconds = {"work": work, "bubble": bubble, "data": message_seconds, "update": update}
-    return Step(
+    return StepTime(
         work + bubble + message_seconds + update, part_seconds, timed_pass, ranks.slowest_seconds, ranks.mean_seconds
     )
 
 
-def _hop_seconds(spec: ModelSpec, device: Device, time_stack: Stack, step_plan: StepPlan) -> Number:
+def _hop_seconds(spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan) -> Number:
     """Returns the seconds of a message to the next pipeline stage, of the tokens of a micro-batch."""
     is_divided = step_plan.sequence_parallel or time_stack.scatters_hops
     return device.hop_seconds(
@@ -364,7 +374,7 @@ def _hop_seconds(spec: ModelSpec, device: Device, time_stack: Stack, step_plan: 
     )
 
 
-def _exposed_hops(step_plan: StepPlan, time_stack: Stack) -> Number:
+def _exposed_hops(step_plan: StepPlan, time_stack: TimeStack) -> Number:
     """Returns the number of messages in one direction for which a stage waits while the pipeline is full.
 
     A stage of 1F1B sends its output and waits for the gradient, then sends a gradient and waits for the next input
@@ -378,7 +388,7 @@ def _exposed_hops(step_plan: StepPlan, time_stack: Stack) -> Number:
 
 
 def _data_parallel(
-    step_plan: StepPlan, device: Device, time_stack: Stack, ranks: PipelineRanks
+    step_plan: StepPlan, device: Device, time_stack: TimeStack, ranks: PipelineRanks
 ) -> tuple[Number, Number]:
     """Returns the exposed seconds of gradient and weight messages, and the parameters updated per rank.
 
@@ -432,7 +442,7 @@ def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_sh
 def _group_messages(
     step_plan: StepPlan,
     device: Device,
-    time_stack: Stack,
+    time_stack: TimeStack,
     ranks: Number,
     stride: Number,
     parameters: Number,
@@ -472,13 +482,13 @@ def _group_messages(
 class StepTimer:
     """Steps of one model under one time stack, with one timing per combination of tp, ep, cp and micro-batch."""
 
-    def __init__(self, spec: ModelSpec, device: Device, time_stack: Stack) -> None:
+    def __init__(self, spec: ModelSpec, device: Device, time_stack: TimeStack) -> None:
         self.spec: ModelSpec = spec
         self.device: Device = device
-        self.stack: Stack = time_stack
+        self.stack: TimeStack = time_stack
         self._timed_passes: dict[tuple[Any, ...], tuple[TimedPass, LayerCosts]] = {}
 
-    def step(self, step_plan: StepPlan) -> Step:
+    def step(self, step_plan: StepPlan) -> StepTime:
         """Returns the seconds of a step of a plan; equals `training_step`."""
         timing_key = (
             step_plan.rank_pass(self.stack),
@@ -488,7 +498,7 @@ class StepTimer:
         )
         if timing_key not in self._timed_passes:
             timed_pass = time_pass(
-                rank_work(self.spec, timing_key[0]), self.device, self.stack, Formats(step_plan.dtype)
+                rank_work(self.spec, timing_key[0]), self.device, self.stack, NumberFormats(step_plan.dtype)
             )
             self._timed_passes[timing_key] = timed_pass, layer_costs(timed_pass, self.stack, step_plan)
         return step_of(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
@@ -499,7 +509,7 @@ COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "repli
 
 
 def training_steps(
-    spec: ModelSpec, device: Device, time_stack: Stack, step_plan: StepPlan, columns: Mapping[str, Any]
+    spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan, columns: Mapping[str, Any]
 ) -> Any:
     """Returns the seconds of many layouts as an array (needs NumPy).
 
@@ -516,7 +526,7 @@ def training_steps(
         distinct_sizes, size_index = _distinct_rows([sizes_of_runs[name] for name in size_names])
         plan_of_sizes = replace(step_plan, tp=int(tp), **dict(zip(size_names, distinct_sizes, strict=True)))
         timed_pass = time_pass(
-            rank_work(spec, plan_of_sizes.rank_pass(time_stack)), device, time_stack, Formats(step_plan.dtype)
+            rank_work(spec, plan_of_sizes.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
         )
         costs = layer_costs(timed_pass, time_stack, step_plan).at_index(size_index)
         seconds[is_this_size] = _step_seconds(

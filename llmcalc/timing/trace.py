@@ -150,7 +150,7 @@ def _index_and_fraction(values: Sequence[int], value: float) -> tuple[int, float
 
 
 @dataclass
-class Batch:
+class ServedBatch:
     """The requests of one batch on a replica, step by step.
 
     step_seconds: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
@@ -308,13 +308,13 @@ def serve_trace(
     """Serves a trace's requests on equal replicas, assigned in turn.
 
     step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
-    sequences, cache_tokens: of one replica. cached_share, budget: as of `Batch.serve_requests`.
+    sequences, cache_tokens: of one replica. cached_share, budget: as of `ServedBatch.serve_requests`.
     scale: factor of all seconds of steps.
     Returns the times of the requests, batch by batch.
     """
     budget = budget or StepBudget()
     longest_request = max(request.input + request.output for request in requests)
-    batch = Batch(
+    batch = ServedBatch(
         step_seconds,
         max(1, sequences // replica.batch_count),
         max(longest_request, cache_tokens // replica.batch_count),

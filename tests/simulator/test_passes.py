@@ -16,8 +16,8 @@ from llmcalc.frameworks.ranks import Cluster, RankMemory
 from llmcalc.frameworks.torch import pipeline_replay as rehearsal
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.caching_allocator import CachingAllocator, LatestRun, PrefixCache, RequestedBytes, allocation
-from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
-from llmcalc.simulator.meter import Place
+from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, EventRecorder
+from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.record_microbatches import PassRecorder
 from llmcalc.simulator.repeat_layers import NotRepeating
 from llmcalc.simulator.tensor import BFLOAT16, Storage, Tensor, empty
@@ -227,7 +227,7 @@ class Chunk:
     """Keeps what it makes as the test says."""
 
     def __init__(self) -> None:
-        self.meter = Recorder()
+        self.meter = EventRecorder()
         self.passes = PassRecorder(self.meter, 1)
         self.kept: list[Storage] = []
 
@@ -238,7 +238,7 @@ class Chunk:
             Storage(self.meter, size)
             return empty(self.meter, (8,), BFLOAT16)
 
-        self.meter.place = Place("forward")
+        self.meter.place = AllocationPlace("forward")
         return self.passes.forward(0, None, forward)
 
 

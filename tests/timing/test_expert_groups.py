@@ -29,7 +29,7 @@ from llmcalc.sources.to_hf import to_config
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import rank_pass
 from llmcalc.timing.kernels import LayerMessage, RankPass
-from llmcalc.timing.price import Formats, TimeEstimator, _copies_per_domain
+from llmcalc.timing.price import NumberFormats, TimeEstimator, _copies_per_domain
 from llmcalc.timing.records import stacks
 from llmcalc.timing.spread import MEASURED_EXPERT_RANKS, untested_ranks
 from llmcalc.timing.work import ROW_COPIES, rank_work
@@ -81,7 +81,7 @@ def test_fewer_groups_and_fewer_domains_are_never_more_copies(domains: float) ->
 
 
 def exchange_seconds(ranks: int, groups: ExpertGroups, stack: str = "megatron") -> float:
-    estimator = TimeEstimator(device_of(load_hardware("h100-sxm")), stacks()[stack], Formats(), RankPass(1, 1))
+    estimator = TimeEstimator(device_of(load_hardware("h100-sxm")), stacks()[stack], NumberFormats(), RankPass(1, 1))
     message = Collective("mlp", "all_to_all", "ep", ranks, False, 2**30, 1)
     return float(estimator._message_seconds(LayerMessage(0, message, 8, groups)))
 
@@ -125,7 +125,7 @@ docs/legacy.md, low-latency kernels).
 @pytest.mark.parametrize("ranks", DEEPEP)
 def test_exchanges_of_decoded_tokens_take_as_long_as_published(ranks: int) -> None:
     decoding = RankPass(128, 1, phase="decode", ep=ranks)
-    estimator = TimeEstimator(device_of(load_hardware("h800")), stacks()["sglang"], Formats("fp8"), decoding)
+    estimator = TimeEstimator(device_of(load_hardware("h800")), stacks()["sglang"], NumberFormats("fp8"), decoding)
     message = Collective("mlp", "all_to_all", "ep", ranks, False, 128 * 8 * 7168 * 2, 1)
     for is_dispatch, microseconds in zip((True, False), DEEPEP[ranks], strict=True):
         seconds = estimator._message_seconds(LayerMessage(0, message, 8, OF_DEEPSEEK, is_dispatch))

@@ -80,9 +80,9 @@ def seconds_by_kind(name: str, tokens: int, tp: int = 1) -> dict[str, float]:
 
 
 def formats() -> Any:
-    from llmcalc.timing.price import Formats
+    from llmcalc.timing.price import NumberFormats
 
-    return Formats("fp8", 8, 16)
+    return NumberFormats("fp8", 8, 16)
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3.2", "recurrentgemma-2b", "deepseek-v4-flash"])

@@ -29,7 +29,7 @@ MOST_LAYERS = 1000
 
 
 @frozen(slots=True)
-class Parts:
+class StoredBytes:
     """Bytes of stored tensors by purpose: codes, scales, zero points and others.
 
     weights: codes of the converted weights.
@@ -45,8 +45,8 @@ class Parts:
     other: Number = 0
     unconverted: Number = 0
 
-    def __add__(self, other_parts: Parts) -> Parts:
-        return Parts(
+    def __add__(self, other_parts: StoredBytes) -> StoredBytes:
+        return StoredBytes(
             add(self.weights, other_parts.weights),
             add(self.scales, other_parts.scales),
             add(self.zeros, other_parts.zeros),
@@ -54,15 +54,15 @@ class Parts:
             add(self.unconverted, other_parts.unconverted),
         )
 
-    def __mul__(self, copy_count: Number) -> Parts:
+    def __mul__(self, copy_count: Number) -> StoredBytes:
         if type(copy_count) is int:
             if copy_count == 1:  # of nearly every tensor
                 return self
-            return Parts(
+            return StoredBytes(
                 self.weights * copy_count, self.scales * copy_count, self.zeros * copy_count, self.other * copy_count,
                 self.unconverted * copy_count,
             )  # fmt: skip
-        return Parts(
+        return StoredBytes(
             *(
                 part_bytes if is_zero(part_bytes) else times(part_bytes, copy_count)
                 for part_bytes in (getattr(self, part_name) for part_name in PARTS)
@@ -78,13 +78,13 @@ class Parts:
         return {part_name: getattr(self, part_name) for part_name in PARTS}
 
 
-PARTS = tuple(field.name for field in fields(Parts))
-NOTHING = Parts()
+PARTS = tuple(field.name for field in fields(StoredBytes))
+NOTHING = StoredBytes()
 
 
-def unquantized_parts(elements: Number, dtype: str) -> Parts:
+def unquantized_parts(elements: Number, dtype: str) -> StoredBytes:
     """Returns the bytes of elements in an unquantized number format."""
-    return Parts(unconverted=bytes_of(elements, dtype))
+    return StoredBytes(unconverted=bytes_of(elements, dtype))
 
 
 @frozen(slots=True)
@@ -178,7 +178,9 @@ class Scheme:
     def look_up(self, module_names: tuple[str, ...]) -> None:
         """Marks the list entries that match a module which is not counted, so that no error reports them as unused."""
 
-    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+    def store(
+        self, spec: ModelSpec, params: list[WeightTensor], dtype: str
+    ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         """Yields each tensor and the bytes of one copy of the tensor.
 
         dtype: number format of unconverted tensors.
@@ -218,8 +220,8 @@ class QuantizedSize:
 
     scheme: Scheme
     dtype: str
-    by_part: Parts
-    by_component: dict[str, Parts]
+    by_part: StoredBytes
+    by_component: dict[str, StoredBytes]
 
     @property
     def total(self) -> Number:
@@ -241,7 +243,7 @@ def quantized_size(
         Llama's class.
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
-    parts_by_component: dict[str, Parts] = {}
+    parts_by_component: dict[str, StoredBytes] = {}
     most_layers = max(stack.num_hidden_layers for _, stack in spec.stacks())
     if isinstance(most_layers, int) and most_layers > MOST_LAYERS:
         raise InputError(

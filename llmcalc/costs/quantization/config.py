@@ -16,9 +16,9 @@ from ...record import TEXT_SECTIONS
 from . import libraries, named
 from .base import WITHOUT, Scheme
 from .compressed import compressed_tensors
-from .fields import NO_FIELDS, Fields
-from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, Ternary, WholeInt
-from .linear import Group, LinearScheme, every_linear, listed_modules
+from .fields import NO_FIELDS, ConfigFields
+from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
+from .linear import LayerGroup, LinearScheme, every_linear, listed_modules
 from .mlx import BARE_ROUTERS, MLXScheme, mlx
 from .modelopt import listed_groups, modelopt
 from .patterns import ModuleList
@@ -54,7 +54,7 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> Scheme | None:
         )
     if method_name == "fp8" and config_section.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
         quant_table = {"expert_dtype": config_section["expert_dtype"], **quant_table}
-    scheme_fields = Fields(quant_table, f"quantization_config of {method_name}")
+    scheme_fields = ConfigFields(quant_table, f"quantization_config of {method_name}")
     try:
         scheme = METHODS[method_name](scheme_fields)
         scheme_fields.check_all_read()
@@ -83,7 +83,7 @@ def _method_without_name(quant_table: Mapping[str, Any]) -> str | None:
     return "mlx" if "group_size" in quant_table and "bits" in quant_table else None
 
 
-def _read_fp8(config: Fields) -> Scheme:
+def _read_fp8(config: ConfigFields) -> Scheme:
     """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor.
 
     Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4). `ignored_layers` is
@@ -100,7 +100,7 @@ def _read_fp8(config: Fields) -> Scheme:
     config.check_field("store_dtype", None, "fp8")
     config.check_field("weight_per_tensor", False, None, *(() if block else (True,)))
     listed_layers = config.get_table("quantized_layers")
-    unconverted_groups: tuple[Group, ...] = ()
+    unconverted_groups: tuple[LayerGroup, ...] = ()
     if listed_layers is not None:
         config.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
         unconverted_groups, _ = listed_groups(listed_layers)
@@ -118,7 +118,10 @@ def _read_fp8(config: Fields) -> Scheme:
     linear_scheme = every_linear(
         config,
         LinearScheme(
-            scheme_label, format_source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))
+            scheme_label,
+            format_source,
+            remarks,
+            (*unconverted_groups, LayerGroup(linear_format, experts=expert_format)),
         ),
         "modules_to_not_convert",
         "ignored_layers",
@@ -126,19 +129,19 @@ def _read_fp8(config: Fields) -> Scheme:
     return replace(linear_scheme, head=config.get("modules_to_not_convert") is not None)
 
 
-def _read_fbgemm(config: Fields) -> Scheme:
+def _read_fbgemm(config: ConfigFields) -> Scheme:
     config.ignore("activation_scale_ub")
-    return every_linear(config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)))
+    return every_linear(config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (LayerGroup(FP8("row")),)))
 
 
-def _ignore_exporter(config: Fields) -> None:
+def _ignore_exporter(config: ConfigFields) -> None:
     """Ignores AutoRound's own settings in a checkpoint that AutoRound exported in another library's format."""
     if "autoround_version" in config.data or "provider" in config.data:
         libraries.ignore_settings_of_auto_round(config)
         config.check_field("data_type", "int", default_value="int")
 
 
-def _read_awq(config: Fields) -> Scheme:
+def _read_awq(config: ConfigFields) -> Scheme:
     """Reads a config of AWQ, in the layout `gemm`."""
     config.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
     _ignore_exporter(config)
@@ -153,12 +156,12 @@ def _read_awq(config: Fields) -> Scheme:
         f"awq-int4{_group_suffix(group_size)}",
         named.AWQ_SOURCE,
         (),
-        (Group(AWQ(group_size)),),
+        (LayerGroup(AWQ(group_size)),),
         excluded=ModuleList(config.get_strings("modules_to_not_convert"), "awq"),
     )
 
 
-def _read_gptq(config: Fields) -> Scheme:
+def _read_gptq(config: ConfigFields) -> Scheme:
     """Reads a config of GPTQ for the layers in `modules_in_block_to_quantize`; by default for every linear layer."""
     config.ignore(
         *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
@@ -190,7 +193,7 @@ def _read_gptq(config: Fields) -> Scheme:
         if any(not isinstance(listed_name, str) for listed_name in listed_names):
             raise config.value_error("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(listed_names, config_field="modules_in_block_to_quantize")
-    module_groups = (*_read_dynamic(config, bits, group_size), Group(GPTQ(bits, group_size), module_list))
+    module_groups = (*_read_dynamic(config, bits, group_size), LayerGroup(GPTQ(bits, group_size), module_list))
     excluded_modules = listed_modules(config)
     return LinearScheme(
         f"gptq-int{bits}{_group_suffix(group_size)}",
@@ -202,7 +205,7 @@ def _read_gptq(config: Fields) -> Scheme:
     )
 
 
-def _read_dynamic(config: Fields, bits: int, group_size: int | None) -> Iterator[Group]:
+def _read_dynamic(config: ConfigFields, bits: int, group_size: int | None) -> Iterator[LayerGroup]:
     """Reads GPTQModel's `dynamic`: regular expression → replaced fields of the config; `-:` means not converted.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
@@ -213,7 +216,7 @@ def _read_dynamic(config: Fields, bits: int, group_size: int | None) -> Iterator
         regular_expression = module_pattern.removeprefix("-:").removeprefix("+:")
         modules = ModuleList([f"re:{regular_expression}"], "compressed-tensors", "dynamic")
         if module_pattern.startswith("-:"):
-            yield Group(None, modules)
+            yield LayerGroup(None, modules)
             continue
         if module_rule is None:
             raise config.value_error("dynamic", module_pattern, "a table of fields for each pattern without -:")
@@ -226,10 +229,10 @@ def _read_dynamic(config: Fields, bits: int, group_size: int | None) -> Iterator
         )
         module_rule.check_all_read()
         module_rule.check_choice("bits", module_bits, 2, 3, 4, 8)
-        yield Group(GPTQ(module_bits, columns), modules)
+        yield LayerGroup(GPTQ(module_bits, columns), modules)
 
 
-def _read_bitsandbytes(config: Fields) -> Scheme:
+def _read_bitsandbytes(config: ConfigFields) -> Scheme:
     """Reads a bitsandbytes config: int8, nf4 or fp4, optionally with quantized scales."""
     config.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
@@ -242,7 +245,9 @@ def _read_bitsandbytes(config: Fields) -> Scheme:
         raise config.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:
         return every_linear(
-            config, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
+            config,
+            LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (LayerGroup(Bnb8()),)),
+            "llm_int8_skip_modules",
         )
     config.check_choice("bnb_4bit_quant_type", code_type, "nf4", "fp4")
     config.check_choice("bnb_4bit_use_double_quant", is_double, False, True)
@@ -253,32 +258,32 @@ def _read_bitsandbytes(config: Fields) -> Scheme:
     )
 
 
-def _read_mxfp4(config: Fields) -> Scheme:
+def _read_mxfp4(config: ConfigFields) -> Scheme:
     config.ignore("dequantize")
     return replace(named.mxfp4("mxfp4"), excluded=listed_modules(config))
 
 
-def _read_bitnet(config: Fields) -> Scheme | None:
+def _read_bitnet(config: ConfigFields) -> Scheme | None:
     """Reads a BitNet config; None for online quantization, whose checkpoint stores plain weights."""
     config.ignore("rms_norm_eps", "quantization_mode")
     quant_mode, linear_class = config.get("quantization_mode", "offline"), config.get("linear_class", "bitlinear")
     config.check_choice("quantization_mode", quant_mode, "offline", "online")
     config.check_choice("linear_class", linear_class, "bitlinear", "autobitlinear")
     config.check_field("use_rms_norm", False, default_value=False)
-    scheme = every_linear(config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)))
+    scheme = every_linear(config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (LayerGroup(TernaryCodes()),)))
     return None if quant_mode == "online" and linear_class == "autobitlinear" else scheme
 
 
-def _read_eetq(config: Fields) -> Scheme:
+def _read_eetq(config: ConfigFields) -> Scheme:
     config.check_field("weights", "int8", default_value="int8")
-    return every_linear(config, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)))
+    return every_linear(config, LinearScheme("eetq", named.EETQ_SOURCE, (), (LayerGroup(WholeInt(scale_bytes=2)),)))
 
 
 def _group_suffix(group_size: int | None) -> str:
     return "" if group_size is None else f"-g{group_size}"
 
 
-METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
+METHODS: dict[str, Callable[[ConfigFields], Scheme | None]] = {
     "fp8": _read_fp8,
     "fbgemm_fp8": _read_fbgemm,
     "awq": _read_awq,

@@ -13,7 +13,7 @@ COMMON = frozenset({"quant_method", "quantization_status", "global_compression_r
 LARGEST = 2**20
 
 
-class Fields:
+class ConfigFields:
     """A table of a config with a record of the fields that a reader has read."""
 
     def __init__(self, table_data: Mapping[str, Any], table_origin: str) -> None:
@@ -94,16 +94,16 @@ class Fields:
             raise self.value_error(field_name, field_value, "two positive whole numbers, or null")
         return field_value[0], field_value[1]
 
-    def get_table(self, field_name: str) -> Fields | None:
+    def get_table(self, field_name: str) -> ConfigFields | None:
         """Returns a nested table; None if it is missing."""
         field_value = self.get(field_name)
         if field_value is None:
             return None
         if not isinstance(field_value, dict):
             raise self.value_error(field_name, field_value, "a table of fields")
-        return Fields(field_value, f"{self.where}: {field_name}")
+        return ConfigFields(field_value, f"{self.where}: {field_name}")
 
-    def get_tables(self, expected_values: str) -> Iterator[tuple[str, Fields]]:
+    def get_tables(self, expected_values: str) -> Iterator[tuple[str, ConfigFields]]:
         """Yields name and fields of every nested table. expected_values: the valid fields, for an error message."""
         for field_name in self.data:
             fields = self.get_table(field_name)
@@ -119,5 +119,5 @@ class Fields:
             raise InputError(f"{self.where}: {unknown_fields[0][:60]}: not known; expected one of {known_fields}")
 
 
-NO_FIELDS = Fields({}, "")
+NO_FIELDS = ConfigFields({}, "")
 """A table without fields."""

@@ -22,7 +22,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import AttentionCore
 from ...optional import OPTIONAL_PARTS
-from .base import Parts, Scheme, WeightTensor, unquantized_parts, weight_tensors_of
+from .base import Scheme, StoredBytes, WeightTensor, unquantized_parts, weight_tensors_of
 from .blocks import BLOCKS
 
 MIXES = {
@@ -65,7 +65,9 @@ class GGUFMix(Scheme):
     imatrix: bool = False
     fused: bool = False
 
-    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+    def store(
+        self, spec: ModelSpec, params: list[WeightTensor], dtype: str
+    ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         model = self._rules_of_model(spec, params)
         for param in params:
             yield param, model.parts(param)
@@ -160,9 +162,9 @@ class _ModelRules:
             return "attn_qkv" if is_fused or _is_in_gated_delta_net(param) else category
         return category
 
-    def parts(self, param: WeightTensor) -> Parts:
+    def parts(self, param: WeightTensor) -> StoredBytes:
         """Returns the bytes of one model tensor, which the file may store as two tensors."""
-        total_parts = Parts()
+        total_parts = StoredBytes()
         for ggml_type, (rows, columns) in zip(self.types(param), _file_shapes(param), strict=True):
             total_parts += _type_bytes(rows * columns, ggml_type)
         return total_parts
@@ -363,9 +365,9 @@ def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
 PLAIN = {"F32": "float32", "F16": "float16"}
 
 
-def _type_bytes(elements: int, ggml_type: str) -> Parts:
+def _type_bytes(elements: int, ggml_type: str) -> StoredBytes:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
         return unquantized_parts(elements, PLAIN[ggml_type])
     block, codes, scales, minima = BLOCKS[ggml_type]
-    return Parts(codes, scales, minima) * (elements // block)
+    return StoredBytes(codes, scales, minima) * (elements // block)

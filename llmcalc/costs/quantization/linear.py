@@ -23,8 +23,8 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
-from .base import WITHOUT, Parts, Scheme, WeightTensor, unquantized_parts
-from .fields import Fields
+from .base import WITHOUT, Scheme, StoredBytes, WeightTensor, unquantized_parts
+from .fields import ConfigFields
 from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
 
@@ -41,7 +41,7 @@ OUTSIDE_LAYERS = ("embedding", "pooler", *HEADS)
 
 
 @frozen
-class Group:
+class LayerGroup:
     """Linear layers that share a storage format.
 
     format: their storage format; None if they stay unconverted.
@@ -68,7 +68,7 @@ class LinearScheme(Scheme):
     stated: where the scheme is stated, in messages; default the option `--quantize`.
     """
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[LayerGroup, ...] = ()
     scope: Scope = "linear"
     head: bool = False
     tables: bool = False
@@ -93,7 +93,9 @@ class LinearScheme(Scheme):
         ):
             module_list.look_up(module_names)
 
-    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+    def store(
+        self, spec: ModelSpec, params: list[WeightTensor], dtype: str
+    ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         has_converted = False
         for param in params:
             linear_format = self._format_of_tensor(param)
@@ -205,13 +207,13 @@ class LinearScheme(Scheme):
                 yield f"experts in {module_group.experts.describe()}"
 
 
-def listed_modules(config: Fields, *field_names: str) -> ModuleList:
+def listed_modules(config: ConfigFields, *field_names: str) -> ModuleList:
     """Returns the module names listed in a config's fields, by default in `modules_to_not_convert`."""
     field_names = field_names or ("modules_to_not_convert",)
     return ModuleList(config.get_all_strings(*field_names), config_field=field_names[0])
 
 
-def every_linear(config: Fields, scheme: LinearScheme, *field_names: str) -> LinearScheme:
+def every_linear(config: ConfigFields, scheme: LinearScheme, *field_names: str) -> LinearScheme:
     """Returns the scheme of `transformers`: every `nn.Linear` except the modules in the config's list.
 
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with

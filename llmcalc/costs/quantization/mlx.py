@@ -17,8 +17,8 @@ from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...units import DTYPE_BITS
-from .base import Parts, Scheme, WeightTensor, unquantized_parts
-from .fields import Fields
+from .base import Scheme, StoredBytes, WeightTensor, unquantized_parts
+from .fields import ConfigFields
 from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import ModuleList
 
@@ -50,9 +50,11 @@ class MLXAffine(LinearFormat):
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         scale_bytes = n_out * floor_div(n_in, self.group) * plain_bytes
-        return Parts(weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes)
+        return StoredBytes(
+            weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes
+        )
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one bias (in the model's format) per group of {self.group} columns"
@@ -85,7 +87,9 @@ class MLXScheme(Scheme):
     def reads_names(self) -> bool:
         return bool(self.others)
 
-    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+    def store(
+        self, spec: ModelSpec, params: list[WeightTensor], dtype: str
+    ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         for param in params:
             module_format = self._module_format(param)
             if module_format is None:
@@ -145,7 +149,7 @@ class MLXScheme(Scheme):
         ]
 
 
-def mlx(config: Fields) -> Scheme:
+def mlx(config: ConfigFields) -> Scheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
     module_names = [name for name in config.data if name not in ("group_size", "bits", "mode", "quant_method")]
     default_format, scheme_label = _module_format(config)
@@ -172,7 +176,7 @@ def mlx(config: Fields) -> Scheme:
     return MLXScheme(scheme_label, "mlx-lm", (), default_format, listed_modules)
 
 
-def _module_format(config: Fields) -> tuple[ModuleFormat, str]:
+def _module_format(config: ConfigFields) -> tuple[ModuleFormat, str]:
     quant_mode = config.get("mode", "affine")
     config.check_choice("mode", quant_mode, "affine", "mxfp4", "mxfp8", "nvfp4")
     if quant_mode == "affine":

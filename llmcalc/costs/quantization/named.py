@@ -9,7 +9,7 @@ from ...errors import InputError, suggest
 from .base import Scheme
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb4, Bnb8, LinearFormat, PackedInt, WholeInt
 from .gguf import MIXES, GGUFMix
-from .linear import Group, LinearScheme
+from .linear import LayerGroup, LinearScheme
 
 MOST = 2**20
 """The largest group or block size that is supported."""
@@ -40,24 +40,24 @@ def scheme_of_layers(scheme_label: str, format_source: str, linear_format: Linea
 
     Published checkpoints do not convert that gate.
     """
-    return LinearScheme(scheme_label, format_source, remarks, (Group(linear_format),))
+    return LinearScheme(scheme_label, format_source, remarks, (LayerGroup(linear_format),))
 
 
 def scheme_of_linears(
     scheme_label: str, format_source: str, linear_format: LinearFormat, *remarks: str
 ) -> LinearScheme:
     """Returns a scheme for every `nn.Linear` except output heads and routers, as in `transformers`."""
-    return LinearScheme(scheme_label, format_source, remarks, (Group(linear_format),), everywhere=True)
+    return LinearScheme(scheme_label, format_source, remarks, (LayerGroup(linear_format),), everywhere=True)
 
 
 def bnb4(scheme_label: str, has_double_quantization: bool) -> LinearScheme:
     return LinearScheme(
-        scheme_label, BNB_SOURCE, (BLOB, STACKED), (Group(Bnb4(has_double_quantization)),), everywhere=True
+        scheme_label, BNB_SOURCE, (BLOB, STACKED), (LayerGroup(Bnb4(has_double_quantization)),), everywhere=True
     )
 
 
 def mxfp4(scheme_label: str) -> LinearScheme:
-    return LinearScheme(scheme_label, MX_SOURCE, (), (Group(FP4(32)),), scope="experts")
+    return LinearScheme(scheme_label, MX_SOURCE, (), (LayerGroup(FP4(32)),), scope="experts")
 
 
 _FIXED: dict[str, Callable[[str], Scheme]] = {
@@ -66,7 +66,7 @@ _FIXED: dict[str, Callable[[str], Scheme]] = {
     "fp8-dynamic": lambda label: scheme_of_layers(label, COMPRESSED, FP8("row", None)),
     "nf4": lambda label: bnb4(label, False),
     "nf4-double": lambda label: bnb4(label, True),
-    "int8": lambda label: LinearScheme(label, BNB_SOURCE, (STACKED,), (Group(Bnb8()),), everywhere=True),
+    "int8": lambda label: LinearScheme(label, BNB_SOURCE, (STACKED,), (LayerGroup(Bnb8()),), everywhere=True),
     "w8a8": lambda label: scheme_of_layers(label, COMPRESSED, WholeInt()),
     "mxfp4": mxfp4,
     "mxfp4-linear": lambda label: scheme_of_layers(label, MX_SOURCE, FP4(32)),

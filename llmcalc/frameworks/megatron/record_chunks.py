@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.rank_program import RankFlow
-from ...simulator.event_log import TAKEN, Recorder
+from ...simulator.event_log import TAKEN, EventRecorder
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import RecordedPasses
 from ...simulator.repeat_layers import NotRepeating
@@ -106,12 +106,12 @@ def record_chunks(
     is_last_stage, by_previous: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.
     """
-    rank_run = RankRun(spec, settings, rank, Recorder())
+    rank_run = RankRun(spec, settings, rank, EventRecorder())
     if rank_run.rank_choices.wgrad_deferral_limit is not None:  # the end of a step has gradients of all chunks
         return None
     if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
         rank = rank_run.layout.rank(pp=rank_run.coordinates.pp)
-        rank_run = RankRun(spec, settings, rank, Recorder())
+        rank_run = RankRun(spec, settings, rank, EventRecorder())
     count = len(rank_run.chunks)
     chunks = [
         _recorded_chunk(
@@ -158,7 +158,7 @@ def _recorded_chunk(
     if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
-        chunk_run = RankRun(spec, settings, rank, Recorder())
+        chunk_run = RankRun(spec, settings, rank, EventRecorder())
         _chunks[cache_key] = _record_chunk(chunk_run, chunk_run.chunks[chunk_number], is_interleaved, by_previous)
     return _chunks[cache_key]
 
@@ -167,7 +167,7 @@ def _record_chunk(rank_run: RankRun, model_chunk: Chunk, is_interleaved: bool, b
     """Records the passes of a chunk of a run that has not begun."""
     rank_run.chunks, model_chunk.number = [model_chunk], 0
     recorder = rank_run.meter
-    assert isinstance(recorder, Recorder)
+    assert isinstance(recorder, EventRecorder)
     rank_run.set_up_tables()
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
     recorded_passes = record_passes(rank_run, recorder, is_interleaved, by_previous)

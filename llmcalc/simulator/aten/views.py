@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from ...algebra import Number
 from .. import strides as layout
-from ..autograd import Graph, record, record_all
+from ..autograd import AutogradGraph, record, record_all
 from ..strides import Shape, broadcast, contiguous, count, is_dense, is_size_one
-from ..tensor import Backward, Dtype, Gradient, Needs, Node, Tensor, promoted_dtype
+from ..tensor import AutogradNode, Backward, Dtype, Gradient, Needs, Tensor, promoted_dtype
 
 
 class Views:
     """Creation, views and copies of tensors, recorded in one autograd graph."""
 
-    def __init__(self, autograd_graph: Graph) -> None:
+    def __init__(self, autograd_graph: AutogradGraph) -> None:
         self.graph = autograd_graph
 
     def new_tensor(self, shape: Shape, dtype: Dtype) -> Tensor:
@@ -41,7 +41,7 @@ class Views:
     ) -> Tensor:
         view, autograd_graph = x.view(shape, strides), self.graph
         if autograd_graph.enabled and (x.node is not None or x.leaf):
-            view.node = Node(autograd_graph, operation_name, (x,), backward)
+            view.node = AutogradNode(autograd_graph, operation_name, (x,), backward)
         return view
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:

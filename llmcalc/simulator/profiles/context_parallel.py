@@ -19,7 +19,7 @@ from ...flow.program import Step
 from ...frozen import frozen
 from ...parallel.layout import Layout
 from ..aten import Aten
-from ..autograd import Graph, record
+from ..autograd import AutogradGraph, record
 from ..strides import Shape, elementwise
 from ..tensor import FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
 from .eager import Eager
@@ -130,7 +130,7 @@ class RingAttention(Eager):
         if sinks is not None:
             raise self.unsupported(f"--cp {self.ring.ranks} takes attention without sinks")
         autograd_graph, kernel_name = self.graph, "flash_attention"
-        ring_kernels = Kernels(autograd_graph, self.ring, self.choices.on_gpu)
+        ring_kernels = RingKernels(autograd_graph, self.ring, self.choices.on_gpu)
         kernel_outputs: list[Tensor] = []
 
         def result(i: int) -> Tensor:
@@ -157,8 +157,8 @@ class RingAttention(Eager):
 class Rotater:
     """The exchange of keys and values between ranks. uses_all_gather: one all-gather replaces the ring's exchanges."""
 
-    def __init__(self, autograd_graph: Graph, ranks: int, uses_all_gather: bool) -> None:
-        self.graph: Graph = autograd_graph
+    def __init__(self, autograd_graph: AutogradGraph, ranks: int, uses_all_gather: bool) -> None:
+        self.graph: AutogradGraph = autograd_graph
         self.ranks: int = ranks
         self.gathers: bool = uses_all_gather
         self.buffer: Tensor | None = None
@@ -231,11 +231,11 @@ def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
     return aten.cat(half_outputs, ROWS)
 
 
-class Kernels:
+class RingKernels:
     """The kernels of ring attention. allocates_workspace: whether kernels also allocate their GPU workspaces."""
 
-    def __init__(self, autograd_graph: Graph, ring: Ring, allocates_workspace: bool) -> None:
-        self.graph: Graph = autograd_graph
+    def __init__(self, autograd_graph: AutogradGraph, ring: Ring, allocates_workspace: bool) -> None:
+        self.graph: AutogradGraph = autograd_graph
         self.ring: Ring = ring
         self.allocates_workspace: bool = allocates_workspace
         self.t: Aten = Aten(autograd_graph)

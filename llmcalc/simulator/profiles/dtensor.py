@@ -28,15 +28,15 @@ from ...flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, Placements, has_tokens
-from ...parallel.rank_program import FIELDS, RankFlow, Shard, flat_axes, has_equal_shards, is_divided
+from ...parallel.rank_program import FIELDS, AxisShard, RankFlow, flat_axes, has_equal_shards, is_divided
 from ...workload.rows import TOKENS
 from ..autograd import record
-from ..lowering import Frame, Path
-from ..meter import Place
+from ..lowering import ModuleFrame, Path
+from ..meter import AllocationPlace
 from ..strides import Shape, is_size_one
-from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, Backward, Dtype, Needs, Node, Tensor
+from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, AutogradNode, Backward, Dtype, Needs, Tensor
 from .eager import Eager
-from .eager.scans.module_steps import Steps, module_steps
+from .eager.scans.module_steps import ModuleSteps, module_steps
 
 ENTERED = "from_local"
 """The name of the node behind what products with a divided output read."""
@@ -45,7 +45,7 @@ ENTERED = "from_local"
 class Message(NamedTuple):
     """A collective message that a rank sends. place: module and phase of the message."""
 
-    place: Place
+    place: AllocationPlace
     sent: Collective
 
 
@@ -57,7 +57,7 @@ class Recurrence:
     summed: bool = True
 
 
-class Divided(Eager):
+class DTensorKernels(Eager):
     """Runs a rank's program with tensor parallelism by DTensors.
 
     module_inputs: per running module, the values that its products read, as they were before, and as they read them.
@@ -243,10 +243,10 @@ class Divided(Eager):
             self.bind(output, self._gather_logits(self.tensor_of(output), output))
 
     def _gather_logits(self, logits: Tensor, flow_value: Value) -> Tensor:
-        """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
+        """Gathers the logits of the full vocabulary (`ColwiseParallel`, `AxisShard._to_replicate_tensor`).
         All parts are padded to the length of the longest.
         """
-        axis = next((axis for axis in flat_axes(flow_value.axes) if isinstance(axis, Shard)), None)
+        axis = next((axis for axis in flat_axes(flow_value.axes) if isinstance(axis, AxisShard)), None)
         if axis is None or axis.degree == 1:
             return logits
         allocate, (*rows, local_width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
@@ -286,7 +286,7 @@ class Divided(Eager):
                 self.module_inputs[-1].append((id(flow_value), x, local_tensor))
                 self.bind(flow_value, local_tensor)
             return
-        if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
+        if not x.needs_grad or (isinstance(x.node, AutogradNode) and x.node.name == ENTERED):
             return
         local_tensor = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
         self.module_inputs[-1].append((id(flow_value), x, local_tensor))
@@ -315,7 +315,7 @@ class Divided(Eager):
     def _reduce_scatter_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.reduce_scatter(gradient)]
 
-    def _module(self, module_call: Frame) -> None:
+    def _module(self, module_call: ModuleFrame) -> None:
         if not hasattr(self, "module_inputs"):
             self.module_inputs = []
         self.module_inputs.append([])
@@ -329,7 +329,7 @@ class Divided(Eager):
 
     # --- recurrences ------------------------------------------------------------------------------------------------
 
-    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
+    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]) -> None:
         """Runs a module as one published kernel, after gathering the input and before reducing the output."""
         for operation in module_steps(module_scope):
             if (
@@ -339,7 +339,7 @@ class Divided(Eager):
             ):
                 self._enter_parallel_region(operation)
 
-        def summed(operations: Steps, x: Tensor) -> Tensor:
+        def summed(operations: ModuleSteps, x: Tensor) -> Tensor:
             self.recurrence = recurrence = Recurrence(operations.all[-1])
             try:
                 output = compute_module(operations, x)
@@ -357,7 +357,7 @@ class Divided(Eager):
             self.recurrence.summed = not is_divided(operation.ins[0].axes)
         return super().raw_weight(operation)
 
-    def module_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs Mamba operation by operation, because Δ, B and C are summed over ranks between convolution and scan."""
         has_heads = operations["x_proj"].verb == "experts"
         return super().module_SelectiveScan(operations, x) if has_heads else self.mamba_of_steps(operations, x)
@@ -369,7 +369,7 @@ class Divided(Eager):
         weight_axes = (
             () if operation.weight is None else (*flat_axes(operation.weight.ins), *flat_axes(operation.weight.out))
         )
-        row_axes = [axis for axis in weight_axes if isinstance(axis, Shard) and axis.name == "vocab"]
+        row_axes = [axis for axis in weight_axes if isinstance(axis, AxisShard) and axis.name == "vocab"]
         if not row_axes or row_axes[0].degree == 1:
             return super().look_up_rows(operation, weight, index)
         vocabulary_size, width = row_axes[0].full_size, weight.shape[1]
@@ -507,7 +507,7 @@ def check_divided(program: RankFlow) -> None:
         if operation.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
         if operation.outs and has_equal_shards(operation.outs[0].axes):
-            axes = (axis for axis in flat_axes(operation.outs[0].axes) if isinstance(axis, Shard))
+            axes = (axis for axis in flat_axes(operation.outs[0].axes) if isinstance(axis, AxisShard))
             axis = next(axis for axis in axes if has_equal_shards((axis,)))
             raise InputError(
                 f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELDS[axis.name]} is {axis.full_size}; "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ...algebra import Number
 from ...frozen import frozen
-from ..autograd import Graph, record
+from ..autograd import AutogradGraph, record
 from ..tensor import Gradient, Needs, Tensor
 
 Optional = Tensor | None
@@ -29,7 +29,7 @@ H100 = Accelerator(132, 232448)
 
 
 def record_function(
-    autograd_graph: Graph,
+    autograd_graph: AutogradGraph,
     operation_name: str,
     ins: Sequence[Optional],
     output: Tensor,

@@ -16,7 +16,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import Parts, QuantizedSize, quantized_size, scheme_of_config
+from llmcalc.costs.quantization import QuantizedSize, StoredBytes, quantized_size, scheme_of_config
 from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
@@ -31,14 +31,14 @@ from tests.families import shapes_of
 CASES = Path(__file__).parents[2] / "data" / "cases"
 
 
-def stored(spec: ModelSpec, config: dict[str, Any], quantization: dict[str, Any]) -> Parts:
+def stored(spec: ModelSpec, config: dict[str, Any], quantization: dict[str, Any]) -> StoredBytes:
     """The bytes of a checkpoint with the modules of `config`'s classes and this `quantization_config`."""
     scheme = scheme_of_config({"quantization_config": quantization})
     assert scheme is not None
     return quantized_size(spec, scheme, names=checkpoint_of(config).names(spec.tree(), spec.kind)).by_part
 
 
-def of_llama(**quantization: Any) -> Parts:
+def of_llama(**quantization: Any) -> StoredBytes:
     return stored(DENSE, {"model_type": "llama"}, quantization)
 
 
@@ -471,7 +471,7 @@ def test_fp8_of_mimo_v2_5_has_the_bytes_of_its_published_tensors() -> None:
     assert parts.unconverted == 2 * (embedding_and_head + outputs + norms + routers + sinks)
 
 
-def quantized_parts(config: dict[str, Any]) -> Parts:
+def quantized_parts(config: dict[str, Any]) -> StoredBytes:
     return stored(spec_of(config), config, config["quantization_config"])
 
 

@@ -14,7 +14,7 @@ from llmcalc.frameworks.megatron.record_chunks import record_chunks
 from llmcalc.frameworks.megatron.record_passes import record_passes
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.event_log import Recorder
+from llmcalc.simulator.event_log import EventRecorder
 from llmcalc.simulator.pass_trace import PassTrace
 from llmcalc.simulator.repeat_microbatches import place_in_later_layer
 
@@ -42,7 +42,7 @@ def test_a_chunk_alone_has_the_passes_that_it_has_in_its_rank(model: str, layout
     for pp in range(layout.pp):
         rank, is_last_stage = layout.rank(pp=pp), pp == layout.pp - 1
         by_previous = recompute == "full" and model == MIXTURE
-        run = RankRun(run_memory.spec, settings, rank, recorder := Recorder())
+        run = RankRun(run_memory.spec, settings, rank, recorder := EventRecorder())
         run.set_up()
         together = record_passes(run, recorder, is_last_stage, by_previous).traces()
         alone = record_chunks(run_memory.spec, settings, rank, is_last_stage, by_previous)

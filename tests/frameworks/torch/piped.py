@@ -21,7 +21,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.pipeline import ScheduleSettings, ShardedRank, ShardedSetup
 from llmcalc.frameworks.fsdp2.training import Fsdp
 from llmcalc.model import ModelSpec
@@ -78,7 +78,7 @@ def sending() -> Iterator[None]:
         schedules._batch_p2p = before
 
 
-def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mesh: Any, stage: Any) -> Any:
+def wrapped(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: Fsdp, mesh: Any, stage: Any) -> Any:
     """The layers of one stage of the reference, wrapped."""
     with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
@@ -102,7 +102,12 @@ def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: Fsdp, mes
 
 
 def by_torch(
-    spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, schedule_settings: ScheduleSettings
+    spec: ModelSpec,
+    training: TrainingConfig,
+    layout: Layout,
+    rank: int,
+    fsdp: Fsdp,
+    schedule_settings: ScheduleSettings,
 ) -> list[int]:
     """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
     with without_shared_fields(), mesh_of(layout, rank) as mesh:
@@ -127,7 +132,7 @@ def by_torch(
 
 def _steps(
     spec: ModelSpec,
-    training: Training,
+    training: TrainingConfig,
     schedule_settings: ScheduleSettings,
     schedule: Any,
     own: Any,
@@ -156,7 +161,7 @@ def _steps(
     return found
 
 
-def _schedule(spec: ModelSpec, training: Training, layout: Layout, mesh: Any, own: Any, parts: Any) -> Any:
+def _schedule(spec: ModelSpec, training: TrainingConfig, layout: Layout, mesh: Any, own: Any, parts: Any) -> Any:
     group, count = mesh["pp"].get_group(), layout.pp * layout.vpp
     hidden = torch.empty(
         training.batch,
@@ -202,7 +207,12 @@ def _schedule(spec: ModelSpec, training: Training, layout: Layout, mesh: Any, ow
 
 
 def replayed(
-    spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp, schedule_settings: ScheduleSettings
+    spec: ModelSpec,
+    training: TrainingConfig,
+    layout: Layout,
+    rank: int,
+    fsdp: Fsdp,
+    schedule_settings: ScheduleSettings,
 ) -> list[int]:
     """The same, replayed."""
     meter = Meter()

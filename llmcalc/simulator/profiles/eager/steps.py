@@ -15,7 +15,7 @@ from ....ops import BlockLinear, ChunkedScan, DeltaRule, MatrixMemory, Selective
 from ...tensor import FLOAT32, Tensor
 from .scans import ScanKernels
 from .scans.mamba import NORMS
-from .scans.module_steps import Steps
+from .scans.module_steps import ModuleSteps
 
 QKV = ("q_proj", "k_proj", "v_proj")
 """The projections of a delta rule that one convolution reads."""
@@ -34,7 +34,7 @@ class StepKernels(ScanKernels):
         assert cached_states is not None
         return cached_states[0]
 
-    def norm_output(self, operations: Steps, x: Tensor, width: Any) -> Tensor:
+    def norm_output(self, operations: ModuleSteps, x: Tensor, width: Any) -> Tensor:
         """Runs a norm on a module's output, group by group if the norm has groups."""
         norm = operations["norm"]
         group_count = norm.options.get("groups")
@@ -42,7 +42,7 @@ class StepKernels(ScanKernels):
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
-    def decode_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba, as MambaReference.forward does."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         has_heads = operations["x_proj"].verb == "experts"
@@ -114,7 +114,7 @@ class StepKernels(ScanKernels):
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
-    def decode_ChunkedScan(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_ChunkedScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba-2, as Mamba2Reference.forward does."""
         aten, op, activation_name = self.t, operations.op("scan", ChunkedScan), operations.acts[0]
         inner_width = op.heads * op.head_dim
@@ -158,7 +158,7 @@ class StepKernels(ScanKernels):
         return aten.unsqueeze(aten.select(aten.matmul(state, aten.unsqueeze(aten.select(c, 1), -1)), -1), 1), state
 
     def _gate_output(
-        self, operations: Steps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any
+        self, operations: ModuleSteps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any
     ) -> Tensor:
         """Gates Mamba-2's output, as Mamba2Reference._gated_output does."""
         activated_gate = self.apply_activation(gate, activation_name)
@@ -171,14 +171,14 @@ class StepKernels(ScanKernels):
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
 
-    def decode_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_DeltaRule(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
         self.refuse_dynamic_filters(operations)
         return (self._decode_kimi_delta if operations["core"].op.by_channel else self._decode_gated_delta)(
             operations, x
         )
 
-    def _decode_gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
+    def _decode_gated_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Gated DeltaNet, as GatedDeltaNetReference.forward does."""
         aten, op = self.t, operations.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(operations, x)
@@ -203,7 +203,7 @@ class StepKernels(ScanKernels):
         )
         return self.project(operations["o_proj"], aten.flatten(normed, 2))
 
-    def _convolved_qkv(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _convolved_qkv(self, operations: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
         qkv = self.t.transpose(self.t.cat([self.project(operations[proj_name], x) for proj_name in QKV]), 1, 2)
         return qkv, self.t.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
@@ -211,7 +211,7 @@ class StepKernels(ScanKernels):
     def _split_and_repeat_heads(self, x: Tensor, head_size: Any, heads_per_group: Any) -> Tensor:
         return self.t.repeat_interleave(self.t.transpose(self.by_head(x, head_size), 1, 2), heads_per_group, 1)
 
-    def _decode_kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
+    def _decode_kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Kimi Delta Attention, as KimiDeltaAttentionReference.forward does."""
         aten, op = self.t, operations.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(operations, x)
@@ -225,7 +225,7 @@ class StepKernels(ScanKernels):
         normed = aten.mul(aten.flatten(normed, 2), aten.function("sigmoid", self._gate_projection("g", operations, x)))
         return self.project(operations["o_proj"], normed)
 
-    def _log_decay(self, operations: Steps, x: Tensor) -> Tensor:
+    def _log_decay(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay, as KimiDeltaAttentionReference._log_decay does."""
         aten, op = self.t, operations.op("core", DeltaRule)
         raw_decay, bias = self._gate_projection("f", operations, x), self.weight("dt_bias", (op.heads * op.key_dim,))
@@ -267,10 +267,10 @@ class StepKernels(ScanKernels):
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
-    def decode_LightningCore(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_LightningCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         return self.decode_tokens(operations, x)
 
-    def decode_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""
         aten, op = self.t, operations.op("core", MatrixMemory)
         q, k, v = (self._float_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
@@ -393,7 +393,7 @@ class StepKernels(ScanKernels):
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
-    def decode_rglru(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_rglru(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
         aten, conv_step = self.t, operations["conv_1d"]
         gate = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])

@@ -11,7 +11,7 @@ from .....ops import DecayScan, LightningCore, MatrixMemory
 from ....published import lightning_attn, mlstm_kernels, rwkv
 from ....tensor import FLOAT32, INT64, Tensor
 from ..attention import AttentionKernels
-from .module_steps import Steps
+from .module_steps import ModuleSteps
 from .modules import ScanModules
 
 
@@ -19,7 +19,7 @@ from .modules import ScanModules
 class DecayKernels(AttentionKernels, ScanModules):
     """Kernels of lightning attention, mLSTM and RWKV-4."""
 
-    def module_LightningCore(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_LightningCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs `LightningAttention.forward` of the reference, with the library's kernel."""
         aten, op = self.t, operations.op("core", LightningCore)
         if self.has_earlier_tokens:
@@ -34,7 +34,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         gate = aten.function("sigmoid", self.project(operations["g_proj"], x))
         return self.project(operations["o_proj"], aten.mul(gate, normed))
 
-    def _lightning_heads(self, operations: Steps, x: Tensor, head_dim: Any) -> list[Tensor]:
+    def _lightning_heads(self, operations: ModuleSteps, x: Tensor, head_dim: Any) -> list[Tensor]:
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
         projections = {letter: self.project(operations[f"{letter}_proj"], x) for letter in "qkv"}
         rope_operations = dict(
@@ -51,7 +51,7 @@ class DecayKernels(AttentionKernels, ScanModules):
             heads.append(self.apply_activation(y, operations.acts[0]))
         return heads
 
-    def decode_tokens(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_tokens(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs tokens in sequence from a state (LightningReference.forward)."""
         aten, op = self.t, operations.op("core", DecayScan)
         _cached_state = self.cached("recurrent_state")
@@ -83,7 +83,7 @@ class DecayKernels(AttentionKernels, ScanModules):
     def _decay_slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
 
-    def module_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
         aten, op = self.t, operations.op("core", MatrixMemory)
         chunk_rows = x.shape[1] if self.store is None else op.chunk

@@ -10,7 +10,7 @@ from .....flow.program import Step
 from .....ops import DeltaRule
 from ....published import fla, jet_nemotron
 from ....tensor import FLOAT32, Tensor
-from .module_steps import Steps
+from .module_steps import ModuleSteps
 from .modules import ScanModules
 
 
@@ -18,7 +18,7 @@ class DeltaRuleKernels(ScanModules):
     """Kernels of gated DeltaNet and Kimi delta attention."""
 
     @compared(PUBLISHED)
-    def module_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_DeltaRule(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
         if "conv1d" not in operations:
             return self.jet_block(operations, x)
@@ -27,7 +27,7 @@ class DeltaRuleKernels(ScanModules):
             return (self.kimi_delta_of_class if is_class else self.kimi_delta)(operations, x)
         return (self.gated_delta_of_class if is_class else self.gated_delta)(operations, x)
 
-    def gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
+    def gated_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
         if self.store is None:
@@ -69,7 +69,7 @@ class DeltaRuleKernels(ScanModules):
         o = aten.flatten(o, 2)
         return self.project(operations["o_proj"], o)
 
-    def refuse_dynamic_filters(self, operations: Steps) -> None:
+    def refuse_dynamic_filters(self, operations: ModuleSteps) -> None:
         """Raises `Unsupported` for values with per-token convolution filters (JetBlock) in a pass with a cache."""
         if "conv1d" not in operations:
             raise self.unsupported(
@@ -78,7 +78,7 @@ class DeltaRuleKernels(ScanModules):
                 "convolution",
             )
 
-    def gated_delta_of_class(self, operations: Steps, x: Tensor) -> Tensor:
+    def gated_delta_of_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs transformers/models/olmo_hybrid/modeling_olmo_hybrid.py (`OlmoHybridGatedDeltaNet.forward`).
 
         The classes of Qwen3-Next and Qwen3.5 differ in which projections are one product. Convolution and delta rule
@@ -90,7 +90,7 @@ class DeltaRuleKernels(ScanModules):
         gate = self.by_head(self.project(operations["g_proj"], x), op.value_dim)
         return self.project(operations["o_proj"], aten.flatten(self._gated_norm(operations["norm"], o, gate), 2))
 
-    def kimi_delta_of_class(self, operations: Steps, x: Tensor) -> Tensor:
+    def kimi_delta_of_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs transformers/models/kimi_linear/modeling_kimi_linear.py (`KimiLinearDeltaAttention.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
         q, k, v = self._convolved_heads(operations, x)
@@ -102,7 +102,7 @@ class DeltaRuleKernels(ScanModules):
         o = aten.flatten(self._gated_float32_norm(operations["norm"], o, gate), 2)
         return self.project(operations["o_proj"], o)
 
-    def _channel_decays(self, operations: Steps, x: Tensor) -> Tensor:
+    def _channel_decays(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay of each channel (`KimiLinearForgetGate.forward`). Others cast that of one product."""
         aten, op = self.t, operations.op("core", DeltaRule)
         g = aten.to(self._gate_projection("f", operations, x), FLOAT32)
@@ -127,7 +127,7 @@ class DeltaRuleKernels(ScanModules):
         y = aten.mul(y, aten.function("sigmoid", aten.to(gate, FLOAT32)))
         return aten.to(y, x.dtype)
 
-    def _convolved_heads(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _convolved_heads(self, operations: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values by head, behind one convolution of causal-conv1d."""
         aten, op = self.t, operations.op("core", DeltaRule)
         projections = [self.project(operations[f"{proj_name}_proj"], x) for proj_name in "qkv"]
@@ -149,7 +149,7 @@ class DeltaRuleKernels(ScanModules):
         y = aten.mul(y, self.apply_activation(aten.to(gate, FLOAT32), "silu"))
         return aten.to(y, x.dtype)
 
-    def jet_block(self, operations: Steps, x: Tensor) -> Tensor:
+    def jet_block(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs `JetBlock.forward` of NVlabs/Jet-Nemotron at 94cbd12, jetai/modeling/hf/jet_block.py, in training."""
         if self.store is not None:
             self.refuse_dynamic_filters(operations)
@@ -166,7 +166,7 @@ class DeltaRuleKernels(ScanModules):
         return self.project(operations["o_proj"], aten.flatten(o, 2))
 
     def _delta_rule_behind_gates(
-        self, operations: Steps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
+        self, operations: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Runs the delta rule with β and log decay from torch operations. Returns the output and the log decay."""
         aten, op = self.t, operations.op("core", DeltaRule)
@@ -178,7 +178,7 @@ class DeltaRuleKernels(ScanModules):
         _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         return fla.chunk_gated_delta_rule(aten, q, k, v, g, beta, accelerator=self.accelerator), g
 
-    def _keep_convolved(self, operations: Steps) -> None:
+    def _keep_convolved(self, operations: ModuleSteps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
         conv_step = operations["conv1d"]
         self.states(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
@@ -187,7 +187,7 @@ class DeltaRuleKernels(ScanModules):
         """Returns the weight of one of a layer's three convolutions."""
         return self.t.reshape(self.weight(f"{proj_name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
 
-    def kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
+    def kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
         self._keep_convolved(operations)
@@ -206,13 +206,13 @@ class DeltaRuleKernels(ScanModules):
         o = aten.flatten(o, 2)
         return self.project(operations["o_proj"], o)
 
-    def _convolve_by_name(self, proj_name: str, operations: Steps, x: Tensor) -> Tensor:
+    def _convolve_by_name(self, proj_name: str, operations: ModuleSteps, x: Tensor) -> Tensor:
         y = self.project(operations[f"{proj_name}_proj"], x)
         return fla.causal_conv1d(
             self.t, y, self._convolution_weight(proj_name, y.shape[-1], operations["conv1d"].options["kernel"])
         )
 
-    def _gate_projection(self, proj_name: str, operations: Steps, x: Tensor) -> Tensor:
+    def _gate_projection(self, proj_name: str, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Projects to a gate, by one linear layer or two low-rank layers."""
         if f"{proj_name}_proj" in operations:
             return self.project(operations[f"{proj_name}_proj"], x)

@@ -11,7 +11,7 @@ from .....evidence import compared
 from .....ops import ChunkedScan, SelectiveScan
 from ....published import mamba_ssm
 from ....tensor import FLOAT32, Tensor
-from .module_steps import Steps
+from .module_steps import ModuleSteps
 from .modules import ScanModules
 
 NORMS = "dt_norm", "b_norm", "c_norm"
@@ -22,7 +22,7 @@ class MambaKernels(ScanModules):
     """Kernels of Mamba and Mamba-2."""
 
     @compared(PUBLISHED)
-    def module_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         if operations["x_proj"].verb == "experts":
             return self.mamba_of_heads(operations, x)
         has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
@@ -30,7 +30,7 @@ class MambaKernels(ScanModules):
             return self.mamba(operations, x)
         return self.mamba_of_steps(operations, x)
 
-    def mamba(self, operations: Steps, x: Tensor) -> Tensor:
+    def mamba(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs mamba_ssm/modules/mamba_simple.py:119 (`Mamba.forward`)."""
         aten, op, conv_step, out_proj_step = (
             self.t,
@@ -82,7 +82,7 @@ class MambaKernels(ScanModules):
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
         return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 
-    def mamba_of_steps(self, operations: Steps, x: Tensor) -> Tensor:
+    def mamba_of_steps(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs `JambaMambaMixer.forward` of transformers/models/jamba/modeling_jamba.py, with norms on Δ, B and C.
 
         An activation that the kernels do not have runs after them.
@@ -119,7 +119,7 @@ class MambaKernels(ScanModules):
             y = aten.mul(y, self.apply_activation(gate, activation_name))
         return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
 
-    def mamba_of_heads(self, operations: Steps, x: Tensor) -> Tensor:
+    def mamba_of_heads(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`), with one scan per head."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         heads = operations["x_proj"].options["experts"].size
@@ -166,14 +166,14 @@ class MambaKernels(ScanModules):
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
     @compared(PUBLISHED)
-    def module_ChunkedScan(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_ChunkedScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         norm: Norm | None = operations["norm"].options["spec"] if "norm" in operations else None
         has_fused_norm = norm is None or (norm.type == "rmsnorm" and norm.weight and not norm.has_bias)
         has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
         return (self.mamba2 if has_fused_norm and has_fused_kernel else self.mamba2_of_steps)(operations, x)
 
     @compared(PUBLISHED, mamba2="steps")
-    def mamba2(self, operations: Steps, x: Tensor) -> Tensor:
+    def mamba2(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs mamba_ssm/modules/mamba2.py:154 (`Mamba2.forward`)."""
         aten, op, conv_step, out_proj_step = (
             self.t,
@@ -229,7 +229,7 @@ class MambaKernels(ScanModules):
             y = mamba_ssm.rmsnorm_fn(aten, y, norm, z, group_count, self.accelerator)
         return self.project(out_proj_step, y)
 
-    def mamba2_of_steps(self, operations: Steps, x: Tensor) -> Tensor:
+    def mamba2_of_steps(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs `Mamba2.forward` of the reference, with the library's convolution and scan."""
         aten, op, conv_step, activation_name = (
             self.t,

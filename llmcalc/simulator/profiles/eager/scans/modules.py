@@ -17,7 +17,7 @@ from ....strides import is_size_one
 from ....tensor import FLOAT32, Tensor
 from ..basic import BasicKernels
 from ..convolution import ConvolutionKernels
-from .module_steps import Steps, module_steps
+from .module_steps import ModuleSteps, module_steps
 
 
 @kernels_compared(BY_TORCH, unchecked=("module_kernel",))
@@ -50,11 +50,11 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """Whether the pass decodes a single token after earlier passes."""
         return self.has_earlier_tokens and is_size_one(self.run_config.new_rows(TOKENS))
 
-    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
+    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]) -> None:
         """Runs all operations of a module by `compute_module`, which returns the last output."""
         assert module_scope.argument is not None
         self._check_number_formats()
-        operations_by_name = Steps(module_scope)
+        operations_by_name = ModuleSteps(module_scope)
         for operation in operations_by_name.all:
             if operation.verb == "keep":
                 raise self.not_modelled(operation, "a recurrence whose output higher layers read")
@@ -123,7 +123,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         y = aten.slice(aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel - 1), x.shape[2])
         return y if activation_name is None else self.apply_activation(y, activation_name)
 
-    def convolve_with_cached(self, operations: Steps, x: Tensor, activation_name: str) -> Tensor:
+    def convolve_with_cached(self, operations: ModuleSteps, x: Tensor, activation_name: str) -> Tensor:
         """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
         aten, state_step, tokens = self.t, operations["conv_state"], x.shape[2]
         if self.store is None:

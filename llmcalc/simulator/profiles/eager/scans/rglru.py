@@ -11,7 +11,7 @@ from .....flow.program import Step
 from .....ops import BlockLinear
 from ....autograd import record, recorded
 from ....tensor import BOOL, FLOAT32, Tensor
-from .module_steps import Steps
+from .module_steps import ModuleSteps
 from .modules import ScanModules
 
 ONE_BY_ONE = 4
@@ -22,7 +22,7 @@ class RgLruKernels(ScanModules):
     """Kernels of RG-LRU."""
 
     @compared(PUBLISHED)
-    def module_rglru(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_rglru(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs `RecurrentGemmaRecurrentBlock.forward` (transformers, modeling_recurrent_gemma.py).
 
         No library publishes a kernel of this scan: it runs as a loop over the tokens.
