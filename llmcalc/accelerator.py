@@ -167,7 +167,7 @@ class Hardware(Record):
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether matrix units multiply bfloat16: NVIDIA's since Ampere; of other vendors nothing else is known."""
+        """Whether matrix units multiply bfloat16: NVIDIA's do since Ampere; other vendors' are assumed to."""
         return self.compute_capability is None or float(self.compute_capability) >= 8.0
 
     @property
@@ -177,18 +177,18 @@ class Hardware(Record):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU, and no TPU, Trainium, Inferentia, Ascend or Gaudi; true for a bare memory size."""
+        """Whether this is a GPU: no TPU, Trainium, Inferentia, Ascend or Gaudi; true for a bare memory size."""
         unit_name = "" if self.compute_units is None else self.compute_units.name
         return self.vendor not in VENDORS_WITHOUT_GPUS and unit_name not in UNITS_OF_OTHERS
 
     @property
     def stores_nf4(self) -> bool:
-        """Whether bitsandbytes stores weights in nf4 on it: GPUs but Apple's, and Gaudi (its installation guide)."""
+        """Whether bitsandbytes stores nf4 weights here: on GPUs except Apple's, and on Gaudi (installation guide)."""
         return self.vendor == "Intel" or self.has_8bit_optimizers
 
     @property
     def has_8bit_optimizers(self) -> bool:
-        """Whether bitsandbytes has optimizers for it: GPUs of NVIDIA, AMD and Intel (its installation guide)."""
+        """Whether bitsandbytes has optimizers here: on GPUs of NVIDIA, AMD and Intel (installation guide)."""
         return self.is_gpu and self.vendor != "Apple"
 
     @property

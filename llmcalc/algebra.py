@@ -15,19 +15,19 @@ Number: TypeAlias = Any
 """An `int`, a NumPy array of integers, or a SymPy expression."""
 
 
-def _is_symbolic(*values: Number) -> bool:
+def _is_symbolic(*numbers: Number) -> bool:
     sympy = sys.modules.get("sympy")
-    return sympy is not None and any(isinstance(value, sympy.Basic) for value in values)
+    return sympy is not None and any(isinstance(number, sympy.Basic) for number in numbers)
 
 
-def _is_array(*values: Number) -> bool:
+def _is_array(*numbers: Number) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and any(isinstance(value, numpy.ndarray) for value in values)
+    return numpy is not None and any(isinstance(number, numpy.ndarray) for number in numbers)
 
 
-def is_zero(value: Number) -> bool:
+def is_zero(number: Number) -> bool:
     """Whether a value is the integer 0, which sums omit."""
-    return type(value) is int and value == 0
+    return type(number) is int and number == 0
 
 
 def add(left: Number, right: Number) -> Number:
@@ -95,13 +95,13 @@ def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
     return if_true if condition else if_false
 
 
-def log2(value: Number) -> Number:
+def log2(number: Number) -> Number:
     """Returns the base-2 logarithm as a float or an array of floats. Symbols are not supported."""
-    if _is_array(value):
+    if _is_array(number):
         import numpy
 
-        return numpy.log2(value)
-    return math.log2(value)
+        return numpy.log2(number)
+    return math.log2(number)
 
 
 def exact_div(dividend: Number, divisor: Number) -> Number:

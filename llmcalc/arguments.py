@@ -113,11 +113,11 @@ class Options(NamedTuple):
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
     def gives(self, phase: Any) -> Callable[[str], bool]:
-        """Returns a test of whether a setting is set in the call. phase: the phase in the call, if any."""
+        """Returns a function that tells whether the call sets a setting. phase: the phase in the call, if any."""
         return lambda setting_name: (phase if setting_name == "phase" else self.settings.get(setting_name)) is not None
 
     def rank_request(self) -> RankRequest | None:
-        """Returns the rank in the call; None for the whole model."""
+        """Returns the call's request for the counts of one rank; None for the whole model."""
         if not self.rank:
             return None
         from .parallel.counted_rank import RankRequest, rank_settings

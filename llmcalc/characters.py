@@ -1,4 +1,4 @@
-"""Printable text: escapes characters that a terminal would obey, and replaces those that an encoding lacks."""
+"""Makes text printable: escapes control characters, and replaces characters that an encoding does not have."""
 
 from __future__ import annotations
 

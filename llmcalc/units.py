@@ -74,9 +74,9 @@ def bits_to_bytes(bits: int) -> int:
     return -(-bits // 8)
 
 
-def _in_largest_unit(value: float, unit_base: int, unit_names: tuple[str, ...]) -> tuple[float, str]:
+def _in_largest_unit(number: float, unit_base: int, unit_names: tuple[str, ...]) -> tuple[float, str]:
     """Returns the value in the largest unit with a value of at least 1, and the unit."""
-    scaled_value, unit_index = float(value), 0
+    scaled_value, unit_index = float(number), 0
     while abs(scaled_value) >= unit_base and unit_index < len(unit_names) - 1:
         scaled_value, unit_index = scaled_value / unit_base, unit_index + 1
     if unit_index < len(unit_names) - 1 and round(abs(scaled_value), 2) >= unit_base:  # 999.996 would print as 1000.00
@@ -84,32 +84,32 @@ def _in_largest_unit(value: float, unit_base: int, unit_names: tuple[str, ...]) 
     return scaled_value, unit_names[unit_index]
 
 
-def count(value: int) -> str:
+def count(number: int) -> str:
     """Prints a count with a decimal suffix: `8.03 B`, `218.11 M`, `512`."""
-    if abs(value) < 1000:
-        return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
-    scaled_value, suffix = _in_largest_unit(value, 1000, COUNT_SUFFIXES)
+    if abs(number) < 1000:
+        return f"{number:,}" if isinstance(number, int) else f"{number:.2f}"
+    scaled_value, suffix = _in_largest_unit(number, 1000, COUNT_SUFFIXES)
     return f"{scaled_value:.2f} {suffix}"
 
 
-def exact(value: int) -> str:
+def exact(number: int) -> str:
     """Prints a count with all digits: `8,030,261,248`."""
-    return f"{value:,}"
+    return f"{number:,}"
 
 
-def memory(value: int) -> str:
+def memory(byte_count: int) -> str:
     """Prints bytes in a binary unit: `14.96 GiB`."""
-    if abs(value) < 1024:
-        return f"{value} B"
-    scaled_value, prefix = _in_largest_unit(value, 1024, BINARY_PREFIXES)
+    if abs(byte_count) < 1024:
+        return f"{byte_count} B"
+    scaled_value, prefix = _in_largest_unit(byte_count, 1024, BINARY_PREFIXES)
     return f"{scaled_value:.2f} {prefix}B"
 
 
-def amount(value: float, unit: str) -> str:
+def amount(number: float, unit: str) -> str:
     """Prints an amount or a rate in a decimal unit: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
-    scaled_value, prefix = _in_largest_unit(value, 1000, SI_PREFIXES)
-    digits = f"{scaled_value:.0f}" if not prefix and float(value).is_integer() else f"{scaled_value:.2f}"
-    return f"{digits} {prefix}{unit}"
+    scaled_value, prefix = _in_largest_unit(number, 1000, SI_PREFIXES)
+    digit_text = f"{scaled_value:.0f}" if not prefix and float(number).is_integer() else f"{scaled_value:.2f}"
+    return f"{digit_text} {prefix}{unit}"
 
 
 class UnitScale(NamedTuple):
@@ -133,58 +133,58 @@ GIB = UnitScale(1024**3, "GiB", memory)
 """The unit of accelerator memory. Tables that are compared with it use GiB for every value."""
 
 
-def decimal_scale(value: float, unit: str) -> UnitScale:
+def decimal_scale(number: float, unit: str) -> UnitScale:
     """Returns the largest decimal unit in which the value is at least 1: `TFLOPs`.
 
     For a column, pass its total or its smallest value.
     """
-    return _largest_scale(value, 1000, SI_PREFIXES, unit, lambda small_value: amount(small_value, unit))
+    return _largest_scale(number, 1000, SI_PREFIXES, unit, lambda small_value: amount(small_value, unit))
 
 
-def memory_scale(value: float) -> UnitScale:
+def memory_scale(byte_count: float) -> UnitScale:
     """Returns the largest binary unit in which the value is at least 1: `GiB`."""
-    return _largest_scale(value, 1024, BINARY_PREFIXES, "B", memory)
+    return _largest_scale(byte_count, 1024, BINARY_PREFIXES, "B", memory)
 
 
-def count_scale(value: float) -> UnitScale:
+def count_scale(number: float) -> UnitScale:
     """Returns the largest unit of counts in which the value is at least 1: `B`."""
-    return _largest_scale(value, 1000, COUNT_SUFFIXES, "", count)
+    return _largest_scale(number, 1000, COUNT_SUFFIXES, "", count)
 
 
 def _largest_scale(
-    value: float, unit_base: int, prefixes: tuple[str, ...], unit: str, write_small: Callable[[Any], str]
+    number: float, unit_base: int, prefixes: tuple[str, ...], unit: str, write_small: Callable[[Any], str]
 ) -> UnitScale:
-    _, prefix = _in_largest_unit(value, unit_base, prefixes)
+    _, prefix = _in_largest_unit(number, unit_base, prefixes)
     return UnitScale(unit_base ** prefixes.index(prefix), prefix + unit, write_small)
 
 
-def flops(value: float) -> str:
+def flops(flop_count: float) -> str:
     """Prints a number of floating-point operations: `1.93 TFLOPs`."""
-    return amount(value, "FLOPs")
+    return amount(flop_count, "FLOPs")
 
 
-def percent(value: float, digits: int = 1) -> str:
+def percent(fraction: float, decimal_places: int = 1) -> str:
     """Prints a fraction in percent: `86.9 %`."""
-    return f"{100 * value:.{digits}f} %"
+    return f"{100 * fraction:.{decimal_places}f} %"
 
 
-def signed_percent(value: float, digits: int = 1) -> str:
+def signed_percent(fraction: float, decimal_places: int = 1) -> str:
     """Prints a relative difference: `−6.7 %`, `+0.3 %`, or `equal` for exactly 0. It has no sign if it rounds to 0."""
-    if value == 0:
+    if fraction == 0:
         return "equal"
-    percent_text = f"{abs(100 * value):.{digits}f}"
-    sign_text = "" if not float(percent_text) else "+" if value > 0 else "−"
+    percent_text = f"{abs(100 * fraction):.{decimal_places}f}"
+    sign_text = "" if not float(percent_text) else "+" if fraction > 0 else "−"
     return f"{sign_text}{percent_text} %"
 
 
-def difference(value: int) -> str:
-    """Prints an exact difference: `+256`, `−14,848`, `equal`."""
-    return "equal" if value == 0 else f"{'+' if value > 0 else '−'}{abs(value):,}"
+def difference(exact_difference: int) -> str:
+    """Prints an exact difference of counts: `+256`, `−14,848`, `equal`."""
+    return "equal" if exact_difference == 0 else f"{'+' if exact_difference > 0 else '−'}{abs(exact_difference):,}"
 
 
-def seconds(value: float) -> str:
+def seconds(duration: float) -> str:
     """Prints a duration, padded to a fixed width for values below 1,000 s so that tables align: `   0.9 s`."""
-    return f"{value:.1f} s".rjust(7)
+    return f"{duration:.1f} s".rjust(7)
 
 
 NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?(?:[eE][+]?[0-9]{1,2})?"
@@ -225,21 +225,21 @@ LONGEST_NUMBER = 100
 """The most letters of a number that a user writes."""
 
 
-def exact_number(digits: str, shown_text: str) -> Fraction:
+def exact_number(digit_text: str, shown_text: str) -> Fraction:
     """Returns the value of a number in the form of `NUMBER`. shown_text: the number in error messages.
 
     Raises `InputError` for a number that is longer than any quantity.
     """
     from fractions import Fraction
 
-    if len(digits) > LONGEST_NUMBER:
+    if len(digit_text) > LONGEST_NUMBER:
         shown_digits = shown_text if len(shown_text) <= 60 else f"{shown_text[:57]}…"
-        raise InputError(f"{shown_digits}: a number of {len(digits):,} letters; expected at most {LONGEST_NUMBER}")
-    return Fraction(digits.replace("_", "").replace(",", ""))
+        raise InputError(f"{shown_digits}: a number of {len(digit_text):,} letters; expected at most {LONGEST_NUMBER}")
+    return Fraction(digit_text.replace("_", "").replace(",", ""))
 
 
-def _is_whole(digits: str, unit_factor: int, shown_text: str) -> int:
-    exact_value = exact_number(digits, shown_text) * unit_factor
+def _is_whole(digit_text: str, unit_factor: int, shown_text: str) -> int:
+    exact_value = exact_number(digit_text, shown_text) * unit_factor
     if exact_value.denominator != 1:
         raise InputError(f"{shown_text} is not a whole number")
     return int(exact_value)

@@ -36,7 +36,7 @@ USUAL_CLASS_NAMES = {**dict.fromkeys(PROJECTIONS, "qkv_proj"), **dict.fromkeys(G
 
 
 class ClassLayer(NamedTuple):
-    """A projection as a model's class has it. module, projection: the names here. layer: the class's name of the layer.
+    """The layer in which a model's class computes a projection. module, projection: our names. layer: the class's.
 
     is_joined: whether the class has the projection in one layer with other projections of the module.
     """
@@ -60,7 +60,7 @@ def linear_layers(tree: Node, extra_parts: frozenset[str], layers: bool = True) 
 
 
 def class_layers(tree: Node, extra_parts: frozenset[str], module_names: ModuleNames | None) -> frozenset[ClassLayer]:
-    """Returns the projections inside the model's layers as the class has them.
+    """Returns each projection inside the model's layers with the layer in which the class computes it.
 
     module_names: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
@@ -111,7 +111,7 @@ def resolve_targets(
 
 
 def joined_layers(targets: Sequence[str], layers_of_class: frozenset[ClassLayer]) -> frozenset[ClassLayer]:
-    """Returns the projections in joined layers, without layers of which a target names a projection alone.
+    """Returns the projections that layers compute jointly, except layers with a projection that is itself a target.
 
     Who names `q_proj` has a class with that layer, such as Unsloth's copy of Phi-3 in the layout of Llama.
     """

@@ -154,7 +154,7 @@ class LowRank:
         yield from _joined(linear_layers(tree, extra_parts), _library_layer if self.is_parallel else self._joined_layer)
 
     def _joined_layer(self, node_position: Place) -> str:
-        """Returns the name of the layer that has a projection and its neighbours; empty for a layer of its own."""
+        """Returns the name of the layer that computes a projection with its neighbours; empty without neighbours."""
         name, parent = node_position.node.name, node_position.parent
         if self.fused_qkv or self.library == "litgpt":
             return "qkv_proj" if name in PROJECTIONS else ""
@@ -173,14 +173,14 @@ Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 
 def _library_layer(node_position: Place) -> str:
-    """Returns one name for the neighbours that Megatron-Core has in one layer; empty for a layer of its own."""
+    """Returns the name that projections of one Megatron-Core layer share; empty if a layer has the projection alone."""
     return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
 
 
 def _joined(
     layers: Iterable[tuple[Place, Layer]], joined_layer: Callable[[Place], str]
 ) -> Iterator[list[tuple[Place, Layer]]]:
-    """Yields groups of neighbouring layers that run as one product: those of one module with the same joined layer."""
+    """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
     all_layers = list(layers)  # their parents exist until the end: identity tells them apart
     for (_, layer_name), group in groupby(all_layers, lambda layer: (id(layer[0].parent), joined_layer(layer[0]))):
         if layer_name:
@@ -258,7 +258,7 @@ def low_rank(
 
 
 def _default_targets(joined: frozenset[ClassLayer]) -> tuple[str, ...]:
-    """Returns PEFT's usual layers: queries and values, or the layer in which the model's class has both."""
+    """Returns PEFT's usual layers: queries and values, or the layer in which the model's class computes both."""
     layers = [layer.layer for layer in joined if layer.projection in DEFAULT_TARGETS]
     return tuple(dict.fromkeys(layers)) or DEFAULT_TARGETS
 
@@ -276,7 +276,7 @@ def _check_expert_adapters(tree: Node, adapters: LowRank, extra_parts: frozenset
 
 
 def _check_magnitudes(adapters: LowRank) -> None:
-    """Raises `InputError` for magnitudes (DoRA) beside adapters or a base that are not modelled with them."""
+    """Raises `InputError` for magnitudes (DoRA) with adapters or base weights for which DoRA is not modelled."""
     if not adapters.has_magnitudes:
         return
     if adapters.library not in ("peft", "torchtune"):
@@ -288,7 +288,7 @@ def _check_magnitudes(adapters: LowRank) -> None:
 
 
 def _check_joined_targets(tree: Node, adapters: LowRank, names: Sequence[str], extra_parts: frozenset[str]) -> None:
-    """Raises `InputError` for some targets of several that the library has as one layer with one adapter."""
+    """Raises `InputError` if targets name only some projections of a layer that the library adapts as a whole."""
     layers = _joined(linear_layers(tree, extra_parts), _library_layer) if adapters.is_parallel else ()
     for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
@@ -300,7 +300,7 @@ def _check_joined_targets(tree: Node, adapters: LowRank, names: Sequence[str], e
 
 
 def _check_copied_modules(tree: Node, adapters: LowRank) -> None:
-    """Raises `InputError` for a copied module that the model does not have outside its layers."""
+    """Raises `InputError` for a fully trained module that the model does not have outside its layers."""
     outside_layers = [
         node_position.node.name
         for node_position in tree.walk()

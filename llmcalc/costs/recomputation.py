@@ -62,7 +62,7 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[st
 
 
 def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[str] = frozenset()) -> Number:
-    """Counts the FLOPs that non-reentrant checkpointing saves against `recomputed`.
+    """Counts the FLOPs that non-reentrant checkpointing saves compared with full recomputation.
 
     It stops when the last tensor that the backward pass needs has been recomputed. If a layer or module ends in a
     matrix product or a convolution, followed at most by additions, that product is not recomputed. If it ends in a

@@ -633,7 +633,7 @@ class Settings:
         return self.base in ("nf4", "nf4-dq") and not self.quantized_experts
 
     def with_usual_recomputation(self) -> Settings:
-        """Returns the settings; for frozen weights of 4 or 8 bits, recomputation of every layer is the default.
+        """Returns the settings with the default recomputation: of every layer, if frozen weights have 4 or 8 bits.
         `peft.prepare_model_for_kbit_training` turns gradient checkpointing on (peft/utils/other.py).
         """
         return self.with_(recompute="full") if self.recompute is None and self.has_kbit_base else self

@@ -174,7 +174,9 @@ def _with_rank_axes(verb: Verb) -> Verb:
     def record_on_rank(self: RankFlow, *args: Any, **options: Any) -> Any:
         rank_part = self.rank_part
         return verb(
-            self, *map(rank_part, args), **{option_name: rank_part(value) for option_name, value in options.items()}
+            self,
+            *map(rank_part, args),
+            **{option_name: rank_part(argument) for option_name, argument in options.items()},
         )
 
     return record_on_rank  # type: ignore[return-value]

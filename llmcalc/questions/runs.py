@@ -660,7 +660,7 @@ def ask_plan(
             global_batch,
             row_count,
             order_name=order_name,
-            nearest="if none fits",
+            suggests_nearest="if none fits",
             time_settings=time_settings,
         ),
     )

@@ -47,7 +47,7 @@ class ReplayResult:
         self.slop_after = device.allocated - requested_bytes
 
     def read_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
-        """Takes the allocator's bytes from a run with fewer micro-batches, plus the tensors of the missing ones."""
+        """Takes the allocator's bytes from a run with fewer micro-batches, plus the missing micro-batches' tensors."""
         self.reserved = shorter_replay.reserved + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
         self.slop, self.slop_after, self.micro_batches = shorter_replay.slop, shorter_replay.slop_after, micro_batches
 

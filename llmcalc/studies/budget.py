@@ -49,12 +49,12 @@ class BudgetCheck:
     @property
     def ok(self) -> bool:
         """Whether the value is within all limits."""
-        return all(limit.holds(self.measured) for limit in self.limits)
+        return all(bound_limit.holds(self.measured) for bound_limit in self.limits)
 
     @property
     def violated_limit(self) -> Limit | None:
         """The first limit that the value violates; None if the value is within the limits."""
-        return next((limit for limit in self.limits if not limit.holds(self.measured)), None)
+        return next((bound_limit for bound_limit in self.limits if not bound_limit.holds(self.measured)), None)
 
 
 def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
@@ -88,7 +88,9 @@ def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[],
     for bound_key, bound in model.bounds.items():
         with _errors_naming_model(f"{model.target}: {bound_key}"):
             bound_settings = _setting_values(bound_key, bound)
-            accelerators = [find_hardware(name) for name in bound.on] if isinstance(bound, Fits) else [None]
+            accelerators = (
+                [find_hardware(hardware_name) for hardware_name in bound.on] if isinstance(bound, Fits) else [None]
+            )
         for hardware in accelerators:
             yield partial(_check_bound, model.target, preset, bound_key, bound, bound_settings, hardware)
 
@@ -113,12 +115,12 @@ def _check_bound(
     """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
     with _errors_naming_model(f"{target}: {bound_key}"):
         measured_value = _measure_value(preset, bound_key, bound_settings, hardware)
-    warning = too_long_note(preset.model, bound_settings.get("seq") or 0)
+    length_note = too_long_note(preset.model, bound_settings.get("seq") or 0)
     if isinstance(bound, Bound):
-        return BudgetCheck(target, bound_key, bound.settings, measured_value, bound.limits, warning=warning)
+        return BudgetCheck(target, bound_key, bound.settings, measured_value, bound.limits, warning=length_note)
     assert hardware is not None
-    limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
-    return BudgetCheck(target, bound_key, bound.settings, measured_value, (limit,), hardware.name, warning)
+    capacity_limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
+    return BudgetCheck(target, bound_key, bound.settings, measured_value, (capacity_limit,), hardware.name, length_note)
 
 
 def _measure_value(
@@ -149,4 +151,4 @@ def _device_bytes(preset: Preset, setting_values: dict[str, Any], hardware: Hard
 
 def count_violations(checks: Sequence[BudgetCheck]) -> int:
     """Returns the number of checks whose value violates a limit."""
-    return sum(not check.ok for check in checks)
+    return sum(not budget_check.ok for budget_check in checks)

@@ -81,7 +81,7 @@ it. The first and the HLAT figures are as listed in <https://glennklockwood.com/
 
 
 def with_lost_time(seconds: RangedAmount, devices: int) -> RangedAmount:
-    """Returns the seconds of a training run whose upper end includes restarts and what else is not a step.
+    """Adds restarts and other time outside of steps to the upper end of a training run's seconds.
 
     Runs on the devices of one node keep their range: the published ones have hundreds of devices or more.
     """

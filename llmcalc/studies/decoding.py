@@ -23,7 +23,7 @@ LLAMA_CPP_VENDORS = ("Apple", "NVIDIA")
 
 
 def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
-    """Returns the stack with which people run a model on an accelerator today. model_memory: if it is known.
+    """Returns the usual time stack of an accelerator. model_memory: the model's memory; None if it is unknown.
 
     No server that is modelled has an encoder beside a decoder, which transformers runs.
     """

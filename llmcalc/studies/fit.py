@@ -58,7 +58,7 @@ class SettingChange:
 
 @frozen
 class FitAnswer:
-    """The answer on whether a run fits on one accelerator, with the largest runs and possible changes.
+    """The verdict on whether a run fits on one accelerator, with the largest runs and possible changes.
 
     memory: the memory of the run.
     fit: the verdict on the run.
@@ -90,8 +90,8 @@ def fit(model_memory: Memory, hardware: Hardware) -> FitAnswer:
 
 def with_decoding_seconds(fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int]) -> FitAnswer:
     """Adds the seconds per token and user, for several numbers of users."""
-    runs = (decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
-    return replace(fit_answer, decoding=tuple(timed_run for timed_run in runs if timed_run is not None))
+    decoding_runs = (decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
+    return replace(fit_answer, decoding=tuple(timed_run for timed_run in decoding_runs if timed_run is not None))
 
 
 def largest_run(
@@ -132,15 +132,17 @@ def largest_run(
     # a paged cache is beside what is replayed, and without scores that grows slowly
     is_linear = block_tokens > 1 and model_memory.attention == "flash"
 
-    def largest_size(setting_name: str, max_size: int | None, maximum: int, step: int = 1) -> int:
-        start = int(getattr(workload, setting_name)) if max_size is None else maximum
+    def largest_size(setting_name: str, max_size: int | None, maximum: int, size_step: int = 1) -> int:
+        start_size = int(getattr(workload, setting_name)) if max_size is None else maximum
         stored_bytes = (
             (lambda size: int(run_of_size(setting_name, size).states.total_bytes))
             if max_size is None and is_linear
             else None
         )
         return (
-            largest_fitting_number(partial(needed_bytes, setting_name), capacity, start, maximum, step, stored_bytes)
+            largest_fitting_number(
+                partial(needed_bytes, setting_name), capacity, start_size, maximum, size_step, stored_bytes
+            )
             if maximum
             else 0
         )
@@ -152,58 +154,69 @@ def largest_run(
 def largest_fitting_number(
     required_bytes: Callable[[int], int],
     capacity: int,
-    start: int,
+    first_number: int,
     maximum: int,
-    step: int = 1,
+    size_step: int = 1,
     stored_bytes: Callable[[int], int] | None = None,
 ) -> int:
-    """Finds the largest number from 1 to `maximum` that requires at most `capacity` bytes; 0 for none.
+    """Finds the largest number from 1 to `maximum` for which a run needs at most `capacity` bytes; 0 for none.
 
     required_bytes: number → bytes, which grow with the number.
-    start: the number that is tried first.
-    step: bytes grow mostly where a multiple of it is exceeded; multiples are tried before other numbers. Default 1.
+    first_number: the number that is tried first.
+    size_step: bytes grow mostly beyond its multiples, which are tried before other numbers. Default 1.
     stored_bytes: number → the part of the bytes that a closed form has. If it grows, the search starts where the
         capacity would be reached if the rest did not grow. None (default) for no such part.
     """
     excess_by_value: dict[int, int] = {}
 
-    def excess_bytes(candidate: int) -> int:
-        if candidate not in excess_by_value:
-            excess_by_value[candidate] = required_bytes(candidate) - capacity
-        return excess_by_value[candidate]
+    def excess_bytes(candidate_number: int) -> int:
+        if candidate_number not in excess_by_value:
+            excess_by_value[candidate_number] = required_bytes(candidate_number) - capacity
+        return excess_by_value[candidate_number]
 
-    low, high = min(step, maximum), min(step, maximum)
-    is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(low)
-    if excess_bytes(low) > 0:
-        low = 1
-        if excess_bytes(low) > 0:
+    low_number, high_number = min(size_step, maximum), min(size_step, maximum)
+    is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(low_number)
+    if excess_bytes(low_number) > 0:
+        low_number = 1
+        if excess_bytes(low_number) > 0:
             return 0
-    elif low < maximum:
+    elif low_number < maximum:
         if stored_bytes is not None and is_predicted:
-            known_fitting = start if low < start <= maximum and excess_bytes(start) <= 0 else low
-            start = largest_fitting_number(
-                stored_bytes, stored_bytes(known_fitting) - excess_bytes(known_fitting), start, maximum
+            known_fitting = (
+                first_number if low_number < first_number <= maximum and excess_bytes(first_number) <= 0 else low_number
             )
-        high = max(low + 1, min(start // step * step, maximum))
+            first_number = largest_fitting_number(
+                stored_bytes, stored_bytes(known_fitting) - excess_bytes(known_fitting), first_number, maximum
+            )
+        high_number = max(low_number + 1, min(first_number // size_step * size_step, maximum))
         tries_next = is_predicted
-        while excess_bytes(high) <= 0:
-            low = high
-            if low == maximum:
+        while excess_bytes(high_number) <= 0:
+            low_number = high_number
+            if low_number == maximum:
                 return maximum
-            next_high = min(WIDEN * low, _linear_crossing(excess_by_value, low) * 51 // 50)
-            next_high = max(low + step if is_predicted else 2 * low, next_high) // step * step
-            high, tries_next = min(maximum, low + 1 if tries_next else next_high), False
-    first_fitting, guess_count = low, 0
-    while high - low > 1:
-        if high > NEAR * low and not is_predicted:
-            candidate = math.isqrt(low * high)
+            next_high = min(WIDEN * low_number, _linear_crossing(excess_by_value, low_number) * 51 // 50)
+            next_high = (
+                max(low_number + size_step if is_predicted else 2 * low_number, next_high) // size_step * size_step
+            )
+            high_number, tries_next = min(maximum, low_number + 1 if tries_next else next_high), False
+    first_fitting, guess_count = low_number, 0
+    while high_number - low_number > 1:
+        if high_number > NEAR * low_number and not is_predicted:
+            candidate_number = math.isqrt(low_number * high_number)
         else:
-            candidate = max(low + 1, min(high - 1, _next_number(excess_by_value, low, high, guess_count)))
-        if high - low > step:
-            candidate = max(low + 1, candidate // step * step)
-        guess_count += low > first_fitting or not is_predicted  # a prediction that is too large leaves one number
-        low, high = (candidate, high) if excess_bytes(candidate) <= 0 else (low, candidate)
-    return low
+            candidate_number = max(
+                low_number + 1,
+                min(high_number - 1, _next_number(excess_by_value, low_number, high_number, guess_count)),
+            )
+        if high_number - low_number > size_step:
+            candidate_number = max(low_number + 1, candidate_number // size_step * size_step)
+        guess_count += (
+            low_number > first_fitting or not is_predicted
+        )  # a prediction that is too large leaves one number
+        low_number, high_number = (
+            (candidate_number, high_number) if excess_bytes(candidate_number) <= 0 else (low_number, candidate_number)
+        )
+    return low_number
 
 
 WIDEN = 16
@@ -213,19 +226,21 @@ NEAR = 4
 """Largest ratio of a bracket's ends at which it is searched by linear interpolation."""
 
 
-def _next_number(excess_by_value: Mapping[int, int], highest_fitting: int, lowest_too_large: int, turn: int) -> int:
+def _next_number(
+    excess_by_value: Mapping[int, int], highest_fitting: int, lowest_too_large: int, trial_number: int
+) -> int:
     """Returns the next number to try, between the largest fitting and the smallest failing number.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
     two points up to `highest_fitting` too late. The search uses both lines and bisection in turn.
     """
-    if turn % 3 == 0:
+    if trial_number % 3 == 0:
         return highest_fitting + (lowest_too_large - highest_fitting) * -excess_by_value[highest_fitting] // (
             excess_by_value[lowest_too_large] - excess_by_value[highest_fitting]
         )
     return (
         _linear_crossing(excess_by_value, highest_fitting) + 1
-        if turn % 3 == 1
+        if trial_number % 3 == 1
         else (highest_fitting + lowest_too_large) // 2
     )
 
@@ -233,12 +248,13 @@ def _next_number(excess_by_value: Mapping[int, int], highest_fitting: int, lowes
 def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
     """Returns the number at which a line through the two largest fitting numbers reaches the capacity."""
     lower_number = max(
-        (candidate for candidate in excess_by_value if candidate < highest_fitting), default=highest_fitting
+        (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
+        default=highest_fitting,
     )
-    rise = excess_by_value[highest_fitting] - excess_by_value[lower_number]
+    excess_rise = excess_by_value[highest_fitting] - excess_by_value[lower_number]
     return (
-        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // rise
-        if rise > 0
+        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // excess_rise
+        if excess_rise > 0
         else WIDEN * highest_fitting
     )
 
@@ -271,10 +287,10 @@ def _memory_saving_changes(model_memory: Memory, current_fit: Fit, batch: int, s
         if any(change.fit.verdict != "no" for change in candidates):
             break
     fitting_changes = [change for change in candidates if change.fit.verdict != "no"]
-    insufficient = sorted(
+    insufficient_changes = sorted(
         (change for change in candidates if change.fit.verdict == "no"), key=lambda change: change.fit.needed
     )
-    return list({change.option: change for change in (*fitting_changes, *insufficient[:NEAREST])}.values())
+    return list({change.option: change for change in (*fitting_changes, *insufficient_changes[:NEAREST])}.values())
 
 
 def has_many_layers(model_memory: Memory) -> bool:
@@ -286,7 +302,7 @@ def _evaluate_changes(
     model_memory: Memory,
     current_fit: Fit,
     insufficient_bytes: list[int],
-    options: Sequence[Mapping[str, Any]],
+    change_options: Sequence[Mapping[str, Any]],
     most_changes: int | None = None,
 ) -> list[SettingChange]:
     """Returns the changes that need less memory than the current settings, in the order of the input.
@@ -297,11 +313,11 @@ def _evaluate_changes(
     insufficient_bytes: the bytes of the changes so far that do not suffice, to which those of these are added.
     most_changes: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
     """
-    runs: list[tuple[int, int, Memory]] = []
-    for change_index, setting_changes in enumerate(options):
+    candidate_runs: list[tuple[int, int, Memory]] = []
+    for change_index, setting_changes in enumerate(change_options):
         try:
             changed_memory = model_memory.with_(**setting_changes)
-            runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
+            candidate_runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
         except InputError:
             continue
     change_by_index: dict[int, SettingChange] = {}
@@ -311,17 +327,17 @@ def _evaluate_changes(
             least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST
         )
 
-    for static_bytes, change_index, changed in sorted(runs, key=lambda run: run[:2])[:most_changes]:
+    for static_bytes, change_index, changed in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]:
         try:
             if is_excluded(static_bytes) or is_excluded(changed.least_device_bytes):
                 continue
-            fit = changed.device.fit_on(current_fit.hardware)
+            changed_fit = changed.device.fit_on(current_fit.hardware)
         except InputError:
             continue
-        if fit.needed < current_fit.needed:
-            change_by_index[change_index] = SettingChange(cli_options(options[change_index]), fit)
-            if fit.verdict == "no":
-                insufficient_bytes.append(fit.needed)
+        if changed_fit.needed < current_fit.needed:
+            change_by_index[change_index] = SettingChange(cli_options(change_options[change_index]), changed_fit)
+            if changed_fit.verdict == "no":
+                insufficient_bytes.append(changed_fit.needed)
     return [change_by_index[change_index] for change_index in sorted(change_by_index)]
 
 
@@ -349,7 +365,7 @@ def cli_options(setting_changes: Mapping[str, Any]) -> str:
 
 
 def changes_beside_devices(
-    model_memory: Memory, hardware: Hardware, sufficient: Sequence[SettingChange]
+    model_memory: Memory, hardware: Hardware, sufficient_changes: Sequence[SettingChange]
 ) -> list[dict[str, Any]]:
     """Returns the changes of settings that are tried on several accelerators.
 
@@ -358,7 +374,10 @@ def changes_beside_devices(
     if has_many_layers(model_memory):
         return []
     cheap_changes, costly_changes = _possible_setting_changes(model_memory, hardware)
-    return [*([_combine_changes(cheap_changes)] if cheap_changes else []), *([] if sufficient else costly_changes)]
+    return [
+        *([_combine_changes(cheap_changes)] if cheap_changes else []),
+        *([] if sufficient_changes else costly_changes),
+    ]
 
 
 def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -397,7 +416,9 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
     if run_settings.cross_entropy != "chunked":
         cheap_changes.append({"cross_entropy": "chunked"})
     recompute = run_settings.recompute or "none"
-    cheap_changes += [{"recompute": mode} for mode in ("attention+matmuls", "full") if recompute == "none"]
+    cheap_changes += [
+        {"recompute": recompute_mode} for recompute_mode in ("attention+matmuls", "full") if recompute == "none"
+    ]
     batch = model_memory.states.workload.batch
     if batch > 1:
         cheap_changes.append({"batch": 1, "num_microbatches": batch * (run_settings.num_microbatches or 1)})
@@ -441,8 +462,12 @@ def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[d
             "awq-int4-g128": not only_llama_cpp
             and float(hardware.compute_capability or LEAST_CAPABILITY_OF_AWQ) >= LEAST_CAPABILITY_OF_AWQ,
         }
-        schemes = (scheme for scheme, is_run in has_kernels.items() if is_run and _is_narrower(model_memory, scheme))
-        costly_changes += [{"quantize": scheme} for scheme in schemes]
+        narrower_schemes = (
+            scheme_name
+            for scheme_name, is_run in has_kernels.items()
+            if is_run and _is_narrower(model_memory, scheme_name)
+        )
+        costly_changes += [{"quantize": scheme_name} for scheme_name in narrower_schemes]
     return cheap_changes, costly_changes
 
 
@@ -450,12 +475,12 @@ LARGEST_NARROWER_SHARE = 0.75
 """The weights of a quantized checkpoint are advised in another format where that leaves at most this share of them."""
 
 
-def _is_narrower(model_memory: Memory, scheme: str) -> bool:
+def _is_narrower(model_memory: Memory, scheme_name: str) -> bool:
     """Whether a scheme makes the weights smaller; quantized weights must become much smaller."""
     if model_memory.states.quantized is None:
         return True
     try:
-        narrower_weights = model_memory.with_(quantize=scheme).states.weights
+        narrower_weights = model_memory.with_(quantize=scheme_name).states.weights
     except InputError:
         return False
     return bool(narrower_weights <= LARGEST_NARROWER_SHARE * model_memory.states.weights)

@@ -79,22 +79,22 @@ class _DividedRun(NamedTuple):
     users: int | None = None
     runs_of_replicas: Callable[[], Sequence[_DividedRun]] = tuple
 
-    def fit_on(self, hardware: Hardware, default_runtime: CudaRuntime, runtime: CudaRuntime) -> Fit:
+    def fit_on(self, hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime) -> Fit:
         """Returns whether the run fits on an accelerator, replayed with the accelerator's runtime if it may fit.
 
         default_runtime: a runtime with which the memory is known already.
         """
         fit = self.memory_on(default_runtime).fit_on(hardware)
         fits_without_overhead = fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity
-        return self.memory_on(runtime).fit_on(hardware) if fits_without_overhead else fit
+        return self.memory_on(cuda_runtime).fit_on(hardware) if fits_without_overhead else fit
 
     def with_most_replicas(
-        self, fit: Fit, default_runtime: CudaRuntime, runtime: CudaRuntime
+        self, fit: Fit, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
     ) -> tuple[_DividedRun, Fit]:
-        """Returns the run with most replicas on as many accelerators that fits as well as this one."""
+        """Returns the run with the most replicas on equally many accelerators that fits as well as this run."""
         for replicas in self.runs_of_replicas() if fit.verdict != "no" else ():
             if replicas.static_bytes <= fit.hardware.capacity_bytes:
-                fit_of_replicas = replicas.fit_on(fit.hardware, default_runtime, runtime)
+                fit_of_replicas = replicas.fit_on(fit.hardware, default_runtime, cuda_runtime)
                 if fit_of_replicas.verdict in ("fits", fit.verdict):
                     return replicas, fit_of_replicas
         return self, fit
@@ -103,10 +103,10 @@ class _DividedRun(NamedTuple):
         """Returns the run as an option, with its verdict on a kind of accelerator."""
         return HardwareOption(self.devices, self.layout, fit, self.users)
 
-    def least_bytes(self, runtime: CudaRuntime) -> int:
+    def least_bytes(self, cuda_runtime: CudaRuntime) -> int:
         """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
         try:
-            return max(self.static_bytes, self.tensor_bytes(runtime))
+            return max(self.static_bytes, self.tensor_bytes(cuda_runtime))
         except InputError:  # the framework does not support the layout, as `on` says
             return self.static_bytes
 
@@ -114,8 +114,10 @@ class _DividedRun(NamedTuple):
 def _run_over_ranks(cluster: Cluster) -> _DividedRun:
     """Returns the run over the ranks of a layout."""
 
-    def largest_memory(runtime: CudaRuntime) -> DeviceMemory:
-        return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
+    def largest_memory(cuda_runtime: CudaRuntime) -> DeviceMemory:
+        return largest_need(
+            [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
+        ).device
 
     def tensor_bytes(runtime: CudaRuntime) -> int:
         return max(cluster.tensor_bytes(rank, runtime) for rank in cluster.ranks_that_may_need_most)
@@ -150,14 +152,16 @@ def hardware_options(
         (default) for torch's kernels.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
     """
-    training, name = model_memory.settings.phase == "training", layout_request.framework
+    is_training, framework_name = model_memory.settings.phase == "training", layout_request.framework
     if (
-        training
-        and name is not None
+        is_training
+        and framework_name is not None
         and replace(layout_request, devices=1).is_undivided
-        and framework(name).layouts.zero != 3
+        and framework(framework_name).layouts.zero != 3
     ):
-        raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
+        raise InputError(
+            f"--framework {framework_name}: its layouts are planned for one kind of accelerator; add --hardware"
+        )
     divided_runs, options = _divided_runs(model_memory, layout_request), []
     needs_bfloat16 = model_memory.states.dtype == "bfloat16" and model_memory.states.quantized is None
     is_undivided = replace(layout_request, devices=1).is_undivided and layout_request.devices is None
@@ -167,8 +171,8 @@ def hardware_options(
             options.append(HardwareOption(1, None, fit_of_one))
             continue
         # runs are made as far as an accelerator needs them, and once for all
-        divided_runs, candidates = tee(divided_runs)
-        usual_runs = _runs_on_usual_number(candidates, hardware, layout_request, training)
+        divided_runs, candidate_runs = tee(divided_runs)
+        usual_runs = _runs_on_usual_number(candidate_runs, hardware, layout_request, is_training)
         options.append(_hardware_option(usual_runs, hardware, model_memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(
@@ -185,7 +189,7 @@ def hardware_options(
 
 
 def _runs_on_usual_number(
-    divided_runs: Iterable[_DividedRun], hardware: Hardware, layout_request: LayoutRequest, training: bool
+    divided_runs: Iterable[_DividedRun], hardware: Hardware, layout_request: LayoutRequest, is_training: bool
 ) -> Iterable[_DividedRun]:
     """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
     if (
@@ -194,12 +198,12 @@ def _runs_on_usual_number(
         or not replace(layout_request, devices=1).is_undivided
     ):
         return divided_runs
-    most_computers = MOST_TRAINING_COMPUTERS if training else MOST_COMPUTERS
+    most_computers = MOST_TRAINING_COMPUTERS if is_training else MOST_COMPUTERS
     return takewhile(lambda divided_run: divided_run.devices <= most_computers, divided_runs)
 
 
 def _hardware_option(
-    divided_runs: Iterable[_DividedRun], hardware: Hardware, default_runtime: CudaRuntime, runtime: CudaRuntime
+    divided_runs: Iterable[_DividedRun], hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
 ) -> HardwareOption:
     """Returns the fewest accelerators of one kind on which the run fits.
 
@@ -208,32 +212,32 @@ def _hardware_option(
     tried_options: list[tuple[int, HardwareOption]] = []
     too_large: list[tuple[int, int, _DividedRun]] = []
 
-    def try_run(index: int, divided_run: _DividedRun) -> HardwareOption | None:
+    def try_run(run_index: int, divided_run: _DividedRun) -> HardwareOption | None:
         try:
-            fit = divided_run.fit_on(hardware, default_runtime, runtime)
+            fit = divided_run.fit_on(hardware, default_runtime, cuda_runtime)
         except InputError:  # the framework does not support the layout
             return None
-        divided_run, fit = divided_run.with_most_replicas(fit, default_runtime, runtime)
-        tried_options.append((index, hardware_option := divided_run.option(fit)))
+        divided_run, fit = divided_run.with_most_replicas(fit, default_runtime, cuda_runtime)
+        tried_options.append((run_index, hardware_option := divided_run.option(fit)))
         return hardware_option
 
-    for index, divided_run in enumerate(divided_runs):
+    for run_index, divided_run in enumerate(divided_runs):
         if divided_run.static_bytes > hardware.capacity_bytes:
-            too_large.append((divided_run.static_bytes, index, divided_run))
+            too_large.append((divided_run.static_bytes, run_index, divided_run))
         elif (least_bytes := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
-            too_large.append((least_bytes, index, divided_run))
-        elif (hardware_option := try_run(index, divided_run)) is not None and hardware_option.fit.verdict == "fits":
+            too_large.append((least_bytes, run_index, divided_run))
+        elif (hardware_option := try_run(run_index, divided_run)) is not None and hardware_option.fit.verdict == "fits":
             return hardware_option
     while too_large:
-        least_bytes, index, divided_run = skipped_run = min(too_large, key=lambda skipped_run: skipped_run[:2])
+        least_bytes, run_index, divided_run = skipped_run = min(too_large, key=lambda skipped_run: skipped_run[:2])
         if tried_options and least_bytes > min(hardware_option.fit.needed for _, hardware_option in tried_options):
             break
         too_large.remove(skipped_run)
         lower_bound_bytes = divided_run.least_bytes(default_runtime)
         if lower_bound_bytes > least_bytes:
-            too_large.append((lower_bound_bytes, index, divided_run))  # others may need less
+            too_large.append((lower_bound_bytes, run_index, divided_run))  # others may need less
         else:
-            try_run(index, divided_run)
+            try_run(run_index, divided_run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
     return min(tried_options, key=lambda indexed_option: (indexed_option[1].fit.needed, indexed_option[0]))[1]
@@ -281,9 +285,9 @@ def _fitting_runs(
     model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
 ) -> Iterator[tuple[_DividedRun, Fit]]:
     """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""
-    training = model_memory.settings.phase == "training"
+    is_training = model_memory.settings.phase == "training"
     divided_runs = _runs_on_usual_number(
-        _divided_runs(model_memory, layout_request), hardware, layout_request, training
+        _divided_runs(model_memory, layout_request), hardware, layout_request, is_training
     )
     for divided_run in takewhile(lambda divided_run: divided_run.devices <= most_devices, divided_runs):
         is_too_large = (
@@ -327,7 +331,7 @@ def _divided_runs(model_memory: Memory, layout_request: LayoutRequest) -> Iterat
 def _runs_of_replicas(
     model_memory: Memory, record: Framework, version: str, layouts: Sequence[Layout]
 ) -> tuple[_DividedRun, ...]:
-    """Returns the runs of replicas that share the users, most replicas first, each number in its fewest stages.
+    """Returns one run for each number of replicas, most first, in the fewest stages; the replicas share the users.
 
     layouts: layouts of as many devices, the fewest stages of each number of replicas first.
     """
@@ -354,11 +358,11 @@ def _possible_runs(model_memory: Memory, layout_request: LayoutRequest, version:
         return
     refusals: list[InputError] = []
 
-    def memory_on(runtime: CudaRuntime) -> DeviceMemory:
+    def memory_on(cuda_runtime: CudaRuntime) -> DeviceMemory:
         if refusals:
             raise refusals[0]
         try:
-            return divided_run.memory_on(runtime)
+            return divided_run.memory_on(cuda_runtime)
         except InputError as error:
             refusals.append(error)
             raise

@@ -44,7 +44,7 @@ class ReplicaFit:
 
 @frozen
 class ServingFitAnswer:
-    """The answer on whether inference fits on a number of accelerators, with layouts.
+    """The verdict on whether inference fits on a number of accelerators, with layouts.
 
     memory: the run on one device.
     tried_replicas: all layouts, most replicas first.

@@ -77,12 +77,12 @@ def _is_plain_transformer(spec: ModelSpec) -> bool:
     )
 
 
-def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
+def _layer_widths(layer: Layer, input_width: int) -> tuple[int, int, int] | None:
     """Returns (heads, head size, active FFN width) of a layer with attention and an FFN; None for other layers."""
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    head_sizes, active_width = mixer.head_sizes(width), network.active_width()
+    head_sizes, active_width = mixer.head_sizes(input_width), network.active_width()
     if mixer.kind != "attention" or head_sizes is None or active_width is None:
         return None
     return head_sizes.heads, head_sizes.head_dim, active_width
@@ -106,9 +106,9 @@ def sizes(spec: ModelSpec) -> ModelSizes:
     return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
 
 
-def kaplan_table_1(parameters: int, keys: int, context_tokens: int) -> int:
+def kaplan_table_1(parameters: int, key_width: int, context_tokens: int) -> int:
     """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
-    return 2 * parameters + 2 * context_tokens * keys
+    return 2 * parameters + 2 * context_tokens * key_width
 
 
 def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
@@ -128,9 +128,9 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     return embeddings + qkv_flops + dense_block + logits
 
 
-def palm_appendix_b(parameters: int, keys: int, seq: int) -> int:
+def palm_appendix_b(parameters: int, key_width: int, seq: int) -> int:
     """Returns training FLOPs per token: 6N + 12LHQT (Chowdhery 2022, appendix B). keys = L·H·Q."""
-    return 6 * parameters + 12 * keys * seq
+    return 6 * parameters + 12 * key_width * seq
 
 
 def megatron_flops(model_sizes: ModelSizes, batch: int, seq: int, recompute: bool) -> int:
@@ -160,11 +160,11 @@ def conventions(flop_count: FlopCount) -> list[FlopRule]:
             remark,
         )
 
-    rules = [
+    flop_rules = [
         rule("exact_full", "exact, full pairs", "every query × every key", "", full_flops),
         rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal_flops),
     ]
-    return rules + [rule(*rule_fields) for rule_fields in _rules_of_workload(flop_count)]
+    return flop_rules + [rule(*rule_fields) for rule_fields in _rules_of_workload(flop_count)]
 
 
 RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
@@ -174,10 +174,17 @@ RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
 def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
     count_of_params = params(flop_count.spec, flop_count.include)
     train, tokens = flop_count.workload.phase == "training", flop_count.tokens
-    multiple = 6 if train else 2
+    flops_per_parameter = 6 if train else 2
     for rule_key, rule_name, suffix, rule_source, parameters in _definitions_of_n(count_of_params):
-        formula, remark = f"{multiple}N{suffix}", f"N = {parameters:,}"
-        yield f"{rule_key}_{multiple}n", rule_name, formula, rule_source, multiple * parameters * tokens, remark
+        formula, remark = f"{flops_per_parameter}N{suffix}", f"N = {parameters:,}"
+        yield (
+            f"{rule_key}_{flops_per_parameter}n",
+            rule_name,
+            formula,
+            rule_source,
+            flops_per_parameter * parameters * tokens,
+            remark,
+        )
     if _is_plain_transformer(flop_count.spec):
         context_tokens = flop_count.workload.context + flop_count.workload.seq
         yield from _rules_with_attention(sizes(flop_count.spec), count_of_params, context_tokens, tokens, train)

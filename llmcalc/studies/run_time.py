@@ -198,8 +198,8 @@ class TimedRun:
                 include=self.include,
                 adapters=self.plan.adapters,
             )
-            work = rank_work(self.spec, full_pass)
-            return int(work.forward_flops + work.backward_flops)
+            pass_work = rank_work(self.spec, full_pass)
+            return int(pass_work.forward_flops + pass_work.backward_flops)
         workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
         run_config = RunConfig(workload, Counting(pairs), Execution())
         return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
@@ -244,10 +244,10 @@ class TimedRun:
         for part_name, bound, seconds in self._parts_of_the_run():
             seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         nodes = []
-        for (path, component), by_bound in seconds_by_node.items():
+        for (path, component_name), by_bound in seconds_by_node.items():
             seconds, bound = sum(by_bound.values()), max(BOUNDS, key=by_bound.__getitem__)
             if seconds:
-                nodes.append(TimedNode(path, component, seconds, bound, by_bound[bound] / seconds, by_bound))
+                nodes.append(TimedNode(path, component_name, seconds, bound, by_bound[bound] / seconds, by_bound))
         return sorted(nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
@@ -258,14 +258,14 @@ class TimedRun:
         if self.plan is not None:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
         traffic_by_module: dict[str, Traffic] = {}
-        for work in self.passes:
-            time_estimator = TimeEstimator(self.device, self.stack, self.formats, work.rank_pass)
-            for path, kernel in kernel_traffic(work, time_estimator):
+        for pass_work in self.passes:
+            time_estimator = TimeEstimator(self.device, self.stack, self.formats, pass_work.rank_pass)
+            for path, kernel in kernel_traffic(pass_work, time_estimator):
                 traffic_by_module[path] = traffic_by_module[path] + kernel if path in traffic_by_module else kernel
         return traffic_by_module
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
-        """Yields the parts of the run outside of the model's nodes, each with a bound."""
+        """Yields the parts of the run outside of the model's nodes, each with the resource that bounds its time."""
         yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
         yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
         yield "gradients and weights", "network", self.parts.get("data", 0.0)
@@ -385,9 +385,9 @@ class TrainingTimes:
         accelerator that were never measured.
         """
         stack_of_accelerator = stack_of_vendor(self.hardware.vendor, "training")
-        untested = f"the schedule {layout.schedule}" if layout.schedule in UNMEASURED_SCHEDULES else ""
+        untested_reason = f"the schedule {layout.schedule}" if layout.schedule in UNMEASURED_SCHEDULES else ""
         if stack_of_accelerator not in ("", self.stack.name):
-            untested = f"{self.hardware.title} devices"
+            untested_reason = f"{self.hardware.title} devices"
         fast_host_seconds = None
         if self.fast_host_timer is not None:
             fast_host_seconds = self.fast_host_timer.step(self.plan(layout, micro_batches)).seconds
@@ -397,7 +397,7 @@ class TrainingTimes:
             self.device,
             self.stack,
             self.memory.spec,
-            untested,
+            untested_reason,
             fast_host_seconds=fast_host_seconds,
         )
 
@@ -580,7 +580,8 @@ def _cache_bits(model_memory: Memory, tokens: int) -> float:
     run_config, tree = RunConfig(Workload(1, tokens)), model_memory.states.count.tree
     cached_format = cache_format(model_memory.states.kv_dtype)
     bits_per_element, bits_in_16 = (
-        tree.total(cache_bits_in(form), run_config) for form in (cached_format, cache_format("bfloat16"))
+        tree.total(cache_bits_in(stored_format), run_config)
+        for stored_format in (cached_format, cache_format("bfloat16"))
     )
     return float(16 * bits_per_element / bits_in_16) if bits_in_16 else 16.0
 
@@ -618,12 +619,12 @@ def time_inference(
     layout: Layout,
     time_settings: TimeSettings,
     context: int = 0,
-    server: bool = False,
+    on_server: bool = False,
 ) -> TimedRun:
     """Returns the timed run of a prompt batch, or of decoding one token per sequence.
 
     context: in prefill, tokens of each sequence that are cached before the prompt.
-    server: whether the time of a server before the first token is added.
+    on_server: whether the time of a server before the first token is added.
     Raises `InputError` for a phase without a time.
     """
     phase, spec = model_memory.settings.phase, model_memory.spec
@@ -641,17 +642,17 @@ def time_inference(
     def pass_on(device: Device, time_stack: TimeStack) -> InferencePass:
         if phase == "decode":
             return decode(spec, device, time_stack, batch, seq, replica, formats)
-        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica, formats, server)
+        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica, formats, on_server)
 
     time_stack = _with_class_attention(supporting_stack, model_memory)
     inference_pass = pass_on(device, time_stack)
-    operations = tuple(
+    timed_operations = tuple(
         (float(operation.times * timed_pass.work.count(operation.layer)), operation)
         for timed_pass in inference_pass.timed_passes
         for operation in timed_pass.operations
     )
     part_seconds = {part_name: float(seconds) for part_name, seconds in inference_pass.parts.items()}
-    kernel_seconds = sum(run_count * operation.seconds for run_count, operation in operations)
+    kernel_seconds = sum(run_count * operation.seconds for run_count, operation in timed_operations)
     new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context)
     return TimedRun(
         spec,
@@ -669,7 +670,7 @@ def time_inference(
             float(inference_pass.seconds), time_phase, device, time_stack, spec, untested_ranks(time_stack, layout)
         ),
         part_seconds,
-        operations,
+        timed_operations,
         tuple(timed_pass.work for timed_pass in inference_pass.timed_passes),
         hidden_host=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
         resident_bytes=_resident_bytes(model_memory, layout, inference_pass.timed_passes[0].work),
@@ -677,15 +678,15 @@ def time_inference(
     )
 
 
-def _resident_bytes(model_memory: Memory, layout: Layout, work: RankWork) -> int:
+def _resident_bytes(model_memory: Memory, layout: Layout, pass_work: RankWork) -> int:
     """Returns the bytes of a rank's weights and of its part of the cache."""
     memory_use = model_memory.states
-    weights = float(memory_use.weights) * float(work.parameters) / float(memory_use.count.total)
+    weights = float(memory_use.weights) * float(pass_work.parameters) / float(memory_use.count.total)
     return int(weights / layout.pp + float(memory_use.kv_cache) / (layout.tp * layout.pp))
 
 
 def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
-    """Returns lines that may explain a measured time. Raises `InputError` for a time that is not positive."""
+    """Returns possible explanations of a measured time. Raises `InputError` for a time that is not positive."""
     low_seconds, high_seconds = float(timed_run.range.low), float(timed_run.range.high)
     if low_seconds <= seconds <= high_seconds:
         return [f"{signed_percent(seconds / timed_run.seconds - 1, 0)} against the estimate"]
@@ -696,9 +697,13 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
             "decode": f"the tokens before this one (--seq; {timed_run.context:,} here), the users and the format",
         }[timed_run.phase]
         return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {compared_seconds}"]
-    lines = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
+    explanations = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
     alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
-    lines += [f"{text}: {slower:.2g} s" for text, slower in alternatives if slower > 1.03 * timed_run.seconds]
+    explanations += [
+        f"{settings_text}: {slower_seconds:.2g} s"
+        for settings_text, slower_seconds in alternatives
+        if slower_seconds > 1.03 * timed_run.seconds
+    ]
     if timed_run.phase != "training":
-        lines.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
-    return [*lines, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]
+        explanations.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
+    return [*explanations, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]

@@ -93,7 +93,7 @@ def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget:
 
 
 def _serve_scaled(
-    server: Server, trace: Trace, step_seconds: StepSeconds, scale: float, budget: StepBudget
+    server: Server, trace: Trace, step_seconds: StepSeconds, seconds_scale: float, budget: StepBudget
 ) -> list[ServedRequest]:
     return serve_trace(
         server.replica,
@@ -103,7 +103,7 @@ def _serve_scaled(
         server.most_sequences,
         server.kv_tokens,
         trace.cached_share,
-        scale,
+        seconds_scale,
         budget,
     )
 
@@ -112,10 +112,10 @@ def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
     return [request.tpot for request in served_requests if request.tpot is not None]
 
 
-def _percentiles_of_runs(runs: Sequence[Sequence[float]]) -> dict[int, RangedAmount]:
+def _percentiles_of_runs(simulated_latencies: Sequence[Sequence[float]]) -> dict[int, RangedAmount]:
     """Returns each latency percentile of the likely, fast and slow simulations; 0 without such a latency."""
     return {
-        percent: RangedAmount(*(_percentile(seconds_of_run, percent) for seconds_of_run in runs))
+        percent: RangedAmount(*(_percentile(seconds_of_run, percent) for seconds_of_run in simulated_latencies))
         for percent in PERCENTILES
     }
 

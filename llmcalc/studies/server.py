@@ -22,9 +22,9 @@ from ..timing.spread import RangedAmount, TimeRange, expected_range, untested_ra
 SECONDS_OF_AN_HOUR = 3600.0
 
 
-def largest_number(is_within_limits: Callable[[int], bool], most: int) -> int:
-    """Returns the largest number from 1 to `most` that satisfies a monotonic condition; 0 for none."""
-    return bisect_left(range(1, most + 1), True, key=lambda request_count: not is_within_limits(request_count))
+def largest_number(is_within_limits: Callable[[int], bool], maximum: int) -> int:
+    """Returns the largest number from 1 to `maximum` that satisfies a monotonic condition; 0 for none."""
+    return bisect_left(range(1, maximum + 1), True, key=lambda request_count: not is_within_limits(request_count))
 
 
 @frozen
@@ -153,10 +153,12 @@ class Server:
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
-        untested = untested_ranks(replica.stack, replica.layout)
-        untested = untested if self.group is None else "prompts on replicas of their own"
-        untested = untested if replica.speculation is None else "drafted tokens"
-        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, untested, burst_seconds)
+        untested_reason = untested_ranks(replica.stack, replica.layout)
+        untested_reason = untested_reason if self.group is None else "prompts on replicas of their own"
+        untested_reason = untested_reason if replica.speculation is None else "drafted tokens"
+        return expected_range(
+            seconds, phase, replica.device, replica.stack, replica.spec, untested_reason, burst_seconds
+        )
 
     def point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, divided evenly over the replicas."""
@@ -224,13 +226,13 @@ class Server:
         asked_point: the point of the load that is asked for; default none.
         """
         concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
-        points = {
+        load_points = {
             request_count: self.point(request_count)
             for request_count in concurrencies
             if request_count >= self.replicas
         }
-        points |= {} if asked_point is None else {asked_point.concurrency: asked_point}
-        return [points[request_count] for request_count in sorted(points)]
+        load_points |= {} if asked_point is None else {asked_point.concurrency: asked_point}
+        return [load_points[request_count] for request_count in sorted(load_points)]
 
     def most_requests_within_limits(self, limits: LatencyLimits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""

@@ -43,5 +43,7 @@ def sweep(model_family: ShapeFamily, hidden_sizes: Any, depths: Any) -> NDArray[
         )
     if params(model_family.scaled_to(int(h.max()), int(layers.max()))).total > LARGEST_TOTAL:
         raise InputError("sweep: the largest shape has more than 2^63 parameters; expected smaller sizes")
-    totals = params(model_family.scaled_to(h.astype(np.int64, copy=False), layers.astype(np.int64, copy=False))).total
-    return np.asarray(totals, dtype=np.int64)
+    parameter_totals = params(
+        model_family.scaled_to(h.astype(np.int64, copy=False), layers.astype(np.int64, copy=False))
+    ).total
+    return np.asarray(parameter_totals, dtype=np.int64)

@@ -88,19 +88,19 @@ def time_formulas(
     tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
     software = find_stack(time_stack, "training" if phase == "training" else "inference")
     rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
-    work = rank_work(spec, rank_pass)
+    pass_work = rank_work(spec, rank_pass)
     time_estimator = TimeEstimator(device_of(hardware), software, NumberFormats(), rank_pass)
-    kernels = [kernel for kernel in work.kernels if _is_below(kernel, node, work)]
+    kernels = [kernel for kernel in pass_work.kernels if _is_below(kernel, node, pass_work)]
     if not kernels:
-        paths = sorted({kernel.path for kernel in work.kernels})
+        kernel_paths = sorted({kernel.path for kernel in pass_work.kernels})
         raise InputError(
-            f"NODE: no kernel of {phase} has the path '{node}'; expected one of {', '.join(paths)}."
-            f"{suggest(node or '', paths)}"
+            f"NODE: no kernel of {phase} has the path '{node}'; expected one of {', '.join(kernel_paths)}."
+            f"{suggest(node or '', kernel_paths)}"
         )
     return [
-        formula
+        time_formula
         for kernel in kernels
-        for formula in _kernel_formulas(time_estimator, kernel, int(kernel.times * work.count(kernel.layer)))
+        for time_formula in _kernel_formulas(time_estimator, kernel, int(kernel.times * pass_work.count(kernel.layer)))
     ]
 
 
@@ -108,7 +108,7 @@ LAYERS = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
 """A path with the numbers of its layers: `layers.0-31.mlp`, `decoder.layers.{1,5}`."""
 
 
-def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
+def _is_below(kernel: Kernel, node: str | None, pass_work: RankWork) -> bool:
     """Whether a kernel belongs to a node of the model or a descendant."""
     layer_match = LAYERS.fullmatch(node or "")
     if layer_match is None:
@@ -116,18 +116,18 @@ def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
     stack, layer_numbers, condition = layer_match.groups()
     if kernel.layer < 0 or f".{stack}{condition}." not in f".{kernel.path}.":
         return False
-    ranges = [
+    layer_ranges = [
         (int(first_layer), int(last_layer or first_layer))
         for first_layer, last_layer in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", layer_numbers)
     ]
     return any(
         first_layer <= i <= last_layer
-        for first_layer, last_layer in ranges
-        for i in work.layer_kinds[kernel.layer].indices
+        for first_layer, last_layer in layer_ranges
+        for i in pass_work.layer_kinds[kernel.layer].indices
     )
 
 
-def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
+def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count: int) -> Iterator[TimeFormula]:
     for operation in time_estimator.timed_kernels(kernel):
         compute_term, memory_term = (
             _compute_formula(time_estimator, kernel, operation),
@@ -154,7 +154,7 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
             " + ".join(formula_term.symbolic for formula_term in formula_terms) or "0",
             " + ".join(formula_term.substituted for formula_term in formula_terms) or "0",
             float(operation.seconds),
-            repeat,
+            repeat_count,
             _formula_source(time_estimator, kernel, compute_term, memory_term, wait_term),
         )
 
@@ -194,32 +194,32 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
         return NO_TERM
     device, seconds = time_estimator.device, float(operation.memory)
     efficiency = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
-    rate = f"({_number_text(device.bandwidth)} · {_number_text(efficiency)})"
+    rate_text = f"({_number_text(device.bandwidth)} · {_number_text(efficiency)})"
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
         cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
         bandwidth_share = seconds * device.bandwidth * efficiency / cache_bytes if cache_bytes else 1.0
         half_rate_units = 1 / (bandwidth_share - 1)
         return _Term(
             "B / (W · w) · (1 + 1 / b)",
-            f"{_number_text(cache_bytes)} / {rate} · (1 + 1 / {_number_text(half_rate_units)})",
+            f"{_number_text(cache_bytes)} / {rate_text} · (1 + 1 / {_number_text(half_rate_units)})",
         )
-    return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate}")
+    return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate_text}")
 
 
 def _formula_source(
-    time_estimator: TimeEstimator, kernel: Kernel, compute_term: _Term, memory_term: _Term, wait: _Term
+    time_estimator: TimeEstimator, kernel: Kernel, compute_term: _Term, memory_term: _Term, wait_term: _Term
 ) -> str:
     """Returns the sources of a formula's efficiency factors, with evidence and measurements."""
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
-    fields = [
+    figure_names = [
         *(["attention"] if is_fused_attention and compute_term else ["products"] if compute_term else []),
         *(["cache"] if _reads_cache(time_estimator, kernel) and memory_term else ["memory"] if memory_term else []),
-        *(["kernel_start" if time_estimator.is_training else "launch_gap"] if wait else []),
+        *(["kernel_start" if time_estimator.is_training else "launch_gap"] if wait_term else []),
     ]
     sources = [
         figure_source
-        for field in fields
-        if (figure_source := _source_of_figure(time_estimator.device.generation, field)) is not None
+        for figure_name in figure_names
+        if (figure_source := _source_of_figure(time_estimator.device.generation, figure_name)) is not None
     ]
     source_texts = [
         f"{figure_source.source} ({figure_source.evidence}, tested on {figure_source.rows} rows)"

@@ -52,9 +52,9 @@ class Speculation:
     ) -> float:  # fmt: skip
         """Returns the seconds in which a step's tokens are drafted. spec, formats: of the target model."""
         if self.draft is not None:
-            drafted_tokens, passes = (self.tokens, 1) if self.drafts_a_block else (1, self.tokens)
+            drafted_tokens, draft_passes = (self.tokens, 1) if self.drafts_a_block else (1, self.tokens)
             draft_pass = rank_pass(time_stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode")
-            return passes * float(forward_pass(self.draft, device, time_stack, draft_pass, SIXTEEN_BITS).seconds)
+            return draft_passes * float(forward_pass(self.draft, device, time_stack, draft_pass, SIXTEEN_BITS).seconds)
         if not self.with_mtp:
             return 0.0
 

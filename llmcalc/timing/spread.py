@@ -102,9 +102,9 @@ def _tested_classes() -> _Classes:
     return _Classes(**parse_toml(read_text(preset_path), preset_path.name))
 
 
-def rounded(value: Number) -> float:
+def rounded(number: Number) -> float:
     """Rounds a number to digits that do not depend on the platform's floating-point library."""
-    return float(f"{value:.{DIGITS}g}")
+    return float(f"{number:.{DIGITS}g}")
 
 
 class RangedAmount(NamedTuple):
@@ -118,9 +118,9 @@ class RangedAmount(NamedTuple):
         return RangedAmount(*(factor * bound_value for bound_value in self))
 
     @classmethod
-    def without_range(cls, value: float) -> RangedAmount:
+    def without_range(cls, exact_value: float) -> RangedAmount:
         """Returns the amount of a measured quantity, whose range is a single value."""
-        return cls(value, value, value)
+        return cls(exact_value, exact_value, exact_value)
 
     def as_data(self) -> dict[str, float]:
         """The amount and range as plain data."""
@@ -169,27 +169,27 @@ def expected_range(
     device: Device,
     time_stack: TimeStack,
     spec: ModelSpec,
-    untested: str = "",
+    untested_reason: str = "",
     burst_seconds: Number | None = None,
     fast_host_seconds: Number | None = None,
 ) -> TimeRange:
     """Returns the range of a time estimate.
 
-    untested: what of the run was never measured on any device; default nothing.
+    untested_reason: what of the run was never measured on any device; default nothing.
     burst_seconds: of a first token beside other requests, the estimate where all of them arrive at once, of which the
         upper end is a multiple; None (default) for all other times.
     fast_host_seconds: of a step that waits for the host, the estimate on the fastest measured host, of which the lower
         end is a multiple where the class has no steps of eager stacks alone; None (default) for all other times.
     """
     if phase != "training" and spec.encoder is not None and spec.decoder is not None:
-        untested = untested or "an encoder beside the decoder"
+        untested_reason = untested_reason or "an encoder beside the decoder"
     device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else None
     has_experts, is_loaded = bool(routed_experts(spec)), burst_seconds is not None
     tested_class = next(
         (
             candidate
             for candidate in _tested_classes().classes
-            if not untested
+            if not untested_reason
             and device_class is not None
             and candidate.contains_estimate(phase, has_experts, device_class, time_stack, is_loaded)
         ),
@@ -201,5 +201,7 @@ def expected_range(
     earliest_seconds = seconds
     if fast_host_seconds is not None and not holds_hosts:
         earliest_seconds = min(float(seconds), float(fast_host_seconds))
-    low, high = earliest_seconds * bounds.low, latest_seconds * bounds.high
-    return TimeRange(seconds, low, high, phase, device.evidence, time_stack.name, tested_class, untested)
+    low_seconds, high_seconds = earliest_seconds * bounds.low, latest_seconds * bounds.high
+    return TimeRange(
+        seconds, low_seconds, high_seconds, phase, device.evidence, time_stack.name, tested_class, untested_reason
+    )

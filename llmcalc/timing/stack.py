@@ -16,17 +16,22 @@ def stack_names(phase: str = "") -> list[str]:
     return [stack_name for stack_name, time_stack in stacks().items() if phase in ("", time_stack.phase)]
 
 
-def find_stack(name: str, phase: str = "") -> TimeStack:
+def find_stack(stack_name: str, phase: str = "") -> TimeStack:
     """Returns a time stack by name. phase: the required phase, `training` or `inference`; default either.
 
     Raises `InputError` for an unknown name, and for a stack of another phase.
     """
-    names = stack_names(phase)
-    if name not in names:
-        if name in stacks():
-            raise InputError(f"--stack {name}: is for {stacks()[name].phase}; expected one of {', '.join(names)}")
-        raise InputError(f"--stack: '{name}' is not known; expected one of {', '.join(names)}.{suggest(name, names)}")
-    return stacks()[name]
+    known_stacks = stack_names(phase)
+    if stack_name not in known_stacks:
+        if stack_name in stacks():
+            raise InputError(
+                f"--stack {stack_name}: is for {stacks()[stack_name].phase}; expected one of {', '.join(known_stacks)}"
+            )
+        raise InputError(
+            f"--stack: '{stack_name}' is not known; expected one of {', '.join(known_stacks)}."
+            f"{suggest(stack_name, known_stacks)}"
+        )
+    return stacks()[stack_name]
 
 
 @frozen
@@ -62,7 +67,7 @@ def with_attention(time_stack: TimeStack, implementation: str | None) -> TimeSta
 
 
 def with_schedule(time_stack: TimeStack, schedule: Schedule) -> TimeStack:
-    """Returns a software stack whose pipeline hides the exchanges of experts, if that is what the schedule is for.
+    """Returns a software stack with a pipeline schedule: DualPipe hides the exchanges of experts' tokens.
 
     DualPipe runs each exchange beside the products of a micro-batch in the other direction (DeepSeek-V3,
     arXiv:2412.19437, §3.2.1). It says that all of it is hidden; measured is what Megatron-Core hides in the same way.
@@ -93,7 +98,7 @@ def with_overlap(time_stack: TimeStack, overlap: str | None) -> TimeStack:
         return time_stack
     if overlap not in OVERLAPS:
         raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
-    groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
+    hidden_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
     return time_stack.model_copy(
-        update={"hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in groups}}
+        update={"hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in hidden_groups}}
     )

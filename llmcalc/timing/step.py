@@ -169,15 +169,18 @@ class LayerCosts(NamedTuple):
     end_params: Number
     adapter_params: list[Number]
 
-    def at_index(self, index: Any) -> LayerCosts:
+    def at_index(self, array_index: Any) -> LayerCosts:
         """Returns the costs at the given indices of their arrays."""
 
         def at(amount: Number) -> Number:
-            return amount[index] if getattr(amount, "ndim", 0) else amount
+            return amount[array_index] if getattr(amount, "ndim", 0) else amount
 
         return LayerCosts(
             self.kinds,
-            *(list(map(at, values)) if isinstance(values, list) else at(values) for values in self[1:]),
+            *(
+                list(map(at, layer_values)) if isinstance(layer_values, list) else at(layer_values)
+                for layer_values in self[1:]
+            ),
         )
 
 
@@ -188,11 +191,11 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
     """
     work = timed_pass.work
     layers = range(len(work.layer_kinds))
-    wait = time_stack.layer_wait if work.rank_pass.tp > 1 else 0.0
+    layer_wait = time_stack.layer_wait if work.rank_pass.tp > 1 else 0.0
 
     def seconds(layer: int, backward: bool) -> Number:
         kernel_seconds = timed_pass.layer_seconds(layer, backward=backward)
-        return kernel_seconds + host_wait(timed_pass, time_stack, layer, backward, kernel_seconds) + wait
+        return kernel_seconds + host_wait(timed_pass, time_stack, layer, backward, kernel_seconds) + layer_wait
 
     forward_passes = [seconds(layer, backward=False) for layer in layers]
     seconds_of_both = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
@@ -223,7 +226,7 @@ def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
 
 
 def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, backward: bool, kernels: Number) -> Number:
-    """Returns the seconds in which a device waits for kernel launches in one direction of a layer.
+    """Returns the seconds in which a device waits for kernel launches in a layer's forward or backward pass.
 
     kernels: seconds of the kernels and messages of that direction.
     """
@@ -233,21 +236,24 @@ def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, backward
 
 @cache
 def rank_layers(
-    kinds: tuple[LayerKind, ...], pp: int, vpp: int, layers_of_stages: tuple[int, ...] | None
+    layer_kinds: tuple[LayerKind, ...], pp: int, vpp: int, layers_of_stages: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], ...]:
     """Returns the layers of each kind on each pipeline rank.
 
     layers_of_stages: layers per stage; None for even stages.
     """
-    layer_counts = tuple(len(layer_kind.indices) for layer_kind in kinds)
+    layer_counts = tuple(len(layer_kind.indices) for layer_kind in layer_kinds)
     if pp == 1:
         return (layer_counts,)
     stage_sizes = layers_of_stages or even_stage_sizes(sum(layer_counts), pp * vpp)
-    stages = [
+    layers_of_stage = [
         range(end - layer_count, end) for layer_count, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
     ]
     return tuple(
-        tuple(sum(layer in stage for stage in stages[rank::pp] for layer in layer_kind.indices) for layer_kind in kinds)
+        tuple(
+            sum(layer in stage for stage in layers_of_stage[rank::pp] for layer in layer_kind.indices)
+            for layer_kind in layer_kinds
+        )
         for rank in range(pp)
     )
 
@@ -287,8 +293,8 @@ def pipeline_ranks(
     ranks[0] = ranks[0] + costs.start_seconds
     ranks[-1] = ranks[-1] + costs.head_seconds
 
-    def most_on_a_rank(values: Sequence[Number]) -> Number:
-        return reduce(maximum, (_weighted_sum(layer_counts, values) for layer_counts in layers))
+    def most_on_a_rank(numbers: Sequence[Number]) -> Number:
+        return reduce(maximum, (_weighted_sum(layer_counts, numbers) for layer_counts in layers))
 
     return PipelineRanks(
         reduce(maximum, ranks),
@@ -300,8 +306,8 @@ def pipeline_ranks(
     )
 
 
-def _weighted_sum(counts: Sequence[int], values: Sequence[Number]) -> Number:
-    return sum(layer_count * layer_seconds for layer_count, layer_seconds in zip(counts, values, strict=True))
+def _weighted_sum(layer_counts: Sequence[int], numbers: Sequence[Number]) -> Number:
+    return sum(layer_count * layer_seconds for layer_count, layer_seconds in zip(layer_counts, numbers, strict=True))
 
 
 @cache
@@ -352,17 +358,21 @@ def _step_seconds(
     else:
         idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
     bubble = idle_seconds + 2 * stage_hop_seconds * (step_plan.pp - 1 + _exposed_hops(step_plan, time_stack))
-    work = step_plan.micro_batches * ranks.slowest_seconds
+    pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     message_seconds, updated_params = _data_parallel(step_plan, device, time_stack, ranks)
     parameters = sum(ranks.trained_params(step_plan.ep))
-    update = (
+    update_seconds = (
         time_stack.host_update * updated_params
         if time_stack.host_update
         else device.memory_seconds(time_stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
     )
-    part_seconds = {"work": work, "bubble": bubble, "data": message_seconds, "update": update}
+    part_seconds = {"work": pipeline_seconds, "bubble": bubble, "data": message_seconds, "update": update_seconds}
     return StepTime(
-        work + bubble + message_seconds + update, part_seconds, timed_pass, ranks.slowest_seconds, ranks.mean_seconds
+        pipeline_seconds + bubble + message_seconds + update_seconds,
+        part_seconds,
+        timed_pass,
+        ranks.slowest_seconds,
+        ranks.mean_seconds,
     )
 
 
@@ -375,7 +385,7 @@ def _hop_seconds(spec: ModelSpec, device: Device, time_stack: TimeStack, step_pl
 
 
 def _exposed_hops(step_plan: StepPlan, time_stack: TimeStack) -> Number:
-    """Returns the number of messages in one direction for which a stage waits while the pipeline is full.
+    """Returns the number of forward (or backward) messages for which a stage waits while the pipeline is full.
 
     A stage of 1F1B sends its output and waits for the gradient, then sends a gradient and waits for the next input
     (megatron/core/pipeline_parallel/schedules.py, send_forward_recv_backward). Of interleaved stages a stack may hide
@@ -397,7 +407,7 @@ def _data_parallel(
     first one.
     """
     experts = rank_share(ranks.expert_params, step_plan.ep)
-    trained, trained_experts = ranks.trained_params(step_plan.ep)
+    trained_params, trained_experts = ranks.trained_params(step_plan.ep)
     seconds_of_groups = (
         _group_messages(
             step_plan,
@@ -406,7 +416,7 @@ def _data_parallel(
             step_plan.dp * step_plan.cp,
             step_plan.tp,
             ranks.dense_params,
-            trained,
+            trained_params,
             ranks.layers,
         ),
         _group_messages(
@@ -421,10 +431,12 @@ def _data_parallel(
         ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
-    work = step_plan.micro_batches * ranks.slowest_seconds
+    pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
     if step_plan.zero == 3:
-        return _exposed_seconds(gather_seconds + reduction_seconds, work, time_stack.hidden_share("dp")), updated_params
-    backward_seconds = BESIDE_PRODUCTS * (work if step_plan.zero == 2 else ranks.slowest_seconds)
+        return _exposed_seconds(
+            gather_seconds + reduction_seconds, pipeline_seconds, time_stack.hidden_share("dp")
+        ), updated_params
+    backward_seconds = BESIDE_PRODUCTS * (pipeline_seconds if step_plan.zero == 2 else ranks.slowest_seconds)
     forward_seconds = (1 - BESIDE_PRODUCTS) * ranks.slowest_seconds
     exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, time_stack.hidden_share("weights"))
     exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, time_stack.hidden_share("dp"))
@@ -444,7 +456,7 @@ def _group_messages(
     device: Device,
     time_stack: TimeStack,
     ranks: Number,
-    stride: Number,
+    rank_stride: Number,
     parameters: Number,
     trained_params: Number,
     layers: Number,
@@ -461,15 +473,15 @@ def _group_messages(
         bucket_count = maximum(1, trained_params / maximum(time_stack.bucket, time_stack.bucket_per_rank * ranks))
     reduce_count = step_plan.micro_batches if step_plan.zero >= 2 else 1
     if not step_plan.zero:
-        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, stride, messages=bucket_count)
+        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, rank_stride, messages=bucket_count)
         return 0.0, reduce_seconds, trained_params
     shard_ranks = maximum(1, ranks / step_plan.replicas)
     weights = WEIGHT_BYTES * (parameters if step_plan.zero == 3 else trained_params)
-    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, stride, messages=bucket_count)
+    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, rank_stride, messages=bucket_count)
     reduction_kind: CollectiveKind = "all_reduce" if time_stack.reduces_all and step_plan.zero < 3 else "reduce_scatter"
-    shard_seconds = device.message_seconds(reduction_kind, shard_ranks, gradients, stride, messages=bucket_count)
+    shard_seconds = device.message_seconds(reduction_kind, shard_ranks, gradients, rank_stride, messages=bucket_count)
     replica_seconds = device.message_seconds(
-        "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * stride, messages=bucket_count
+        "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * rank_stride, messages=bucket_count
     )
     gather_count = step_plan.micro_batches * (2 if step_plan.reshard else 1) if step_plan.zero == 3 else 1
     reduction_seconds = reduce_count * (shard_seconds + replica_seconds)
@@ -509,18 +521,20 @@ COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "repli
 
 
 def training_steps(
-    spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan, columns: Mapping[str, Any]
+    spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
 ) -> Any:
     """Returns the seconds of many layouts as an array (needs NumPy).
 
-    step_plan: what all layouts have in common. columns: name → array, of `tp` and any of `COLUMNS`.
+    step_plan: what all layouts have in common. plan_columns: name → array, of `tp` and any of `COLUMNS`.
     """
     import numpy
 
-    seconds = numpy.empty(len(columns["tp"]))
-    for tp in numpy.unique(columns["tp"]):
-        is_this_size = columns["tp"] == tp
-        sizes_of_runs = {name: column[is_this_size].astype(float) for name, column in columns.items() if name != "tp"}
+    seconds = numpy.empty(len(plan_columns["tp"]))
+    for tp in numpy.unique(plan_columns["tp"]):
+        is_this_size = plan_columns["tp"] == tp
+        sizes_of_runs = {
+            name: column[is_this_size].astype(float) for name, column in plan_columns.items() if name != "tp"
+        }
         plans_of_tp = replace(step_plan, tp=int(tp), **sizes_of_runs)
         size_names = [name for name in ("ep", "cp", "micro_batch") if name in sizes_of_runs]
         distinct_sizes, size_index = _distinct_rows([sizes_of_runs[name] for name in size_names])
@@ -546,19 +560,19 @@ def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count:
 
     pp, vpp = (numpy.broadcast_to(plan_sizes, plan_count) for plan_sizes in (step_plan.pp, step_plan.vpp))
     (pipelines, chunks), pipeline_index = _distinct_rows([pp, vpp])
-    columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
+    rank_columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for pipeline_number, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == pipeline_number)
         ranks = pipeline_ranks(
             costs.at_index(positions), int(stages), int(chunk), step_plan.recompute, step_plan.stage_sizes
         )
-        for rank_column, plan_sizes in zip(columns, ranks[: len(columns)], strict=True):
+        for rank_column, plan_sizes in zip(rank_columns, ranks[: len(rank_columns)], strict=True):
             rank_column[positions] = plan_sizes
-    return PipelineRanks(*columns)
+    return PipelineRanks(*rank_columns)
 
 
-def _distinct_rows(columns: Sequence[Any]) -> tuple[Any, Any]:
+def _distinct_rows(plan_columns: Sequence[Any]) -> tuple[Any, Any]:
     """Returns the distinct rows of several columns, and the index of the distinct row at each position."""
     import numpy
 
-    return numpy.unique(numpy.stack(list(columns)), axis=1, return_inverse=True)
+    return numpy.unique(numpy.stack(list(plan_columns)), axis=1, return_inverse=True)

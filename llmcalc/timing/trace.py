@@ -130,10 +130,10 @@ def _tabulated_seconds(
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
         row, row_fraction = _index_and_fraction(batch_sizes, batch_size)
-        column, column_fraction = _index_and_fraction(context_lengths, cached_tokens)
+        column_index, column_fraction = _index_and_fraction(context_lengths, cached_tokens)
         upper_row, lower_row = seconds_table[row], seconds_table[min(row + 1, len(seconds_table) - 1)]
         values_of_rows = [
-            row_values[column] + (row_values[column + 1] - row_values[column]) * column_fraction
+            row_values[column_index] + (row_values[column_index + 1] - row_values[column_index]) * column_fraction
             for row_values in (upper_row, lower_row)
         ]
         return values_of_rows[0] + (values_of_rows[1] - values_of_rows[0]) * row_fraction
@@ -141,12 +141,14 @@ def _tabulated_seconds(
     return seconds
 
 
-def _index_and_fraction(values: Sequence[int], value: float) -> tuple[int, float]:
+def _index_and_fraction(sorted_values: Sequence[int], coordinate: float) -> tuple[int, float]:
     """Returns the index of the next lower value, and the fraction to the next higher; extrapolates at the ends."""
-    if len(values) == 1:
+    if len(sorted_values) == 1:
         return 0, 0.0
-    prompt_request = min(max(0, bisect_right(values, value) - 1), len(values) - 2)
-    return prompt_request, (value - values[prompt_request]) / (values[prompt_request + 1] - values[prompt_request])
+    prompt_request = min(max(0, bisect_right(sorted_values, coordinate) - 1), len(sorted_values) - 2)
+    return prompt_request, (coordinate - sorted_values[prompt_request]) / (
+        sorted_values[prompt_request + 1] - sorted_values[prompt_request]
+    )
 
 
 @dataclass
@@ -184,12 +186,15 @@ class ServedBatch:
             budget.spend_step()
             while next_request < len(requests) and requests[next_request].arrival <= time_now:
                 traced_request = requests[next_request]
-                length = traced_request.input + traced_request.output
-                if len(decoding) + len(prompts) >= self.sequences or reserved_tokens + length > self.cache_tokens:
+                request_tokens = traced_request.input + traced_request.output
+                if (
+                    len(decoding) + len(prompts) >= self.sequences
+                    or reserved_tokens + request_tokens > self.cache_tokens
+                ):
                     break
                 cached_tokens = min(int(cached_share * traced_request.input), traced_request.input - 1)
                 prompts.append([next_request, cached_tokens, traced_request.input - cached_tokens])
-                reserved_tokens += length
+                reserved_tokens += request_tokens
                 next_request += 1
             sequence_count = len(decoding)
             context = context_sum / sequence_count if sequence_count else 0.0
@@ -302,14 +307,14 @@ def serve_trace(
     sequences: int,
     cache_tokens: int,
     cached_share: float = 0.0,
-    scale: float = 1.0,
+    seconds_scale: float = 1.0,
     budget: StepBudget | None = None,
 ) -> list[ServedRequest]:
     """Serves a trace's requests on equal replicas, assigned in turn.
 
     step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
     sequences, cache_tokens: of one replica. cached_share, budget: as of `ServedBatch.serve_requests`.
-    scale: factor of all seconds of steps.
+    seconds_scale: factor of all seconds of steps.
     Returns the times of the requests, batch by batch.
     """
     budget = budget or StepBudget()
@@ -320,7 +325,7 @@ def serve_trace(
         max(longest_request, cache_tokens // replica.batch_count),
         replica.step_tokens or longest_request,
         replica.stack.mixed_steps,
-        scale,
+        seconds_scale,
     )
     batches_of_requests = [requests[i :: replica.batch_count * replicas] for i in range(replica.batch_count * replicas)]
     return [

@@ -165,7 +165,7 @@ def test_a_class_says_how_it_was_tested(run: Any) -> None:
 def test_what_was_never_tested_has_the_widest_range_of_its_phase(phase: str) -> None:
     device, stack = device_of(load_hardware("h100-sxm")), stacks()["vllm"]
     spec = llmcalc.load("mixtral-8x7b").model
-    never = expected_range(1.0, phase, device, stack, spec, untested="drafted tokens")
+    never = expected_range(1.0, phase, device, stack, spec, untested_reason="drafted tokens")
     tested = expected_range(1.0, phase, device, stack, spec)
     assert never.tested is None
     assert tested.tested is not None

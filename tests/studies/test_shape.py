@@ -132,7 +132,7 @@ def test_the_budget_is_kept_and_the_model_marked(name: str) -> None:
 
 
 def test_head_sizes_divide() -> None:
-    for shape in find_shapes(members("gpt2"), CostBudget("parameters", 124_000_000), rows=256).shapes:
+    for shape in find_shapes(members("gpt2"), CostBudget("parameters", 124_000_000), row_count=256).shapes:
         h = shape.stack.hidden_size
         assert shape.head_sizes == tuple(d for d in (64, 96, 128, 256) if h % d == 0)
         assert {d for d in HEAD_SIZES if h % d} == {*HEAD_SIZES} - {*shape.head_sizes}
@@ -212,10 +212,10 @@ def test_training_flops_as_the_budget() -> None:
 
 
 def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
-    shape_study = find_shapes(family(STANDARD), CostBudget("train_flops", 10**26), rows=3)
+    shape_study = find_shapes(family(STANDARD), CostBudget("train_flops", 10**26), row_count=3)
     assert shape_study.shapes
     assert all(isinstance(s.train_flops, int) and s.train_flops > 2**63 for s in shape_study.shapes)
-    huge = find_shapes(family(STANDARD), CostBudget("parameters", 10**16), rows=3)
+    huge = find_shapes(family(STANDARD), CostBudget("parameters", 10**16), row_count=3)
     assert all(abs(s.parameters / 10**16 - 1) <= 0.02 for s in huge.shapes)
 
 

@@ -176,7 +176,7 @@ class Scheme:
         return False
 
     def look_up(self, module_names: tuple[str, ...]) -> None:
-        """Marks the list entries that match a module which is not counted, so that no error reports them as unused."""
+        """Marks the list entries that match an uncounted module as used, for the check of unused entries."""
 
     def store(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str

@@ -129,7 +129,7 @@ class FP8(LinearFormat):
         return isinstance(self.over, tuple)
 
     def refuses_shard(self, shard: Shape, whole: Shape) -> str:
-        """Returns the dimension that ranks divide inside a block of weights with one scale.
+        """Returns an error text if ranks divide a block of weights that shares a scale; empty if they do not.
 
         Sources: vLLM's quantization/utils/fp8_utils.py, `validate_fp8_block_shape`, and `Fp8MoEMethod.create_weights`;
         SGLang's fp8.py has the same checks.

@@ -1,4 +1,4 @@
-"""An autograd.Function of a published kernel as one node, and device properties that size workspaces."""
+"""Records an autograd.Function of a published kernel as one node, and has the device properties for workspaces."""
 
 from __future__ import annotations
 

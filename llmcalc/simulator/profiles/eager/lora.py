@@ -149,7 +149,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.choices.like_classes and self.adapters is None and bool(operation.options.get("fused"))
 
     def _joined_layer(self, operation: Step) -> str:
-        """Returns the layer in which the model's class has a projection with others; empty without such adapters."""
+        """Returns the class's layer that computes a projection with others; empty if adapters treat it separately."""
         if self.adapters is None or operation.verb != "linear":
             return ""
         return self.adapters.joined_layers.get((self.frames[-1].scope.name, operation.name), "")
@@ -200,7 +200,7 @@ class LoraKernels(FakeQuantizationKernels):
         self._name_gate(operations)
 
     def _name_gate(self, operations: list[Step]) -> None:
-        """Keeps the half of a product that a variable names until the module returns."""
+        """Keeps the gate, half of a product, alive until the module returns, as a local variable of the class does."""
         if operations[0].name in GATE_AND_UP:
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
 

@@ -103,7 +103,7 @@ class DeltaRuleKernels(ScanModules):
         return self.project(operations["o_proj"], o)
 
     def _channel_decays(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Computes the log decay of each channel (`KimiLinearForgetGate.forward`). Others cast that of one product."""
+        """Computes the log decay of each channel (`KimiLinearForgetGate.forward`), cast after a single product."""
         aten, op = self.t, operations.op("core", DeltaRule)
         g = aten.to(self._gate_projection("f", operations, x), FLOAT32)
         g = self.by_head(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
