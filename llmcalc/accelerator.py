@@ -157,11 +157,12 @@ class Hardware(Record):
         memory_sizes = [configuration.memory_bytes for configuration in self.configurations]
         if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
-        for rates in ("peak_flops", "float16_accumulation_flops"):
-            for format_name in getattr(self, rates):
+        for rate_field in ("peak_flops", "float16_accumulation_flops"):
+            for format_name in getattr(self, rate_field):
                 if format_name not in PEAK_DTYPES:
                     raise ValueError(
-                        f"{rates}: '{format_name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
+                        f"{rate_field}: '{format_name}' is not a number format; "
+                        f"expected one of {', '.join(PEAK_DTYPES)}"
                     )
         return self
 
@@ -209,14 +210,14 @@ class Hardware(Record):
         """
         if dtype in self.peak_flops:
             return self.peak_flops[dtype]
-        formats = [
+        known_formats = [
             DTYPE_NAMES.get(dtype_name, dtype_name) for dtype_name in PEAK_DTYPES if dtype_name in self.peak_flops
         ]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
-        if not formats:
+        if not known_formats:
             raise InputError(f"{self.title}: no peak FLOP/s is known; {self._how_to_set('peak_flops')}")
         raise InputError(
-            f"{self.title}: no peak FLOP/s is known for {requested_format}; expected one of {', '.join(formats)}"
+            f"{self.title}: no peak FLOP/s is known for {requested_format}; expected one of {', '.join(known_formats)}"
         )
 
     def bandwidth(self) -> int:

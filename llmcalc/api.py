@@ -151,7 +151,7 @@ def flops(
     question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
         tokens_of(seq),
-        optional_length("--context", context, least=0),
+        optional_length("--context", context, minimum=0),
         optional_length("--source", source),
         phase,
         one_of("--pairs", pairs, Pairs),
@@ -829,7 +829,7 @@ def verify(
         one_of("--device", device, Device),
         one_of("--against", against, Witness),
         whole("--batch", length_of("--batch", batch), most=1024),
-        optional_length("--seq", seq, most=2**20),
+        optional_length("--seq", seq, maximum=2**20),
         every_layer,
         memory,
         distributed,

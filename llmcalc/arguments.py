@@ -174,9 +174,9 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
     )
 
 
-def optional_length(option: str, length: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def optional_length(option: str, length: Any, minimum: int = 1, maximum: int = LARGEST) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
-    return None if length is None else whole(option, length_of(option, length), least, most)
+    return None if length is None else whole(option, length_of(option, length), minimum, maximum)
 
 
 def optional_text(option: str, text_value: Any, example: str) -> str | None:
@@ -317,5 +317,5 @@ def run_question_of(
 def selection_of(kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
     from .studies.selection import Selection
 
-    least, most = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
-    return Selection(kind, attention, moe, least, most)
+    min_count, max_count = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
+    return Selection(kind, attention, moe, min_count, max_count)

@@ -36,15 +36,18 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
         compiled_methods = {"__init__": _constructor_source} | (
             {"__eq__": _equality_source, "__hash__": _hash_source} if eq else {}
         )
-        methods = {name: _compiled_later(cls, name, source) for name, source in compiled_methods.items()}
-        methods |= {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
+        methods_by_name = {
+            method_name: _compiled_later(cls, method_name, method_source)
+            for method_name, method_source in compiled_methods.items()
+        }
+        methods_by_name |= {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
         if repr:
-            methods["__repr__"] = _repr_method
+            methods_by_name["__repr__"] = _repr_method
         if slots:  # a copy would set each slot by `setattr`
-            methods |= {"__getstate__": _state_methods, "__setstate__": _set_state}
-        for name, method in methods.items():
-            if name not in defined_names:
-                setattr(cls, name, method)
+            methods_by_name |= {"__getstate__": _state_methods, "__setstate__": _set_state}
+        for method_name, compiled_method in methods_by_name.items():
+            if method_name not in defined_names:
+                setattr(cls, method_name, compiled_method)
         return cls
 
     return build if cls is None else build(cls)
@@ -92,9 +95,13 @@ def _constructor_source(cls: Any, method_globals: dict[str, Any]) -> str:
     return f"def __init__({parameters}):\n{''.join(source_lines) or ' pass'}"
 
 
-def _values_source(cls: Any, variable: str) -> str:
-    """Returns the source text of a tuple of those fields of `variable` that equality compares."""
-    return "(" + "".join(f"{variable}.{class_field.name}, " for class_field in fields(cls) if class_field.compare) + ")"
+def _values_source(cls: Any, variable_name: str) -> str:
+    """Returns the source text of a tuple of those fields of `variable_name` that equality compares."""
+    return (
+        "("
+        + "".join(f"{variable_name}.{class_field.name}, " for class_field in fields(cls) if class_field.compare)
+        + ")"
+    )
 
 
 def _equality_source(cls: Any, method_globals: dict[str, Any]) -> str:

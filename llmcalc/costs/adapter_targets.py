@@ -86,27 +86,34 @@ def _path_of_first(node_position: Place) -> str:
     node, parent = node_position.node, node_position.parent
     if parent is None:
         return ""
-    segment = node.name if node.indices is None else f"{node.name}.{node.indices[0]}"
-    return ".".join(filter(None, (_path_of_first(parent), segment)))
+    path_part = node.name if node.indices is None else f"{node.name}.{node.indices[0]}"
+    return ".".join(filter(None, (_path_of_first(parent), path_part)))
 
 
 def resolve_targets(
-    targets: Sequence[str], names: Sequence[str], layers_of_class: frozenset[ClassLayer]
+    targets: Sequence[str], linear_names: Sequence[str], layers_of_class: frozenset[ClassLayer]
 ) -> tuple[list[str], list[str]]:
     """Returns (the projections that the targets name, the targets that name no layer).
 
-    targets: names here, of the model's class, or of classes of other families. names: the projections of the model.
+    targets: names here, of the model's class, or of classes of other families. linear_names: the model's projections.
     """
     projections: dict[str, None] = {}
     unknown_targets = []
-    for target in targets:
-        parts = [layer.projection for layer in layers_of_class if layer.layer == target]
-        parts = (
-            [target] if target in names else parts or [part for part in OTHER_NAMES.get(target, ()) if part in names]
+    for target_name in targets:
+        target_projections = [layer.projection for layer in layers_of_class if layer.layer == target_name]
+        target_projections = (
+            [target_name]
+            if target_name in linear_names
+            else target_projections
+            or [
+                projection_name
+                for projection_name in OTHER_NAMES.get(target_name, ())
+                if projection_name in linear_names
+            ]
         )
-        projections |= dict.fromkeys(parts)
-        if not parts:
-            unknown_targets.append(target)
+        projections |= dict.fromkeys(target_projections)
+        if not target_projections:
+            unknown_targets.append(target_name)
     return list(projections), unknown_targets
 
 
@@ -115,6 +122,6 @@ def joined_layers(targets: Sequence[str], layers_of_class: frozenset[ClassLayer]
 
     Who names `q_proj` has a class with that layer, such as Unsloth's copy of Phi-3 in the layout of Llama.
     """
-    joined = [layer for layer in layers_of_class if layer.is_joined]
-    separate = {(layer.module, layer.layer) for layer in joined if layer.projection in targets}
-    return frozenset(layer for layer in joined if (layer.module, layer.layer) not in separate)
+    joined_projections = [layer for layer in layers_of_class if layer.is_joined]
+    separate_layers = {(layer.module, layer.layer) for layer in joined_projections if layer.projection in targets}
+    return frozenset(layer for layer in joined_projections if (layer.module, layer.layer) not in separate_layers)

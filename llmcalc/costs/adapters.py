@@ -70,9 +70,9 @@ class LowRank:
         have one per expert and fused weight.
         """
         tensors = self._adapters_of_experts(tree, extra_parts) if self.is_parallel or self.experts else []
-        for product in self._layer_products(tree, extra_parts):
+        for joint_layers in self._layer_products(tree, extra_parts):
             adapted_products = [
-                (node_position, op) for node_position, op in product if node_position.node.name in self.targets
+                (node_position, op) for node_position, op in joint_layers if node_position.node.name in self.targets
             ]
             if adapted_products:
                 (node_position, op), out_width = adapted_products[0], 0
@@ -90,14 +90,14 @@ class LowRank:
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for product in _joined(_expert_layers(tree, extra_parts), _library_layer):
-            node_position, experts = product[0]
+        for joint_layers in _joined(_expert_layers(tree, extra_parts), _library_layer):
+            node_position, experts = joint_layers[0]
             if node_position.node.name in self.targets or self.experts:
-                number = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
-                rank = self.rank * (1 if self.is_parallel else len(product))
-                for shape in ((rank, experts.n_in), (sum(op.n_out for _, op in product), rank)):
-                    copies = times(number, node_position.times)
-                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copies))
+                expert_count = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
+                rank = self.rank * (1 if self.is_parallel else len(joint_layers))
+                for shape in ((rank, experts.n_in), (sum(op.n_out for _, op in joint_layers), rank)):
+                    copy_count = times(expert_count, node_position.times)
+                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copy_count))
         return tensors
 
     def trained_copies(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
@@ -127,20 +127,20 @@ class LowRank:
         if self.base == "none":
             return weights, total_bytes
         heads = [[linear] for linear in linear_layers(tree, extra_parts, layers=False) if linear[0].kind == "lm_head"]
-        for product in [*self._layer_products(tree, extra_parts), *(heads if self.quantized_head else [])]:
-            rows, columns = 0, product[0][1].n_in
-            for node_position, op in product:
+        for joint_layers in [*self._layer_products(tree, extra_parts), *(heads if self.quantized_head else [])]:
+            row_count, column_count = 0, joint_layers[0][1].n_in
+            for node_position, op in joint_layers:
                 op_use = node_position.use
                 if op_use is not None and op_use.has("params") and not op.tied and node_position.kind != "router":
-                    rows = add(rows, op.n_out)
-            if not is_zero(rows):
-                copies = product[0][0].times
-                weights = add(weights, times(rows * columns, copies))
-                total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, columns), copies))
+                    row_count = add(row_count, op.n_out)
+            if not is_zero(row_count):
+                copy_count = joint_layers[0][0].times
+                weights = add(weights, times(row_count * column_count, copy_count))
+                total_bytes = add(total_bytes, times(stored_bytes(self.base, row_count, column_count), copy_count))
         for node_position, experts in _expert_layers(tree, extra_parts) if self.quantized_experts else ():
-            rows = experts.num_experts * experts.n_out
-            weights = add(weights, times(rows * experts.n_in, node_position.times))
-            total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, experts.n_in), node_position.times))
+            row_count = experts.num_experts * experts.n_out
+            weights = add(weights, times(row_count * experts.n_in, node_position.times))
+            total_bytes = add(total_bytes, times(stored_bytes(self.base, row_count, experts.n_in), node_position.times))
         return weights, total_bytes
 
     def uncounted_adapters(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
@@ -182,11 +182,13 @@ def _joined(
 ) -> Iterator[list[tuple[Place, Layer]]]:
     """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
     all_layers = list(layers)  # their parents exist until the end: identity tells them apart
-    for (_, layer_name), group in groupby(all_layers, lambda layer: (id(layer[0].parent), joined_layer(layer[0]))):
+    for (_, layer_name), layer_group in groupby(
+        all_layers, lambda layer: (id(layer[0].parent), joined_layer(layer[0]))
+    ):
         if layer_name:
-            yield list(group)
+            yield list(layer_group)
         else:
-            yield from ([layer] for layer in group)
+            yield from ([layer] for layer in layer_group)
 
 
 def _expert_layers(tree: Node, extra_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
@@ -207,10 +209,10 @@ def linear_layer_names(tree: Node, extra_parts: frozenset[str] = frozenset(), is
 
     is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
     """
-    names = dict.fromkeys(node_position.node.name for node_position, _ in linear_layers(tree, extra_parts))
+    layer_names = dict.fromkeys(node_position.node.name for node_position, _ in linear_layers(tree, extra_parts))
     if is_parallel:
-        names |= dict.fromkeys(node_position.node.name for node_position, _ in _expert_layers(tree, extra_parts))
-    return [name for name in names if not (is_parallel and name in WITHOUT_ADAPTERS)]
+        layer_names |= dict.fromkeys(node_position.node.name for node_position, _ in _expert_layers(tree, extra_parts))
+    return [name for name in layer_names if not (is_parallel and name in WITHOUT_ADAPTERS)]
 
 
 def low_rank(
@@ -234,32 +236,32 @@ def low_rank(
     _check_magnitudes(adapters)
     layer_names = linear_layer_names(tree, extra_parts, adapters.is_parallel)
     layers_of_class = class_layers(tree, extra_parts, module_names)
-    joined = joined_layers(targets or (), layers_of_class) if joins_as_class else frozenset()
+    joined_projections = joined_layers(targets or (), layers_of_class) if joins_as_class else frozenset()
     if targets is None:
-        targets = _default_targets(joined)
-        if not any(resolve_targets([target], layer_names, layers_of_class)[0] for target in targets):
+        targets = _default_targets(joined_projections)
+        if not any(resolve_targets([target_name], layer_names, layers_of_class)[0] for target_name in targets):
             raise InputError(
                 f"--lora-targets: missing; the model has none of {', '.join(targets)}, which have adapters by default; "
                 f"expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
             )
-    names, unknown_targets = resolve_targets(targets, layer_names, layers_of_class)
+    target_names, unknown_targets = resolve_targets(targets, layer_names, layers_of_class)
     if list(targets) == [ALL_LINEAR]:
-        names, unknown_targets = list(layer_names), []
-    for target in unknown_targets:
-        names_in_class = {layer.projection: layer.layer for layer in joined}
+        target_names, unknown_targets = list(layer_names), []
+    for target_name in unknown_targets:
+        names_in_class = {layer.projection: layer.layer for layer in joined_projections}
         known_names = list(dict.fromkeys(names_in_class.get(name, name) for name in layer_names))
         raise InputError(
-            f"--lora-targets {target}: no linear layer has that name; expected some of {', '.join(known_names)}, or "
-            f"{ALL_LINEAR}.{suggest(target, known_names)}"
+            f"--lora-targets {target_name}: no linear layer has that name; expected some of {', '.join(known_names)}, "
+            f"or {ALL_LINEAR}.{suggest(target_name, known_names)}"
         )
-    _check_joined_targets(tree, adapters, names, extra_parts)
+    _check_joined_targets(tree, adapters, target_names, extra_parts)
     _check_copied_modules(tree, adapters)
-    return replace(adapters, targets=frozenset(names), joined_layers=joined)
+    return replace(adapters, targets=frozenset(target_names), joined_layers=joined_projections)
 
 
-def _default_targets(joined: frozenset[ClassLayer]) -> tuple[str, ...]:
+def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ...]:
     """Returns PEFT's usual layers: queries and values, or the layer in which the model's class computes both."""
-    layers = [layer.layer for layer in joined if layer.projection in DEFAULT_TARGETS]
+    layers = [layer.layer for layer in joined_projections if layer.projection in DEFAULT_TARGETS]
     return tuple(dict.fromkeys(layers)) or DEFAULT_TARGETS
 
 
@@ -287,14 +289,16 @@ def _check_magnitudes(adapters: LowRank) -> None:
         raise InputError("--use-dora with --base int8: not modelled together; expected --base nf4, nf4-dq or none")
 
 
-def _check_joined_targets(tree: Node, adapters: LowRank, names: Sequence[str], extra_parts: frozenset[str]) -> None:
+def _check_joined_targets(
+    tree: Node, adapters: LowRank, target_names: Sequence[str], extra_parts: frozenset[str]
+) -> None:
     """Raises `InputError` if targets name only some projections of a layer that the library adapts as a whole."""
     layers = _joined(linear_layers(tree, extra_parts), _library_layer) if adapters.is_parallel else ()
     for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
-        if 0 < len(set(fused_names) & set(names)) < len(fused_names):
+        if 0 < len(set(fused_names) & set(target_names)) < len(fused_names):
             raise InputError(
-                f"--lora-targets {','.join(names)}: {', '.join(fused_names)} are one layer beside "
+                f"--lora-targets {','.join(target_names)}: {', '.join(fused_names)} are one layer beside "
                 f"which {adapters.library} has one adapter; expected all or none of them"
             )
 
@@ -306,7 +310,7 @@ def _check_copied_modules(tree: Node, adapters: LowRank) -> None:
         for node_position in tree.walk()
         if node_position.node.op is not None and not is_in_layer(node_position)
     ]
-    for name in sorted(adapters.copies):
-        if name not in outside_layers:
+    for copied_module in sorted(adapters.copies):
+        if copied_module not in outside_layers:
             modules = ", ".join(dict.fromkeys(outside_layers))
-            raise InputError(f"--modules-to-save {name}: no such module; expected some of {modules}")
+            raise InputError(f"--modules-to-save {copied_module}: no such module; expected some of {modules}")

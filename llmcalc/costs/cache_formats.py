@@ -68,35 +68,40 @@ class CacheFormat:
         """Whether each head's key or value has a separate scale, which excludes MLA latents."""
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
-    def bits_per_token(self, vectors: Sequence[tuple[int, int]]) -> int:
+    def bits_per_token(self, head_vectors: Sequence[tuple[int, int]]) -> int:
         """Returns the bits per token in one layer's cache.
 
-        vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
+        head_vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
         stored_vectors = [
             (heads, (self.values if i else self.keys).bytes_of(head_size))
-            for i, (heads, head_size) in enumerate(vectors)
+            for i, (heads, head_size) in enumerate(head_vectors)
         ]
         if self.even and len(stored_vectors) == 2:
-            (heads, key), (_, value_vector) = stored_vectors
-            return 8 * heads * (key + value_vector + (key + value_vector) % 2)
+            (heads, key_size), (_, value_vector) = stored_vectors
+            return 8 * heads * (key_size + value_vector + (key_size + value_vector) % 2)
         return 8 * sum(heads * head_size for heads, head_size in stored_vectors)
 
 
 PLAIN = "a scale per tensor or none, which is not counted"
 
 
-def _block_format(format_name: str, scheme: str) -> CacheFormat:
-    block_elements, codes, scales, minima = BLOCKS[scheme]
-    vector = VectorFormat(8 * codes // block_elements, block_elements, scales + minima)
+def _block_format(format_name: str, block_name: str) -> CacheFormat:
+    block_elements, codes, scales, minima = BLOCKS[block_name]
+    vector_format = VectorFormat(8 * codes // block_elements, block_elements, scales + minima)
     return CacheFormat(
-        format_name, vector, vector, f"blocks of {block_elements} elements with {scales + minima} bytes of scales each"
+        format_name,
+        vector_format,
+        vector_format,
+        f"blocks of {block_elements} elements with {scales + minima} bytes of scales each",
     )
 
 
 def _per_token_head(format_name: str, bits_per_element: int) -> CacheFormat:
-    vector = VectorFormat(bits_per_element, vector_bytes=4)
-    return CacheFormat(format_name, vector, vector, "a fp32 scale for each token and head, for keys and for values")
+    vector_format = VectorFormat(bits_per_element, vector_bytes=4)
+    return CacheFormat(
+        format_name, vector_format, vector_format, "a fp32 scale for each token and head, for keys and for values"
+    )
 
 
 def _turbo_format(format_name: str, key_bits: int, value_bits: int) -> CacheFormat:
@@ -164,14 +169,14 @@ def cache_format(format_name: str) -> CacheFormat:
         number_format_name = dtype_of(_SPELLED.get(normalized_name, format_name))
     except InputError:
         number_formats = [DTYPE_NAMES.get(number_format, number_format) for number_format in DTYPE_BITS]
-        suggestion = suggest(normalized_name, [*number_formats, *FORMATS])
+        suggestion_text = suggest(normalized_name, [*number_formats, *FORMATS])
         raise InputError(
             f"unknown cache format '{format_name}': expected a number format ({', '.join(number_formats)}) or one "
             "with scales "
-            f"({', '.join(FORMATS)}).{suggestion}"
+            f"({', '.join(FORMATS)}).{suggestion_text}"
         ) from None
-    vector = VectorFormat(DTYPE_BITS[number_format_name])
-    return CacheFormat(number_format_name, vector, vector, PLAIN)
+    vector_format = VectorFormat(DTYPE_BITS[number_format_name])
+    return CacheFormat(number_format_name, vector_format, vector_format, PLAIN)
 
 
 def cache_bits_in(stored_format: CacheFormat) -> Cost:

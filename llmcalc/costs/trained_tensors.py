@@ -59,10 +59,12 @@ def tensors_from_layer(
         if layer is None or (node_position.optional and node_position.optional not in extra_parts):
             continue
         indices = range(int(layer.times)) if layer.node.indices is None else layer.node.indices
-        copies = node_position.times * sum(layer_index >= first_layer for layer_index in indices) // int(layer.times)
-        if copies and node_position.use is not None:
+        copy_count = (
+            node_position.times * sum(layer_index >= first_layer for layer_index in indices) // int(layer.times)
+        )
+        if copy_count and node_position.use is not None:
             for tensor in node_position.use.tensors():
-                yield TrainedTensor(tensor, node_position.kind, copies, _path_without_indices(node_position))
+                yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))
 
 
 def layers_of(tree: Node) -> tuple[str, ...]:
@@ -100,10 +102,10 @@ def bytes_of(elements: Number, dtype: str) -> Number:
 
 def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamTensor], Number]) -> Number:
     """Sums a function's values over trained tensors."""
-    total: Number = 0
+    value_sum: Number = 0
     for trained_tensor in tensors:
-        total = add(total, times(tensor_quantity(trained_tensor.tensor), trained_tensor.times))
-    return total
+        value_sum = add(value_sum, times(tensor_quantity(trained_tensor.tensor), trained_tensor.times))
+    return value_sum
 
 
 def elements_of(tensors: Iterable[TrainedTensor]) -> Number:

@@ -136,10 +136,10 @@ TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)
 class RecordReplay(Protocol):
     """Records replays of a model, each on a separate allocator."""
 
-    def __call__(self, repeats: Mapping[int, int], workspace: int, /) -> Sequence[RecordedEvents]:
+    def __call__(self, repeats_by_stack: Mapping[int, int], workspace: int, /) -> Sequence[RecordedEvents]:
         """Records the replay with a given number of repeats.
 
-        repeats: stack → repeats of its pattern; stacks that are not there run whole.
+        repeats_by_stack: stack → repeats of its pattern; stacks that are not there run whole.
         workspace: bytes of one cuBLAS workspace.
         """
 
@@ -246,10 +246,14 @@ def summarize(
 
 def _allocator_evidence(is_complete: bool, micro_batches: int) -> tuple[Status, str]:
     """Returns the status and the source of the allocator's overhead. micro_batches: as of `ReplayResult`."""
-    source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
+    allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     if micro_batches:
-        return "estimate", f"{source} for {micro_batches} micro-batches of a step, extrapolated to all"
-    return ("source", source) if is_complete else ("estimate", f"{source} for some layers, extrapolated to all")
+        return "estimate", f"{allocator_source} for {micro_batches} micro-batches of a step, extrapolated to all"
+    return (
+        ("source", allocator_source)
+        if is_complete
+        else ("estimate", f"{allocator_source} for some layers, extrapolated to all")
+    )
 
 
 @contextmanager
@@ -283,10 +287,12 @@ class CountedRun:
     ) -> None:
         self.runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.is_extrapolated]
+        self.repeating: list[int] = [
+            stack_index for stack_index, layer_stack in enumerate(self.stacks) if layer_stack.is_extrapolated
+        ]
         self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_tried else MOST_REPLAYED_LAYERS
-        self.whole: bool = not self.repeating or sum(stack.layers for stack in self.stacks) <= most_layers
+        self.whole: bool = not self.repeating or sum(layer_stack.layers for layer_stack in self.stacks) <= most_layers
         self.result: ReplayResult = (
             extrapolate_layers(self._count_bytes, self.stacks)
             if self.repeating
@@ -296,7 +302,7 @@ class CountedRun:
     @property
     def recordings(self) -> list[RecordedEvents]:
         """The recorded allocations and releases; empty after the replay on the allocator."""
-        return [analysis.recorded for analysis in self.analyses]
+        return [repeat_analysis.recorded for repeat_analysis in self.analyses]
 
     @property
     def tensor_bytes(self) -> int:
@@ -330,7 +336,10 @@ class CountedRun:
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
-        short_run_repeats = {i: self.stacks[i].repeats_of_layer_types(RECORDED_REPEATS) for i in self.repeating}
+        short_run_repeats = {
+            stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
+            for stack_index in self.repeating
+        }
         try:
             return [
                 RepeatAnalysis(recorded_events, self.stacks, self.repeating)
@@ -338,7 +347,7 @@ class CountedRun:
             ]
         except NotRepeating:
             self.repeating = []
-        layers = sum(stack.layers for stack in self.stacks)
+        layers = sum(layer_stack.layers for layer_stack in self.stacks)
         if layers > MOST_RECORDED_LAYERS:
             raise InputError(
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
@@ -348,45 +357,61 @@ class CountedRun:
             for recorded_events in record_replay({}, self.runtime.workspace)
         ]
 
-    def _count_bytes(self, repeats: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of tensors. repeats: stack → repeats, by default all."""
-        return _join_results([analysis.counted(repeats) for analysis in self.analyses])
+    def _count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
+        """Counts the bytes of tensors. repeats_by_stack: stack → repeats, by default all."""
+        return _join_results([repeat_analysis.counted(repeats_by_stack) for repeat_analysis in self.analyses])
 
     @cached_property
     def _allocator_overhead(self) -> AllocatorOverhead:
         """The bytes that the allocator adds to the tensors, extrapolated to all layers."""
         with without_garbage_collection():
-            overhead = self._overhead_with_layers({}) if self.whole else self._extrapolated_overhead()
+            allocator_overhead = self._overhead_with_layers({}) if self.whole else self._extrapolated_overhead()
         self.analyses = []  # their events are no longer needed
-        return overhead
+        return allocator_overhead
 
     def _extrapolated_overhead(self) -> AllocatorOverhead:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
         stacks, repeating_stacks = self.stacks, self.repeating
         shorter_repeats, longer_repeats = (
-            {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating_stacks}
+            {
+                stack_index: max(SHORT_RUN_REPEATS, layers // stacks[stack_index].period)
+                for stack_index in repeating_stacks
+            }
             for layers in EXTRAPOLATED_FROM
         )
         longer_repeats = {
-            i: min(stacks[i].repeats, max(longer_repeats[i], shorter_repeats[i] + 1)) for i in repeating_stacks
+            stack_index: min(
+                stacks[stack_index].repeats, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
+            )
+            for stack_index in repeating_stacks
         }
-        added_layers = sum((longer_repeats[i] - shorter_repeats[i]) * stacks[i].period for i in repeating_stacks)
-        missing_layers = sum((stacks[i].repeats - longer_repeats[i]) * stacks[i].period for i in repeating_stacks)
+        added_layers = sum(
+            (longer_repeats[stack_index] - shorter_repeats[stack_index]) * stacks[stack_index].period
+            for stack_index in repeating_stacks
+        )
+        missing_layers = sum(
+            (stacks[stack_index].repeats - longer_repeats[stack_index]) * stacks[stack_index].period
+            for stack_index in repeating_stacks
+        )
         return self._overhead_with_layers(shorter_repeats).extrapolate(
             self._overhead_with_layers(longer_repeats), missing_layers, added_layers
         )
 
-    def _overhead_with_layers(self, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead. repeats: stack → repeats, by default all."""
+    def _overhead_with_layers(self, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
+        """Returns the allocator's overhead. repeats_by_stack: stack → repeats, by default all."""
         return AllocatorOverhead.joined(
-            [analysis.overhead(CachingAllocator(self.runtime.expandable), repeats) for analysis in self.analyses]
+            [
+                repeat_analysis.overhead(CachingAllocator(self.runtime.expandable), repeats_by_stack)
+                for repeat_analysis in self.analyses
+            ]
         )
 
 
 def check_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many layers to replay one by one and no repeating pattern."""
     irregular_layers = sum(
-        stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
+        layer_stack.irregular_layers if layer_stack.repeats > RECORDED_REPEATS else layer_stack.layers
+        for layer_stack in layer_stacks(spec)
     )
     if irregular_layers > MOST_IRREGULAR_LAYERS:
         raise InputError(
@@ -397,12 +422,12 @@ def check_layers(spec: ModelSpec) -> None:
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the joint result of several runs in sequence."""
-    peaks = {
+    joint_peaks = {
         allocation_place: peak
         for replay_result in replay_results
         for allocation_place, peak in replay_result.peaks.items()
     }
-    return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=peaks)
+    return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=joint_peaks)
 
 
 def _add_unreplayed(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:

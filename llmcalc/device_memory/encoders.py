@@ -34,14 +34,14 @@ class EncoderPeak(NamedTuple):
 
 
 def encoder_peaks(
-    spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_choices: KernelChoices
+    spec: ModelSpec, encoded_inputs: EncodedInputs, dtype: str, kernel_choices: KernelChoices
 ) -> list[EncoderPeak]:
     """Returns the peak of each encoder that has layers.
 
     dtype: number format of activations. kernel_choices: kernels to run.
     """
     peaks: list[EncoderPeak] = []
-    for encoder_run in inputs.runs:
+    for encoder_run in encoded_inputs.runs:
         for node in encoder_run.nodes:
             tower: Any = spec.towers[node.name]
             if not _has_replay(tower):
@@ -87,9 +87,9 @@ def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunC
     return elements * DTYPES[dtype].bytes
 
 
-def unreplayed_encoders(spec: ModelSpec, inputs: EncodedInputs) -> list[str]:
+def unreplayed_encoders(spec: ModelSpec, encoded_inputs: EncodedInputs) -> list[str]:
     """Returns the names of the encoders in use whose layers are not replayed (conformers, SAM)."""
-    encoder_names = (node.name for encoder_run in inputs.runs for node in encoder_run.nodes)
+    encoder_names = (node.name for encoder_run in encoded_inputs.runs for node in encoder_run.nodes)
     return [
         encoder_name
         for encoder_name in encoder_names

@@ -188,18 +188,18 @@ class Memory:
     @property
     def _runs_encoders(self) -> bool:
         """Whether image or audio encoders run before the prompt's pass."""
-        inputs = self.states.inputs
-        return inputs is not None and bool(inputs.runs) and self.settings.phase != "decode"
+        encoded_inputs = self.states.inputs
+        return encoded_inputs is not None and bool(encoded_inputs.runs) and self.settings.phase != "decode"
 
     def _encoder_peaks(self, attention: AttentionImplementation) -> list[EncoderPeak]:
         """Returns the peaks of the image and audio encoders; none without images or audio."""
-        inputs = self.states.inputs
-        if inputs is None or not self._runs_encoders:
+        encoded_inputs = self.states.inputs
+        if encoded_inputs is None or not self._runs_encoders:
             return []
         from .encoders import encoder_peaks
 
         kernel_options = replace(kernel_choices(self.settings, self.spec, attention), attention=attention)
-        return encoder_peaks(self.spec, inputs, activation_format(self.states), kernel_options)
+        return encoder_peaks(self.spec, encoded_inputs, activation_format(self.states), kernel_options)
 
     def training(self, cuda_runtime: CudaRuntime | None = None) -> TrainingConfig:
         """Returns the training configuration of the replay, with an accelerator's kernels.
@@ -209,9 +209,12 @@ class Memory:
         """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        training = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
+        training_config = training_run(
+            self.settings, self.spec, self.states, default_attention(self.settings, self.spec)
+        )
         return replace(
-            training, choices=choices_on(training.choices, self.runtime if cuda_runtime is None else cuda_runtime)
+            training_config,
+            choices=choices_on(training_config.choices, self.runtime if cuda_runtime is None else cuda_runtime),
         )
 
     def _recorded_training(self, cuda_runtime: CudaRuntime) -> RecordReplay:
@@ -223,11 +226,14 @@ class Memory:
 
         Only the kernels of sdpa and of gradients depend on the accelerator, so that others are those of an H100.
         """
-        passes = inference_passes(self.settings, self.spec, self.states, attention)
+        replayed_passes = inference_passes(self.settings, self.spec, self.states, attention)
         if attention != "sdpa":
-            return passes
+            return replayed_passes
         capability = cuda_runtime.capability
-        return [replace(inference, choices=replace(inference.choices, capability=capability)) for inference in passes]
+        return [
+            replace(inference, choices=replace(inference.choices, capability=capability))
+            for inference in replayed_passes
+        ]
 
     def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:
         """Returns the run of these passes, which equal ranks and accelerators with equal kernels share."""
@@ -252,14 +258,14 @@ class Memory:
         return self._counted_runs[run_key]
 
     def _recorded_passes(
-        self, inference_config: InferenceConfig, repeats: Mapping[int, int], workspace: int
+        self, inference_config: InferenceConfig, repeats_by_stack: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
         """Returns the recorded passes, which ranks with equal shortened runs share, with workspaces of any size."""
         if not isinstance(self.spec, RankModel):
-            return record_inference(self.spec, inference_config, repeats, workspace)
-        run_key = shortened_rank(self.spec, repeats), inference_config
+            return record_inference(self.spec, inference_config, repeats_by_stack, workspace)
+        run_key = shortened_rank(self.spec, repeats_by_stack), inference_config
         if run_key not in self._recordings:
-            self._recordings[run_key] = record_inference(self.spec, inference_config, repeats, LARGE_WORKSPACE)
+            self._recordings[run_key] = record_inference(self.spec, inference_config, repeats_by_stack, LARGE_WORKSPACE)
         return self._recordings[run_key].with_workspace(workspace)
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
@@ -395,7 +401,7 @@ def changes_scores(spec: ModelSpec) -> bool:
 def memory(
     spec: ModelSpec,
     run_settings: Settings = USUAL,
-    published: str = "bfloat16",
+    published_dtype: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
     model_config: Mapping[str, Any] | Checkpoint | None = None,
     cuda_runtime: CudaRuntime = HOPPER,
@@ -413,12 +419,12 @@ def memory(
     check_layers(spec)
     spec = spec.with_dropout(run_settings.dropout)
     stored_sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
-    memory_use = resident.memory(spec, run_settings, published, extra_parts, model_config, stored_sizes)
+    memory_use = resident.memory(spec, run_settings, published_dtype, extra_parts, model_config, stored_sizes)
     return Memory(
         spec,
         run_settings,
         memory_use,
-        published,
+        published_dtype,
         model_config,
         cuda_runtime,
         other_models,

@@ -67,18 +67,23 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
 def offloaded_bytes(spec: ModelSpec, training_config: TrainingConfig, recompute_period: int) -> int:
     """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
-    short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.is_extrapolated}
+    short_run_repeats = {
+        stack_index: SHORT_RUN_REPEATS for stack_index, layer_stack in enumerate(stacks) if layer_stack.is_extrapolated
+    }
     short_run_bytes = _offload_bytes(spec, training_config, short_run_repeats)
     return short_run_bytes + sum(
-        (stacks[i].repeats - SHORT_RUN_REPEATS)
-        * (_offload_bytes(spec, training_config, {**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) - short_run_bytes)
-        for i in short_run_repeats
+        (stacks[stack_index].repeats - SHORT_RUN_REPEATS)
+        * (
+            _offload_bytes(spec, training_config, {**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
+            - short_run_bytes
+        )
+        for stack_index in short_run_repeats
     )
 
 
-def _offload_bytes(spec: ModelSpec, training_config: TrainingConfig, repeats: Mapping[int, int]) -> int:
+def _offload_bytes(spec: ModelSpec, training_config: TrainingConfig, repeats_by_stack: Mapping[int, int]) -> int:
     """Returns the pinned bytes that a forward pass with this number of layers offloads."""
-    training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats)
+    training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats_by_stack)
     training_run.set_up()
     training_run.next_batch()
     training_run.forward()

@@ -241,24 +241,24 @@ class InferenceRun:
         """
         chunks = self.chunks
         first_late_chunk = max(1, chunks - MOST_CHUNKS + 1)
-        for i in (0, *range(first_late_chunk, chunks)):
-            if i == first_late_chunk > 1:
+        for chunk_index in (0, *range(first_late_chunk, chunks)):
+            if chunk_index == first_late_chunk > 1:
                 self.lowering.store = {}
                 self.meter.place = AllocationPlace("between")
-                self.fill_cache(i)
-            self.run("prefill", self.prompt_pass(i), f"prefill {i}" if chunks > 1 else "prefill")
+                self.fill_cache(chunk_index)
+            self.run("prefill", self.prompt_pass(chunk_index), f"prefill {chunk_index}" if chunks > 1 else "prefill")
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
         self.run("decode", ReplayedPass(1, self.inference.seq))
 
-    def run(self, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass, name: str = "") -> None:
+    def run(self, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass, pass_name: str = "") -> None:
         """Runs one pass, and frees the token ids and logits at the end.
 
-        name: name of the pass in places; default the phase.
+        pass_name: name of the pass in places; default the phase.
         """
-        self.names.append(name or phase)
-        self.meter.place = AllocationPlace(name or phase)
+        self.names.append(pass_name or phase)
+        self.meter.place = AllocationPlace(pass_name or phase)
         if self.workspace and not self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
@@ -296,7 +296,7 @@ def replay_inference(
     spec: ModelSpec,
     inference_config: InferenceConfig,
     device: Device | None = None,
-    repeats: Mapping[int, int] | None = None,
+    repeats_by_stack: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
     """Replays the allocation of weights and the passes. Raises `Unsupported` for an operation without a kernel.
@@ -308,7 +308,7 @@ def replay_inference(
     repeats, workspace: as in `InferenceRun`.
     """
     memory_meter = Meter(device)
-    inference_run = InferenceRun(spec, inference_config, repeats, workspace, memory_meter)
+    inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
     inference_run.set_up()
     replay_result = ReplayResult(set_up=memory_meter.now)
     memory_meter.peaks = {}
@@ -324,11 +324,11 @@ def replay_inference(
     return replay_result
 
 
-def shortened_rank(spec: RankModel, repeats: Mapping[int, int]) -> Hashable:
+def shortened_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
     """Returns a cache key of everything outside the settings that determines a rank's recorded run.
 
-    repeats: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
-    ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.
+    repeats_by_stack: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and
+    so are the ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.
     """
     layout, coordinates, program = spec.layout, spec.layout.coordinates(spec.rank), spec.program()
     assert isinstance(program, RankFlow)
@@ -337,7 +337,7 @@ def shortened_rank(spec: RankModel, repeats: Mapping[int, int]) -> Hashable:
     layer_names = [sys.intern(layer_name) for _, stack in spec.stacks() for layer_name in stack.layer_names()]
     rank_layers = [layer_names[i] for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:
-        rank_layers = shortened(rank_layers, repeats.get(0))
+        rank_layers = shortened(rank_layers, repeats_by_stack.get(0))
     return (
         *(
             layout.tp,
@@ -349,16 +349,19 @@ def shortened_rank(spec: RankModel, repeats: Mapping[int, int]) -> Hashable:
             spec.chunks.first,
             spec.chunks.last,
         ),
-        *(tuple(repeats.items()), *rank_layers),
+        *(tuple(repeats_by_stack.items()), *rank_layers),
     )
 
 
 def record_inference(
-    spec: ModelSpec, inference_config: InferenceConfig, repeats: Mapping[int, int] | None = None, workspace: int = 0
+    spec: ModelSpec,
+    inference_config: InferenceConfig,
+    repeats_by_stack: Mapping[int, int] | None = None,
+    workspace: int = 0,
 ) -> RecordedEvents:
     """Records the set-up and the passes for `RepeatAnalysis`. repeats, workspace: as in `InferenceRun`."""
     memory_meter = EventRecorder()
-    inference_run = InferenceRun(spec, inference_config, repeats, workspace, memory_meter)
+    inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
     inference_run.set_up()
     set_up = memory_meter.cut()
     inference_run.passes()

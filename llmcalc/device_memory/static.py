@@ -253,17 +253,25 @@ def _inference_memory(
     seq = usual_context(spec, run_settings.phase == "decode") if run_settings.seq is None else run_settings.seq
     if run_settings.inputs.is_given and isinstance(spec, RankModel):
         raise InputError(f"{run_settings.inputs.option}: encoders are counted beside a whole model; expected no layout")
-    inputs = encoded_inputs(spec, run_settings.inputs, batch) if run_settings.inputs.is_given else None
-    seq += 0 if inputs is None else inputs.added_tokens
+    model_inputs = encoded_inputs(spec, run_settings.inputs, batch) if run_settings.inputs.is_given else None
+    seq += 0 if model_inputs is None else model_inputs.added_tokens
     workload = Workload(batch, seq, source=run_settings.source, phase="prefill")
     if spec.one_pass_model:
-        return MemoryUse(params, run_settings.phase, weight_format, workload, quantized=stored_bytes, inputs=inputs)
+        return MemoryUse(
+            params, run_settings.phase, weight_format, workload, quantized=stored_bytes, inputs=model_inputs
+        )
     activation_format = (
         weight_format if run_settings.phase != "inference" and DTYPE_BITS[weight_format] >= 16 else "bfloat16"
     )
-    cache = cache_format(run_settings.kv_dtype or activation_format).name
+    cache_format_name = cache_format(run_settings.kv_dtype or activation_format).name
     return MemoryUse(
-        params, run_settings.phase, weight_format, workload, kv_dtype=cache, quantized=stored_bytes, inputs=inputs
+        params,
+        run_settings.phase,
+        weight_format,
+        workload,
+        kv_dtype=cache_format_name,
+        quantized=stored_bytes,
+        inputs=model_inputs,
     )
 
 
@@ -288,14 +296,14 @@ def _unconverted_format(run_settings: Settings, published_dtype: str) -> str:
 
 
 def _training_memory(
-    spec: ModelSpec, params: ParameterCount, run_settings: Settings, config: Mapping[str, Any] | Checkpoint | None
+    spec: ModelSpec, params: ParameterCount, run_settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None
 ) -> MemoryUse:
     """Counts the weights, gradients and optimizer states of training."""
     batch = 1 if run_settings.batch is None else run_settings.batch
     seq = usual_sequence(spec) if run_settings.seq is None else run_settings.seq
     weight_format, has_master = _training_formats(run_settings)
     optimizer_record = _checked_optimizer(run_settings)
-    adapters, adapter_dtype = _adapters_and_format(spec, run_settings, params, weight_format, config)
+    adapters, adapter_dtype = _adapters_and_format(spec, run_settings, params, weight_format, model_config)
     if adapters is not None:
         if run_settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
@@ -376,7 +384,7 @@ def _checked_optimizer(run_settings: Settings) -> Optimizer:
 
 
 def _optimizer_state(
-    record: Optimizer,
+    optimizer_record: Optimizer,
     run_settings: Settings,
     params: ParameterCount,
     weight_format: str,
@@ -396,12 +404,14 @@ def _optimizer_state(
             if first_trained_layer is None
             else tensors_from_layer(params.tree, first_trained_layer, params.include)
         )
-        return record.state(list(tensors), state_format, momentum)
+        return optimizer_record.state(list(tensors), state_format, momentum)
     state_format = _float_format(run_settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
-    copy_state = record.state(
+    copy_state = optimizer_record.state(
         adapters.trained_copies(params.tree, params.include), run_settings.optimizer_dtype or weight_format, momentum
     )
-    return record.state(adapters.adapters(params.tree, params.include), state_format, momentum).with_more(copy_state)
+    return optimizer_record.state(adapters.adapters(params.tree, params.include), state_format, momentum).with_more(
+        copy_state
+    )
 
 
 def _adapters_and_format(
@@ -409,18 +419,22 @@ def _adapters_and_format(
     run_settings: Settings,
     params: ParameterCount,
     weight_format: str,
-    config: Mapping[str, Any] | Checkpoint | None,
+    model_config: Mapping[str, Any] | Checkpoint | None,
 ) -> tuple[LowRank | None, str]:
     """Returns the adapters and their number format; None and an empty text without adapters.
 
     weight_format: the number format of the weights, which adapters of Megatron-Core have, too.
-    config: the checkpoint whose classes PEFT searches for layers; None or a plain table if it is not known.
+    model_config: the checkpoint whose classes PEFT searches for layers; None or a plain table if it is not known.
     """
     if run_settings.lora_rank is None:
         return None, ""
     is_parallel = run_settings.lora_library in PARALLEL_LIBRARIES
     targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
-    module_names = config.names(params.tree, spec.kind) if isinstance(config, Checkpoint) and config.modules else None
+    module_names = (
+        model_config.names(params.tree, spec.kind)
+        if isinstance(model_config, Checkpoint) and model_config.modules
+        else None
+    )
     requested_adapters = LowRank(
         run_settings.lora_rank,
         frozenset(),

@@ -480,22 +480,25 @@ def repeat_steps(
     memory_meter: EventRecorder,
     set_up_events: Sequence[Event],
     batch: Sequence[Event],
-    passes: Sequence[Event],
+    pass_events: Sequence[Event],
 ) -> RecordedEvents | None:
     """Returns two training steps whose micro-batches repeat the recorded passes; None if the steps differ."""
     training_run.update()
     first_events = memory_meter.cut()
     training_run.update()
-    update = memory_meter.cut()
+    update_events = memory_meter.cut()
     training_run.zero_grad()
     zero_grad = memory_meter.cut()
     training_run.next_batch()
     next_batch = memory_meter.cut()
-    if not (is_repeatable(batch, passes, zero_grad, next_batch) and is_self_contained(update)):
+    if not (is_repeatable(batch, pass_events, zero_grad, next_batch) and is_self_contained(update_events)):
         return None
     next_batch += rename_events(batch, next_batch)
     return RecordedEvents(
-        set_up_events, [batch, passes, first_events, zero_grad], [next_batch, passes, update, zero_grad], PHASES
+        set_up_events,
+        [batch, pass_events, first_events, zero_grad],
+        [next_batch, pass_events, update_events, zero_grad],
+        PHASES,
     )
 
 

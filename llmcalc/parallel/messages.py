@@ -100,7 +100,9 @@ class GradientRules(NamedTuple):
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a ZeRO stage that the framework does not support."""
         if layout.zero not in self.zero_stages:
-            expected_stages = " or ".join(f"--zero {stage}" if stage else "none" for stage in self.zero_stages)
+            expected_stages = " or ".join(
+                f"--zero {zero_stage}" if zero_stage else "none" for zero_stage in self.zero_stages
+            )
             raise InputError(
                 f"--zero {layout.zero}: is not modelled of --framework {self.framework}; expected {expected_stages}"
             )
@@ -137,14 +139,16 @@ def rank_messages(
     messages: list[Message] = []
     for chunk in chunks:
         placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
-        for collective in _program_collectives(chunk.program, run_config, *placement_options):
-            group, ranks, collective_kind, message_bytes = (
-                collective.group,
-                collective.ranks,
-                collective.kind,
-                collective.bytes,
+        for collective_message in _program_collectives(chunk.program, run_config, *placement_options):
+            process_group, ranks, collective_kind, message_bytes = (
+                collective_message.group,
+                collective_message.ranks,
+                collective_message.kind,
+                collective_message.bytes,
             )
-            messages.append(Message(group, ranks, collective_kind, message_bytes, collective.times * chunk.batches))
+            messages.append(
+                Message(process_group, ranks, collective_kind, message_bytes, collective_message.times * chunk.batches)
+            )
         messages += _loss_messages(layout, chunk, run_config)
         messages += _pipeline_messages(layout, chunk, run_config, element_bytes)
     messages += _tensor_group_gradients(spec, layout, chunks, extra_parts, gradients, element_bytes)

@@ -123,16 +123,16 @@ class RankModel(ModelSpec):
                     ) + times(tensor.size, node_position.times)
         return parameters_by_component
 
-    def _is_copied(self, node_position: Place, size: Number, undivided_size: Number) -> bool:
+    def _is_copied(self, node_position: Place, element_count: Number, undivided_count: Number) -> bool:
         """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return bool(op.ranks * op.parts < tp)
         if (
-            node_position.kind in ("embedding", "lm_head") and size != undivided_size
+            node_position.kind in ("embedding", "lm_head") and element_count != undivided_count
         ):  # the last part of a vocabulary may be shorter
             return False
-        return tp > 1 and bool(size * tp > undivided_size)
+        return tp > 1 and bool(element_count * tp > undivided_count)
 
 
 class RankShare(NamedTuple):
@@ -190,12 +190,14 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
 
     Compared are the first ranks of all stages: no other rank of a stage has a higher cost.
     """
-    candidates: dict[tuple[Any, ...], RankModel] = {}
+    models_by_counts: dict[tuple[Any, ...], RankModel] = {}
     for stage in range(layout.pp):
         model = rank_model(spec, layout, layout.rank(pp=stage))
-        layer_counts = tuple(sum(i in model.chunks.layers for i in indices) for indices in _layer_indices(spec))
-        candidates.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
-    return max(candidates.values(), key=lambda model: (rank_cost(model), -model.rank))
+        layer_counts = tuple(
+            sum(layer_index in model.chunks.layers for layer_index in indices) for indices in _layer_indices(spec)
+        )
+        models_by_counts.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
+    return max(models_by_counts.values(), key=lambda model: (rank_cost(model), -model.rank))
 
 
 def _layer_indices(spec: ModelSpec) -> Iterator[Any]:

@@ -73,8 +73,8 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
     """Yields every axis of a shape, with the parts of concatenated axes."""
     for axis in shape:
         if isinstance(axis, JoinedShapes):
-            for component in axis.parts:
-                yield from flat_axes(component)
+            for axis_part in axis.parts:
+                yield from flat_axes(axis_part)
         else:
             yield axis
 
@@ -210,12 +210,12 @@ class RankFlow(Flow):
     @cached_property
     def divides_evenly(self) -> bool:
         """Whether all ranks of a tensor-parallel group have equally long parts."""
-        axes: set[Axis] = set()
+        divided_axes: set[Axis] = set()
         for operation in self.root.steps():
             weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
             for shape in (*weight, *(flow_value.axes for flow_value in (*operation.ins, *operation.outs))):
-                axes.update(flat_axes(shape))
-        row_axes = [axis for axis in axes if isinstance(axis, AxisShard) and axis.name in NEAR_ROWS]
+                divided_axes.update(flat_axes(shape))
+        row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in NEAR_ROWS]
         return all(axis.size * axis.degree == axis.full_size for axis in row_axes)
 
     def rank_part(self, argument: Any) -> Any:
@@ -223,7 +223,7 @@ class RankFlow(Flow):
         if isinstance(argument, Axis):
             return self.rank_axes.axis_on_rank(argument)
         if isinstance(argument, JoinedShapes):
-            return JoinedShapes(tuple(self.rank_part(component) for component in argument.parts), argument.name)
+            return JoinedShapes(tuple(self.rank_part(axis_part) for axis_part in argument.parts), argument.name)
         if type(argument) is tuple and argument and all(isinstance(axis, (Axis, JoinedShapes)) for axis in argument):
             return tuple(map(self.rank_part, argument))
         if isinstance(argument, Weight):
@@ -267,8 +267,8 @@ class RankFlow(Flow):
             for axis in flat_axes(flow_value.axes):
                 shard_degree = axis.degree if isinstance(axis, AxisShard) else 1
                 if degrees.setdefault(axis.name, shard_degree) != shard_degree:
-                    axes = FIELDS.get(axis.name, axis.name)
-                    raise self._not_modelled(verb, step_name, f"joins a part of {axes} with all of it")
+                    axis_label = FIELDS.get(axis.name, axis.name)
+                    raise self._not_modelled(verb, step_name, f"joins a part of {axis_label} with all of it")
         if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outputs[0].axes):
             raise self._not_modelled(verb, step_name, "reads divided values and makes divided ones")
 
@@ -299,20 +299,32 @@ class RankFlow(Flow):
         return super().linear(name, x, *map(self.rank_part, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
-        table = self._stage_copy(weight)
-        if not table.is_counted:
-            self._record_copy(table)
-        return super().look_up(table, of, by)
+        table_weight = self._stage_copy(weight)
+        if not table_weight.is_counted:
+            self._record_copy(table_weight)
+        return super().look_up(table_weight, of, by)
 
-    def _record_copy(self, table: Weight) -> None:
+    def _record_copy(self, table_weight: Weight) -> None:
         """Records this stage's copy of the embedding before the module that uses it."""
-        reader = self.root.items[-1]
-        scope_attributes = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
-        op = ops.Embedding(table.ins[0].size, self.element_count(table.out))
-        self.root.items.insert(
-            -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **scope_attributes})
+        reading_scope = self.root.items[-1]
+        scope_attributes = (
+            {} if isinstance(reading_scope, Alternatives) else {"optional": reading_scope.about.get("optional", "")}
         )
-        table.is_counted = True
+        op = ops.Embedding(table_weight.ins[0].size, self.element_count(table_weight.out))
+        self.root.items.insert(
+            -1,
+            Step(
+                "unread_table",
+                table_weight.name,
+                (),
+                (),
+                op,
+                table_weight,
+                None,
+                {"kind": "embedding", **scope_attributes},
+            ),
+        )
+        table_weight.is_counted = True
 
     def table(self, name: str, rows: Axis, *dim: Axis | JoinedShapes, **options: Any) -> tuple[Value, Weight]:
         rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, dim), **options)
@@ -349,7 +361,7 @@ class RankFlow(Flow):
             return super().layers(x, run, repeat, indices, name, **node_fields)
         layer_indices = range(repeat) if indices is None else indices
         stage_layers = frozenset(self.stage.layers)
-        stage_indices = [i for i in layer_indices if i in stage_layers]
+        stage_indices = [layer_index for layer_index in layer_indices if layer_index in stage_layers]
         first_item = self.layer_items.start if self.layer_items.stop else len(self.root.items)
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
@@ -471,10 +483,10 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     root = spec.shared_program.root
     encoders = [module_scope for module_scope in root.scopes() if module_scope.about.get("optional") == TOWERS.name]
     encoder_operations = {id(operation) for module_scope in encoders for operation in module_scope.steps()}
-    steps = (operation for operation in root.steps() if id(operation) not in encoder_operations)
+    operations = (operation for operation in root.steps() if id(operation) not in encoder_operations)
     return list(
         dict.fromkeys(
-            axis for operation in steps for flow_value in operation.outs for axis in flat_axes(flow_value.axes)
+            axis for operation in operations for flow_value in operation.outs for axis in flat_axes(flow_value.axes)
         )
     )
 

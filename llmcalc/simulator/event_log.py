@@ -161,21 +161,22 @@ def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> l
 
 
 def is_repeatable(
-    batch: Sequence[Event], passes: Sequence[Event], zero_grad: Sequence[Event], next_batch: Sequence[Event]
+    batch: Sequence[Event], pass_events: Sequence[Event], zero_grad: Sequence[Event], next_batch: Sequence[Event]
 ) -> bool:
     """Whether the passes of the next training step produce the same events.
 
     They have if only gradients, workspaces and the tokens of a batch outlive a pass.
 
     batch: events that allocate the tokens.
-    passes: events of the passes.
+    pass_events: events of the passes.
     zero_grad: events that free the gradients.
     next_batch: events that allocate the next tokens.
     """
-    pass_storages, batch_storages = allocated(passes).keys(), allocated(batch).keys()
+    pass_storages, batch_storages = allocated(pass_events).keys(), allocated(batch).keys()
     return (
-        released_storages(passes) <= pass_storages | batch_storages
-        and pass_storages - released_storages(passes) - released_storages(next_batch) == released_storages(zero_grad)
+        released_storages(pass_events) <= pass_storages | batch_storages
+        and pass_storages - released_storages(pass_events) - released_storages(next_batch)
+        == released_storages(zero_grad)
         and list(allocated(batch).values()) == list(allocated(next_batch).values())
     )
 

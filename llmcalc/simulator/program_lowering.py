@@ -24,7 +24,7 @@ from .meter import NoMeter
 from .tensor import INT64, Tensor, counted_as, empty
 
 
-@kernels_compared(BY_TORCH, unchecked=("module_kernel",))
+@kernels_compared(BY_TORCH, unchecked_kernels=("module_kernel",))
 class ProgramLowering(CacheTensors):
     """Runs the modules and operations of a program in order, without recomputation."""
 

@@ -180,7 +180,7 @@ def test_a_witness_says_what_it_is() -> None:
 def test_a_class_of_kernels_states_the_check_of_those_that_state_none() -> None:
     of_class, of_method = by_torch("tests/of_class.py"), by_torch("tests/of_method.py")
 
-    @kernels_compared(of_class, unchecked=("do_new",))
+    @kernels_compared(of_class, unchecked_kernels=("do_new",))
     class Kernels:
         def do_add(self) -> None: ...
 

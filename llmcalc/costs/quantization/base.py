@@ -135,24 +135,26 @@ def _tensors_below(
     param: the site of the node itself, whose tensor is ignored.
     """
     for child_place in node_position.children():
-        child = child_place.node
-        if child.optional and child.optional not in extra_parts:
+        child_node = child_place.node
+        if child_node.optional and child_node.optional not in extra_parts:
             continue
-        child_path = f"{param.path}.{child.name}" if param.path else child.name
-        if child.indices is None:
-            copies: Iterable[tuple[str, Number, int | None]] = [
-                (child_path, times(param.times, child.repeat), param.layer)
+        child_path = f"{param.path}.{child_node.name}" if param.path else child_node.name
+        if child_node.indices is None:
+            tensor_copies: Iterable[tuple[str, Number, int | None]] = [
+                (child_path, times(param.times, child_node.repeat), param.layer)
             ]
         else:
-            indices = child.indices[:1] if first_copies else child.indices
-            copies = [(f"{child_path}.{i}", param.times, i) for i in indices]
+            indices = child_node.indices[:1] if first_copies else child_node.indices
+            tensor_copies = [(f"{child_path}.{i}", param.times, i) for i in indices]
         op_use, parent = child_place.use, node_position.node
         tensors = () if op_use is None else op_use.tensors()
-        for path, copy_count, layer in copies:
+        for tensor_path, copy_count, layer_index in tensor_copies:
             for tensor in tensors:  # `replace` takes three times as long
-                yield WeightTensor(path, child_place.kind, tensor, copy_count, layer, parent, child_place.optional)
+                yield WeightTensor(
+                    tensor_path, child_place.kind, tensor, copy_count, layer_index, parent, child_place.optional
+                )
             child_site = WeightTensor(
-                path, child_place.kind, param.tensor, copy_count, layer, parent, child_place.optional
+                tensor_path, child_place.kind, param.tensor, copy_count, layer_index, parent, child_place.optional
             )
             yield from _tensors_below(child_place, child_site, extra_parts, first_copies)
 
@@ -233,14 +235,14 @@ def quantized_size(
     scheme: Scheme,
     dtype: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
-    names: ModuleNames | None = None,
+    module_names: ModuleNames | None = None,
 ) -> QuantizedSize:
     """Computes the bytes of all parameters; a tied weight counts once. Vision and audio encoders are not converted.
 
     dtype: full name of the number format of unconverted tensors; default bfloat16.
     extra_parts: optional parts to include (`mtp`, `towers`).
-    names: the names of the modules in the published model, which a scheme's lists are matched with; default those of
-        Llama's class.
+    module_names: the names of the modules in the published model, which a scheme's lists are matched with; default
+        those of Llama's class.
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
     parts_by_component: dict[str, StoredBytes] = {}
@@ -252,13 +254,13 @@ def quantized_size(
     tree = spec.tree()
     params = list(weight_tensors_of(tree, extra_parts))
     if scheme.reads_names:
-        names = names or ModuleNames(tree, spec.kind, {})
-        params = [replace(param, names=names(param.path)) for param in params]
+        module_names = module_names or ModuleNames(tree, spec.kind, {})
+        params = [replace(param, names=module_names(param.path)) for param in params]
         included_paths = {param.path for param in params}
         for tensor_path in (
             param.path for param in weight_tensors_of(tree, frozenset({MTP.name})) if param.path not in included_paths
         ):
-            scheme.look_up(names(tensor_path))
+            scheme.look_up(module_names(tensor_path))
     text_tensors = [weight_site for weight_site in params if weight_site.optional != TOWERS.name]
     encoder_tensors = [weight_site for weight_site in params if weight_site.optional == TOWERS.name]
     if encoder_tensors and scheme.unconverted_dtype(dtype) != dtype:

@@ -49,9 +49,9 @@ def compressed_tensors(config: ConfigFields) -> Scheme:
     for _, group_table in groups_table.get_tables("how a group of modules is quantised"):
         target_names, storage_format, scheme_label = _read_group(group_table, model_format)
         for rank, is_target in enumerate(TARGETS):
-            names = [name for name in target_names if is_target(name)]
-            if names:
-                modules = None if "Linear" in names else ModuleList(names, "compressed-tensors", "targets")
+            layer_names = [target_name for target_name in target_names if is_target(target_name)]
+            if layer_names:
+                modules = None if "Linear" in layer_names else ModuleList(layer_names, "compressed-tensors", "targets")
                 groups_by_rank[rank].append(LayerGroup(storage_format, modules))
         format_labels.append(scheme_label)
     module_groups = [module_group for rank_groups in groups_by_rank.values() for module_group in rank_groups]
@@ -88,27 +88,31 @@ def _read_group(config: ConfigFields, model_format: Any) -> tuple[list[str], Lin
     """Returns the targets of a group, their storage format, and the format's label."""
     config.check_field("output_activations", None)
     target_names = config.get_strings("targets")
-    weights, inputs = config.get_table("weights"), config.get_table("input_activations")
+    weights, input_fields = config.get_table("weights"), config.get_table("input_activations")
     layout = config.get("format") or model_format
     config.check_all_read()
     if weights is None:
         raise config.value_error("weights", None, "how weights are quantised")
     if not target_names:
         raise config.value_error("targets", target_names, "module names or Linear")
-    return (target_names, *_storage_format(weights, layout, _static_scales(inputs)))
+    return (target_names, *_storage_format(weights, layout, _static_scales(input_fields)))
 
 
-def _static_scales(inputs: ConfigFields | None) -> ActivationScales:
+def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
     """Returns the stored scales of activations: none if dynamic, and one if only group scales are dynamic."""
-    if inputs is None:
+    if input_fields is None:
         return ActivationScales()
-    inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
-    dynamic, strategy, symmetric = inputs.get("dynamic", False), inputs.get("strategy"), inputs.get("symmetric", True)
-    inputs.check_all_read()
-    inputs.check_choice("dynamic", dynamic, True, False, "local")
-    inputs.check_choice("symmetric", symmetric, True, False)
+    input_fields.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
+    dynamic, strategy, symmetric = (
+        input_fields.get("dynamic", False),
+        input_fields.get("strategy"),
+        input_fields.get("symmetric", True),
+    )
+    input_fields.check_all_read()
+    input_fields.check_choice("dynamic", dynamic, True, False, "local")
+    input_fields.check_choice("symmetric", symmetric, True, False)
     if dynamic is False:
-        inputs.check_choice("strategy", strategy, "tensor", None)
+        input_fields.check_choice("strategy", strategy, "tensor", None)
     return ActivationScales() if dynamic is True else ActivationScales(1, 0 if symmetric else 1)
 
 

@@ -47,10 +47,10 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> Scheme | None:
     method_name = OTHER_METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
     if not isinstance(method_name, str) or method_name not in METHODS:
         known_methods = ", ".join(METHODS)
-        suggestion = suggest(method_name, list(METHODS)) if isinstance(method_name, str) else ""
+        suggestion_text = suggest(method_name, list(METHODS)) if isinstance(method_name, str) else ""
         raise InputError(
             f"quantization_config.quant_method: {shown(method_name)} is not known; expected one of {known_methods}."
-            f"{suggestion} ({WITHOUT})"
+            f"{suggestion_text} ({WITHOUT})"
         )
     if method_name == "fp8" and config_section.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
         quant_table = {"expert_dtype": config_section["expert_dtype"], **quant_table}
@@ -91,9 +91,9 @@ def _read_fp8(config: ConfigFields) -> Scheme:
     `Fp8Config.get_quant_method`): that of MiMo-V2.5 is in bf16.
     """
     config.ignore("fmt", "dequantize", "act_per_tensor")
-    block, scheme = config.get_integer_pair("weight_block_size"), config.get("activation_scheme", "dynamic")
+    block, activation_scheme = config.get_integer_pair("weight_block_size"), config.get("activation_scheme", "dynamic")
     scale_format, expert_dtype = config.get("scale_fmt", "float"), config.get("expert_dtype", "fp8")
-    config.check_choice("activation_scheme", scheme, "dynamic", "static")
+    config.check_choice("activation_scheme", activation_scheme, "dynamic", "static")
     config.check_choice("scale_fmt", scale_format, "float", "ue8m0", None)
     config.check_choice("expert_dtype", expert_dtype, "fp8", "fp4")
     config.check_field("modules_to_convert", None)
@@ -106,7 +106,7 @@ def _read_fp8(config: ConfigFields) -> Scheme:
         unconverted_groups, _ = listed_groups(listed_layers)
     has_byte_scales = scale_format == "ue8m0" and (expert_dtype == "fp4" or bool(unconverted_groups))
     scale_bytes = 1 if has_byte_scales else 4
-    linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)
+    linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if activation_scheme == "static" else 0)
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if expert_dtype == "fp4" else None
     remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
@@ -224,12 +224,12 @@ def _read_dynamic(config: ConfigFields, bits: int, group_size: int | None) -> It
             "sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential"
         )
         module_bits = module_rule.get("bits", bits)
-        columns = (
+        group_columns = (
             module_rule.get_group_size("group_size", group_size) if "group_size" in module_rule.data else group_size
         )
         module_rule.check_all_read()
         module_rule.check_choice("bits", module_bits, 2, 3, 4, 8)
-        yield LayerGroup(GPTQ(module_bits, columns), modules)
+        yield LayerGroup(GPTQ(module_bits, group_columns), modules)
 
 
 def _read_bitsandbytes(config: ConfigFields) -> Scheme:
@@ -237,7 +237,9 @@ def _read_bitsandbytes(config: ConfigFields) -> Scheme:
     config.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
-    is_4_bit, is_8_bit = (config.get(name, config.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
+    is_4_bit, is_8_bit = (
+        config.get(flag_name, config.get(f"_{flag_name}", False)) for flag_name in ("load_in_4bit", "load_in_8bit")
+    )
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
     code_type, is_double = config.get("bnb_4bit_quant_type", "fp4"), config.get("bnb_4bit_use_double_quant", False)

@@ -114,8 +114,8 @@ class FP8(LinearFormat):
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         scale_bytes = plain_bytes if self.scale_bytes is None else self.scale_bytes
         if isinstance(self.over, tuple):
-            block_rows, columns = self.over
-            scale_count = ceil_div(n_out, block_rows) * ceil_div(n_in, columns)
+            block_rows, block_columns = self.over
+            scale_count = ceil_div(n_out, block_rows) * ceil_div(n_in, block_columns)
         else:
             scale_count = n_out if self.over == "row" else 1
         return StoredBytes(
@@ -203,9 +203,11 @@ class AWQ(LinearFormat):
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         group_count = 1 if self.group is None else ceil_div(n_in, self.group)
-        words = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
+        words_per_row = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
         return StoredBytes(
-            weights=n_in * words * INT32, scales=group_count * n_out * 2, zeros=group_count * words * INT32
+            weights=n_in * words_per_row * INT32,
+            scales=group_count * n_out * 2,
+            zeros=group_count * words_per_row * INT32,
         )
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
@@ -322,9 +324,9 @@ class PackedInt(LinearFormat):
         group_count = 1 if self.group is None else ceil_div(n_in, self.group)
         scaled_rows: Number = 1 if self.whole else n_out
         weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
-        zeros = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
+        zero_bytes = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
         return StoredBytes(
-            weights, scaled_rows * group_count * plain_bytes, zeros, 2 * 8 + (n_in * INT32 if self.indexed else 0)
+            weights, scaled_rows * group_count * plain_bytes, zero_bytes, 2 * 8 + (n_in * INT32 if self.indexed else 0)
         )
 
     @property
@@ -332,11 +334,10 @@ class PackedInt(LinearFormat):
         return "packed-int"
 
     def describe(self) -> str:
-        zero = "" if self.symmetric else " and one zero point"
+        zero_text = "" if self.symmetric else " and one zero point"
         scale_extent = "tensor" if self.whole else _group_text(self.group)
-        return (
-            f"packed int{self.bits}, one scale (in the model's format){zero} per {scale_extent}, the shape as two int64"
-        )
+        scales_text = f"one scale (in the model's format){zero_text} per {scale_extent}"
+        return f"packed int{self.bits}, {scales_text}, the shape as two int64"
 
 
 @frozen(slots=True)
@@ -420,11 +421,11 @@ class QuantoInt(LinearFormat):
     bits: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
-        columns = next(
+        column_count = next(
             (group_columns for group_columns in (128, 96, 64, 32) if n_in > 128 and n_in % group_columns == 0), n_in
         )
-        group_count = n_out * floor_div(n_in, columns)
-        code_bytes = ceil_div(group_count, 8 // self.bits) * columns
+        group_count = n_out * floor_div(n_in, column_count)
+        code_bytes = ceil_div(group_count, 8 // self.bits) * column_count
         return StoredBytes(code_bytes, group_count * plain_bytes, group_count * plain_bytes, 2 * plain_bytes)
 
     def describe(self) -> str:
@@ -536,9 +537,9 @@ class TrellisCodes(LinearFormat):
     has_codebook: bool
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
-        rows, columns = (ceil_div(side_length, EXL3_SIDE) * EXL3_SIDE for side_length in (n_out, n_in))
-        code_bytes = ceil_div(rows * columns * self.bits.numerator, 8 * self.bits.denominator)
-        return StoredBytes(code_bytes, (rows + columns) * 2, other=INT32 * self.has_codebook)
+        padded_rows, padded_columns = (ceil_div(side_length, EXL3_SIDE) * EXL3_SIDE for side_length in (n_out, n_in))
+        code_bytes = ceil_div(padded_rows * padded_columns * self.bits.numerator, 8 * self.bits.denominator)
+        return StoredBytes(code_bytes, (padded_rows + padded_columns) * 2, other=INT32 * self.has_codebook)
 
     def describe(self) -> str:
         return f"{float(self.bits):g} bits per weight, fp16 scales of rows and columns, sides in multiples of 128"

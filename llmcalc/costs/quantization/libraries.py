@@ -74,34 +74,41 @@ def auto_round(scheme_fields: ConfigFields) -> Scheme:
     static_scales = 1 if "static" in str(scheme_fields.get("act_data_type")) else 0
     ignore_settings_of_auto_round(scheme_fields)
     default_type = scheme_fields.get("data_type", "int")
-    packing = scheme_fields.get("packing_format", "auto_round:auto_gptq")
-    if not isinstance(packing, str) or not packing.startswith("auto_round"):
-        raise scheme_fields.value_error("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
+    packing_format = scheme_fields.get("packing_format", "auto_round:auto_gptq")
+    if not isinstance(packing_format, str) or not packing_format.startswith("auto_round"):
+        raise scheme_fields.value_error("packing_format", packing_format, "auto_round:auto_gptq or auto_round:auto_awq")
     bits, group_size = scheme_fields.get("bits"), scheme_fields.get_group_size("group_size", 128)
 
     def storage_format_of(
-        config: ConfigFields, bits_field: str, bits: Any, group_size: int | None
+        module_fields: ConfigFields, bits_field: str, bits: Any, group_size: int | None
     ) -> LinearFormat | None:
         if bits is not None and type(bits) is int and bits >= 16:
             return None
-        data_type = config.get("data_type", default_type)
-        config.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
+        data_type = module_fields.get("data_type", default_type)
+        module_fields.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
         if data_type != "int":
-            config.check_choice(bits_field, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
+            module_fields.check_choice(bits_field, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
             block = 32 if data_type == "mx_fp" else 16
             if group_size != block:
-                raise config.value_error("group_size", group_size, f"{block}, the block of {data_type}")
+                raise module_fields.value_error("group_size", group_size, f"{block}, the block of {data_type}")
             return (
                 FP8((1, block), 1) if bits == 8 else FP4(block, *((1, static_scales) if data_type == "nv_fp" else ()))
             )
-        config.check_choice(bits_field, bits, 2, 3, 4, 8)
-        return AWQ(group_size, bits) if "awq" in packing else GPTQ(bits, group_size, indexed="gptqmodel" in packing)
+        module_fields.check_choice(bits_field, bits, 2, 3, 4, 8)
+        return (
+            AWQ(group_size, bits)
+            if "awq" in packing_format
+            else GPTQ(bits, group_size, indexed="gptqmodel" in packing_format)
+        )
 
     module_groups: list[LayerGroup] = []
     extra_config = scheme_fields.get_table("extra_config") or NO_FIELDS
-    for bits_field, config in extra_config.get_tables("a table of fields for each module"):
+    for bits_field, module_fields in extra_config.get_tables("a table of fields for each module"):
         other_format = storage_format_of(
-            config, "bits", config.get("bits", bits), config.get_group_size("group_size", group_size)
+            module_fields,
+            "bits",
+            module_fields.get("bits", bits),
+            module_fields.get_group_size("group_size", group_size),
         )
         list_entry = f"re:{bits_field}" if set(bits_field) & PATTERN else bits_field
         module_groups.append(LayerGroup(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
@@ -159,8 +166,8 @@ def quark(scheme_fields: ConfigFields) -> Scheme:
     remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
     layer_groups: list[LayerGroup] = []
     format_labels: list[str] = []
-    for module_name, fields in layers.get_tables("how a group of modules is quantised"):
-        storage_format, scheme_label = _quark_format(fields)
+    for module_name, module_fields in layers.get_tables("how a group of modules is quantised"):
+        storage_format, scheme_label = _quark_format(module_fields)
         layer_groups.append(LayerGroup(storage_format, ModuleList([module_name], "modelopt", "layer_quant_config")))
         format_labels.append(scheme_label)
     if model_format is not None and model_format.data:
@@ -180,31 +187,35 @@ def _quark_format(config: ConfigFields) -> tuple[LinearFormat | None, str]:
 
     Scales of FP8 have the model's number format, unless scale_type states another one (Quark 0.13).
     """
-    weights, inputs = config.get_table("weight"), config.get_table("input_tensors")
+    weights, input_fields = config.get_table("weight"), config.get_table("input_tensors")
     config.check_field("output_tensors", None)
     config.check_field("bias", None)
     config.ignore("target_device")
     config.check_all_read()
     if weights is None:
         return None, ""
-    format_name, scheme, group_size = weights.get("dtype"), weights.get("qscheme"), weights.get_group_size("group_size")
-    static_scales = 0 if inputs is None or inputs.get("is_dynamic") else 1
+    format_name, scheme_name, group_size = (
+        weights.get("dtype"),
+        weights.get("qscheme"),
+        weights.get_group_size("group_size"),
+    )
+    static_scales = 0 if input_fields is None or input_fields.get("is_dynamic") else 1
     if format_name in ("fp4", "fp4_e2m1"):
-        weights.check_choice("qscheme", scheme, "per_group")
+        weights.check_choice("qscheme", scheme_name, "per_group")
         return FP4(group_size or 32), "mxfp4"
     weights.check_choice("dtype", format_name, "fp8_e4m3", "fp4")
-    weights.check_choice("qscheme", scheme, "per_tensor", "per_channel")
+    weights.check_choice("qscheme", scheme_name, "per_tensor", "per_channel")
     scale_type = weights.get("scale_type", None)
     weights.check_choice("scale_type", scale_type, None, *QUARK_SCALE_BYTES)
     scale_bytes = QUARK_SCALE_BYTES.get(scale_type)
-    return FP8("tensor" if scheme == "per_tensor" else "row", scale_bytes, static_scales), "fp8"
+    return FP8("tensor" if scheme_name == "per_tensor" else "row", scale_bytes, static_scales), "fp8"
 
 
 def torchao(config: ConfigFields) -> Scheme:
     """Reads a torchao config: weights in int4, int8 or FP8."""
-    format_name, arguments = config.get("quant_type"), config.get_table("quant_type_kwargs")
+    format_name, type_arguments = config.get("quant_type"), config.get_table("quant_type_kwargs")
     config.ignore("include_input_output_embeddings", "untie_embedding_weights")
-    group_size = None if arguments is None else arguments.get_group_size("group_size")
+    group_size = None if type_arguments is None else type_arguments.get_group_size("group_size")
     if isinstance(format_name, dict):
         default_type = format_name.get("default")
         format_name = default_type.get("_type") if isinstance(default_type, dict) else None
@@ -250,12 +261,18 @@ def quanto(config: ConfigFields) -> Scheme:
 
 def aqlm(config: ConfigFields) -> Scheme:
     """Reads an AQLM config: codes of groups of weights in code books."""
-    columns, rows = config.get_group_size("in_group_size", 8) or 8, config.get_group_size("out_group_size", 1) or 1
+    column_group, row_group = (
+        config.get_group_size("in_group_size", 8) or 8,
+        config.get_group_size("out_group_size", 1) or 1,
+    )
     codebooks, bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
     config.check_choice("nbits_per_codebook", bits, *range(1, 17))
-    names = [name.removesuffix(".weight") for name in config.get_strings("linear_weights_not_to_quantize")]
-    skipped_modules = ModuleList(names, config_field="linear_weights_not_to_quantize")
-    storage_format = AQLM(columns, rows, codebooks, bits)
+    module_names = [
+        parameter_name.removesuffix(".weight")
+        for parameter_name in config.get_strings("linear_weights_not_to_quantize")
+    ]
+    skipped_modules = ModuleList(module_names, config_field="linear_weights_not_to_quantize")
+    storage_format = AQLM(column_group, row_group, codebooks, bits)
     return LinearScheme(
         f"aqlm-{codebooks}x{bits}",
         "AQLM",
@@ -298,24 +315,26 @@ BLOCK_SCALES = (
 
 def gemma(scheme_fields: ConfigFields) -> Scheme:
     """Reads a config of Google's quantized Gemma; `module_quant_configs` sets the bits of single modules."""
-    tables = scheme_fields.get("quantize_embeddings", False)
-    scheme_fields.check_choice("quantize_embeddings", tables, False, True)
+    quantizes_tables = scheme_fields.get("quantize_embeddings", False)
+    scheme_fields.check_choice("quantize_embeddings", quantizes_tables, False, True)
     bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
     scheme_fields.check_choice("num_bits", bits, 2, 4, 8)
     module_groups: list[LayerGroup] = []
     if len(modules.data) > MOST_PATTERNS:
         raise scheme_fields.value_error("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
-    for pattern, fields in modules.get_tables("a table of fields for each pattern"):
-        module_bits = fields.get("num_bits", bits)
-        fields.check_choice("num_bits", module_bits, 2, 4, 8)
-        fields.check_all_read()
+    for pattern, module_fields in modules.get_tables("a table of fields for each pattern"):
+        module_bits = module_fields.get("num_bits", bits)
+        module_fields.check_choice("num_bits", module_bits, 2, 4, 8)
+        module_fields.check_all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
         module_groups.append(LayerGroup(StaticRange(module_bits), named_modules))
     scheme = every_linear(
         scheme_fields, LinearScheme(f"gemma-int{bits}", "transformers", (), (LayerGroup(StaticRange(bits)),))
     )
-    remarks = (BLOCK_SCALES,) if tables else ()
-    return replace(scheme, groups=(*module_groups, *scheme.groups), tables=tables, remarks=(*scheme.remarks, *remarks))
+    remarks = (BLOCK_SCALES,) if quantizes_tables else ()
+    return replace(
+        scheme, groups=(*module_groups, *scheme.groups), tables=quantizes_tables, remarks=(*scheme.remarks, *remarks)
+    )
 
 
 def exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) -> Scheme:

@@ -133,9 +133,13 @@ class MLXScheme(Scheme):
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
-        columns = param.tensor.shape[-1]
+        column_count = param.tensor.shape[-1]
         is_listless_router = self.bare_routers and param.kind == "router" and module_format is self.usual
-        if module_format is None or is_listless_router or (isinstance(columns, int) and columns % module_format.group):
+        if (
+            module_format is None
+            or is_listless_router
+            or (isinstance(column_count, int) and column_count % module_format.group)
+        ):
             return None
         return module_format
 
@@ -151,14 +155,16 @@ class MLXScheme(Scheme):
 
 def mlx(config: ConfigFields) -> Scheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
-    module_names = [name for name in config.data if name not in ("group_size", "bits", "mode", "quant_method")]
+    module_names = [
+        module_name for module_name in config.data if module_name not in ("group_size", "bits", "mode", "quant_method")
+    ]
     default_format, scheme_label = _module_format(config)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
-    for name in module_names:
-        module_value: Any = config.get(name)
-        module_table = config.get_table(name) if isinstance(module_value, dict) else None
+    for module_name in module_names:
+        module_value: Any = config.get(module_name)
+        module_table = config.get_table(module_name) if isinstance(module_value, dict) else None
         if module_table is None and not isinstance(module_value, bool):
-            raise config.value_error(name, module_value, "how a module is stored, true or false")
+            raise config.value_error(module_name, module_value, "how a module is stored, true or false")
         module_format = (
             default_format
             if module_value is True
@@ -168,10 +174,10 @@ def mlx(config: ConfigFields) -> Scheme:
         )
         if module_table is not None:
             module_table.check_all_read()
-        modules_by_format.setdefault(module_format, []).append(name)
+        modules_by_format.setdefault(module_format, []).append(module_name)
     listed_modules = tuple(
-        (ModuleList(entries, "compressed-tensors", "quantization"), storage_format)
-        for storage_format, entries in modules_by_format.items()
+        (ModuleList(module_entries, "compressed-tensors", "quantization"), storage_format)
+        for storage_format, module_entries in modules_by_format.items()
     )
     return MLXScheme(scheme_label, "mlx-lm", (), default_format, listed_modules)
 

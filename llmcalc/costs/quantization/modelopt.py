@@ -115,15 +115,15 @@ def listed_groups(layers_table: ConfigFields) -> tuple[tuple[LayerGroup, ...], t
 def _formats_by_module(layers_table: ConfigFields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
     """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
     known_formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
-    for module_name, fields in layers_table.get_tables("a table with quant_algo"):
-        algorithm, group_size = fields.get("quant_algo"), fields.get_group_size("group_size")
-        fields.ignore(*DETAILS)
-        fields.check_all_read()
+    for module_name, module_fields in layers_table.get_tables("a table with quant_algo"):
+        algorithm, group_size = module_fields.get("quant_algo"), module_fields.get_group_size("group_size")
+        module_fields.ignore(*DETAILS)
+        module_fields.check_all_read()
         if algorithm is None or algorithm in UNCONVERTED:
             yield module_name, ("", None)
             continue
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            raise fields.value_error("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
+            raise module_fields.value_error("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
         if (algorithm, group_size) not in known_formats:
             known_formats[algorithm, group_size] = algorithm, ALGORITHMS[algorithm][1](group_size)
         yield module_name, known_formats[algorithm, group_size]

@@ -137,9 +137,9 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> Scheme:
             return make_scheme(
                 scheme_label, int(matched_sizes.get("bits") or 8), None if group_size is None else int(group_size)
             )
-    suggestion = suggest(scheme_label, list(COMMON))
-    known_names = "; ".join(f"{group_size}: {', '.join(names)}" for group_size, names in GROUPS.items())
+    suggestion_text = suggest(scheme_label, list(COMMON))
+    known_names = "; ".join(f"{group_size}: {', '.join(group_names)}" for group_size, group_names in GROUPS.items())
     raise InputError(
         f"{option} {scheme_name[:40]}: unknown scheme"
-        + (f".{suggestion}" if suggestion else f"; expected none or one of {known_names}")
+        + (f".{suggestion_text}" if suggestion_text else f"; expected none or one of {known_names}")
     )

@@ -47,7 +47,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
         aten = optimizer_step.t
-        grad = denom = norm_grad = factor = scaled_grad = None
+        grad = denom = norm_grad = scaling_factors = scaled_grad = None
         for parameter in parameters_in_update_order(optimizer_step):
             grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
             if parameter.matrix:
@@ -59,7 +59,9 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
             denom = aten.like(parameter.states[2 if parameter.matrix else -1])
             norm_grad = aten.like(denom)
             if parameter.matrix:
-                factor = _channel_factors(optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad))
+                scaling_factors = _channel_factors(
+                    optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad)
+                )
                 scaled_grad = aten.like(parameter.grad, dtype=dtype)
                 is_first = len(parameter.states) < 4
                 if not is_first:
@@ -69,7 +71,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
                 with optimizer_step.counted_as_states():
                     parameter.states[3:] = [aten.new_tensor((), dtype)]  # scaled_grad
                 norm_grad = scaled_grad
-            optimizer_step.write(parameter.tensor, grad, denom, norm_grad, factor)
+            optimizer_step.write(parameter.tensor, grad, denom, norm_grad, scaling_factors)
 
     return low_rank_optimizer("apollo", rank, optimizer_name, states, step, "apollo_torch", "apollo_torch/apollo.py")
 
@@ -78,8 +80,8 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     """Allocates the tensors of `get_orthogonal_matrix`: fp32 gradient, random matrix and the scaled random matrix."""
     from ...simulator.tensor import FLOAT32
 
-    aten, (rows, columns) = optimizer_step.t, gradient.shape
-    shape = (rank, columns) if is_projected_from_the_right(gradient) else (rows, rank)
+    aten, (row_count, column_count) = optimizer_step.t, gradient.shape
+    shape = (rank, column_count) if is_projected_from_the_right(gradient) else (row_count, rank)
     float_gradient = aten.to(gradient, FLOAT32)
     random_matrix = aten.new_tensor(shape, FLOAT32)
     if dtype is FLOAT32:

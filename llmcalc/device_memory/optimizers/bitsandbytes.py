@@ -116,8 +116,10 @@ class _Layout:
             for state_index in range(self.moments)
         }
         if self.in_8_bits:
-            scales = 4 * sum_over(quantized_tensors, lambda tensor: is_large(tensor) * ceil_div(tensor.size, BLOCK))
-            bytes_by_state |= {f"absmax{state_index + 1}": scales for state_index in range(self.moments)}
+            scale_bytes = 4 * sum_over(
+                quantized_tensors, lambda tensor: is_large(tensor) * ceil_div(tensor.size, BLOCK)
+            )
+            bytes_by_state |= {f"absmax{state_index + 1}": scale_bytes for state_index in range(self.moments)}
             bytes_by_state["qmaps"] = self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large))
         return bytes_by_state
 
@@ -153,8 +155,10 @@ class _Layout:
                     aten.like(tensor, dtype=state_format) for _ in range(self.moments - len(parameter.states))
                 ]
                 block_count = ceil_div(tensor.count, BLOCK)
-                scales = [aten.new_tensor((block_count,), FLOAT32) for _ in range(self.moments if is_quantized else 0)]
-                parameter.states += [*scales, *quantization_maps]
+                scale_tensors = [
+                    aten.new_tensor((block_count,), FLOAT32) for _ in range(self.moments if is_quantized else 0)
+                ]
+                parameter.states += [*scale_tensors, *quantization_maps]
 
 
 OPTIMIZERS = {

@@ -40,9 +40,9 @@ def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence
     for parameter in optimizer_step.loop_over(trained_parameters):
         parameter.states = parameter.states or optimizer_step.states_like(parameter.grad)  # momentum_buffer
     for parameter in optimizer_step.loop_over(trained_parameters):
-        update = optimizer_step.t.like(parameter.grad, parameter.states[0])
-        update = _zeropower_via_newtonschulz(optimizer_step, update)
-        optimizer_step.write(parameter.tensor, update)
+        momentum_update = optimizer_step.t.like(parameter.grad, parameter.states[0])
+        momentum_update = _zeropower_via_newtonschulz(optimizer_step, momentum_update)
+        optimizer_step.write(parameter.tensor, momentum_update)
 
 
 def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ...tensor import FLOAT32, INT64, Dtype, Tensor
 from .attention_variants import AttentionVariantKernels
 
 
-@kernels_compared(BY_TORCH, unchecked=("core_PairScores",))
+@kernels_compared(BY_TORCH, unchecked_kernels=("core_PairScores",))
 class PositionKernels(AttentionVariantKernels):
     """Kernels of relative positions: tensors that depend on the distance between a query and a key."""
 

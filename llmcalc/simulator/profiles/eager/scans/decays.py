@@ -15,7 +15,7 @@ from .module_steps import ModuleSteps
 from .modules import ScanModules
 
 
-@kernels_compared(PUBLISHED, unchecked=("decode_tokens",))
+@kernels_compared(PUBLISHED, unchecked_kernels=("decode_tokens",))
 class DecayKernels(AttentionKernels, ScanModules):
     """Kernels of lightning attention, mLSTM and RWKV-4."""
 

@@ -20,7 +20,7 @@ from ..convolution import ConvolutionKernels
 from .module_steps import ModuleSteps, module_steps
 
 
-@kernels_compared(BY_TORCH, unchecked=("module_kernel",))
+@kernels_compared(BY_TORCH, unchecked_kernels=("module_kernel",))
 class ScanModules(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
