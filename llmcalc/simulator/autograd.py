@@ -78,9 +78,9 @@ class AutogradGraph:
         outputs = count(shape)
         if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(outputs):
             scratch_sizes = scratch_bytes(outputs, count(x.shape) // outputs, self.multiprocessors)
-            scratch = [self.new_tensor((size,), UINT8) for size in scratch_sizes if size]
-            while scratch:
-                scratch.pop()
+            scratch_tensors = [self.new_tensor((byte_count,), UINT8) for byte_count in scratch_sizes if byte_count]
+            while scratch_tensors:
+                scratch_tensors.pop()
         summed_tensor.has_base = 0 < len(shape) < len(x.shape)
         return summed_tensor
 
@@ -158,8 +158,8 @@ def record_all(
     """Records one node for several outputs."""
     if recorded(autograd_graph, inputs):
         graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward, len(outputs))
-        for i, output in enumerate(outputs):
-            output.node, output.output = graph_node, i
+        for output_index, output in enumerate(outputs):
+            output.node, output.output = graph_node, output_index
 
 
 def saved_storages(output: Tensor) -> list[Storage]:
@@ -170,10 +170,10 @@ def saved_storages(output: Tensor) -> list[Storage]:
     while pending_nodes:
         graph_node = pending_nodes.pop()
         storages |= {id(saved_tensor.tensor.storage): saved_tensor.tensor.storage for saved_tensor in graph_node.saved}
-        for edge in graph_node.edges:
-            if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in visited_ids:
-                visited_ids.add(id(edge[0]))
-                pending_nodes.append(edge[0])
+        for graph_edge in graph_node.edges:
+            if graph_edge is not None and not isinstance(graph_edge, Tensor) and id(graph_edge[0]) not in visited_ids:
+                visited_ids.add(id(graph_edge[0]))
+                pending_nodes.append(graph_edge[0])
     return list(storages.values())
 
 
@@ -201,13 +201,15 @@ def backward(
             node_attributes += graph_node.attributes
             graph_node.saved = []
             graph_node.backward = None
-            edges, graph_node.edges = graph_node.edges, []
+            graph_edges, graph_node.edges = graph_node.edges, []
             del graph_node
-            for i, edge in enumerate(edges):
-                output_gradient_of_node, outputs[i] = outputs[i], None
-                if edge is None:
+            for input_index, graph_edge in enumerate(graph_edges):
+                output_gradient_of_node, outputs[input_index] = outputs[input_index], None
+                if graph_edge is None:
                     continue
-                gradient_key = (id(edge), 0) if isinstance(edge, Tensor) else (id(edge[0]), edge[1])
+                gradient_key = (
+                    (id(graph_edge), 0) if isinstance(graph_edge, Tensor) else (id(graph_edge[0]), graph_edge[1])
+                )
                 if output_gradient_of_node is not None:
                     if gradient_key in gradients:
                         _add_gradient(
@@ -215,20 +217,20 @@ def backward(
                             gradients,
                             gradient_key,
                             output_gradient_of_node,
-                            None if isinstance(edge, Tensor) else edge[0],
+                            None if isinstance(graph_edge, Tensor) else graph_edge[0],
                         )
                     else:
                         gradients[gradient_key] = output_gradient_of_node
-                        if not isinstance(edge, Tensor) and gradient_key[0] not in queued_ids:
+                        if not isinstance(graph_edge, Tensor) and gradient_key[0] not in queued_ids:
                             queued_ids.add(gradient_key[0])
-                            heapq.heappush(ready_nodes, (-edge[0].number, edge[0]))
+                            heapq.heappush(ready_nodes, (-graph_edge[0].number, graph_edge[0]))
                 del output_gradient_of_node
-                if isinstance(edge, Tensor):
-                    node_attributes.append(edge)  # by the node that accumulates its gradient
+                if isinstance(graph_edge, Tensor):
+                    node_attributes.append(graph_edge)  # by the node that accumulates its gradient
                     pending_uses[gradient_key[0]] -= 1
                     if not pending_uses[gradient_key[0]] and gradient_key in gradients:
-                        _accumulate_leaf(autograd_graph, edge, gradients.pop(gradient_key))
-            del edges, edge
+                        _accumulate_leaf(autograd_graph, graph_edge, gradients.pop(gradient_key))
+            del graph_edges, graph_edge
         if end_callback is not None:
             end_callback()
 
@@ -249,22 +251,24 @@ def _run_node(
     if graph_node.outputs == 1:
         output_gradients = gradients.pop((id(graph_node), 0), None)
     else:
-        output_gradients = [gradients.pop((id(graph_node), i), None) for i in range(graph_node.outputs)]
+        output_gradients = [
+            gradients.pop((id(graph_node), output_index), None) for output_index in range(graph_node.outputs)
+        ]
     saved_tensors = [tensor.unpack() for tensor in graph_node.saved] if graph_node.saved else ()
-    needs_input_grad = [edge is not None for edge in graph_node.edges]
+    needs_input_grad = [graph_edge is not None for graph_edge in graph_node.edges]
     outputs = list(graph_node.backward(output_gradients, needs_input_grad, *saved_tensors))
     del saved_tensors  # what was made again goes now; what the node keeps stays until it has run
-    for i, (shape, dtype) in enumerate(graph_node.inputs):
-        if not needs_input_grad[i]:
-            outputs[i] = None
+    for output_index, (shape, dtype) in enumerate(graph_node.inputs):
+        if not needs_input_grad[output_index]:
+            outputs[output_index] = None
             continue
-        gradient = outputs[i]
+        gradient = outputs[output_index]
         if gradient is None:
             continue
         if gradient.shape != shape:  # the gradient of what was broadcast is summed
-            outputs[i] = gradient = autograd_graph.sum_to_shape(shape, gradient)
+            outputs[output_index] = gradient = autograd_graph.sum_to_shape(shape, gradient)
         if gradient.dtype is not dtype:  # the order of axes stays
-            outputs[i] = autograd_graph.new_tensor(
+            outputs[output_index] = autograd_graph.new_tensor(
                 shape, dtype, elementwise(((gradient.shape, gradient.strides),), shape)
             )
         del gradient
@@ -345,10 +349,10 @@ def _uses_of_leaves(root: AutogradNode) -> dict[int, int]:
     use_counts: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]
     while pending_nodes:
-        for edge in pending_nodes.pop().edges:
-            if isinstance(edge, Tensor):
-                use_counts[id(edge)] = use_counts.get(id(edge), 0) + 1
-            elif edge is not None and id(edge[0]) not in visited_ids:
-                visited_ids.add(id(edge[0]))
-                pending_nodes.append(edge[0])
+        for graph_edge in pending_nodes.pop().edges:
+            if isinstance(graph_edge, Tensor):
+                use_counts[id(graph_edge)] = use_counts.get(id(graph_edge), 0) + 1
+            elif graph_edge is not None and id(graph_edge[0]) not in visited_ids:
+                visited_ids.add(id(graph_edge[0]))
+                pending_nodes.append(graph_edge[0])
     return use_counts

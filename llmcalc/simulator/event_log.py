@@ -107,9 +107,9 @@ class EventRecorder:
 
     def cut(self) -> list[Event]:
         """Returns the events since the last `cut`. The next event records module and phase."""
-        events, self.events = self.events, []
+        memory_events, self.events = self.events, []
         self._place = NOWHERE
-        return events
+        return memory_events
 
 
 @frozen
@@ -131,25 +131,27 @@ class RecordedEvents:
     def with_workspace(self, workspace: int) -> RecordedEvents:
         """Returns the events of a run whose workspaces have other bytes each; 0 for a run without workspaces."""
 
-        def with_bytes(events: Sequence[Event]) -> list[Event]:
+        def with_bytes(memory_events: Sequence[Event]) -> list[Event]:
             return [
                 (storage_number, nbytes, workspace if nbytes == TAKEN else event_detail)
-                for storage_number, nbytes, event_detail in events
+                for storage_number, nbytes, event_detail in memory_events
                 if workspace or nbytes != TAKEN
             ]
 
-        first_step, reported_step = (list(map(with_bytes, step)) for step in (self.first_step, self.reported_step))
+        first_step, reported_step = (
+            list(map(with_bytes, step_events)) for step_events in (self.first_step, self.reported_step)
+        )
         return RecordedEvents(with_bytes(self.set_up), first_step, reported_step, self.phases)
 
 
-def allocated(events: Sequence[Event]) -> dict[int, int]:
+def allocated(memory_events: Sequence[Event]) -> dict[int, int]:
     """Returns storage → bytes of the allocations among the events, without workspaces, which stay allocated."""
-    return {storage: nbytes for storage, nbytes, _ in events if nbytes >= 0}
+    return {storage_number: nbytes for storage_number, nbytes, _ in memory_events if nbytes >= 0}
 
 
-def released_storages(events: Sequence[Event]) -> set[int]:
+def released_storages(memory_events: Sequence[Event]) -> set[int]:
     """Returns the storages that the events release."""
-    return {storage_number for storage_number, nbytes, _ in events if nbytes == FREED}
+    return {storage_number for storage_number, nbytes, _ in memory_events if nbytes == FREED}
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:

@@ -45,11 +45,11 @@ class ProgramLowering(CacheTensors):
         if program.entry is not None:
             self.bind(program.entry, self.inputs.pop(ENTRY))
         self.module(ModuleFrame(program.root))
-        output = self.tensor_of(program.result)
+        program_result = self.tensor_of(program.result)
         self.values.clear()
         self.bound.clear()
         self.memo = {}
-        return output
+        return program_result
 
     def find_dataflow(self, root: Scope) -> None:
         """Analyses a program's dataflow before a run with recomputation. It does nothing without recomputation."""
@@ -100,8 +100,8 @@ class ProgramLowering(CacheTensors):
         if program.frames_by_row:
             self.inputs[program.frames.rows] = self.graph.new_tensor((batch, frame_count, values_per_frame), self.dtype)
         else:
-            frames = self.graph.new_tensor((batch, values_per_frame, frame_count), self.dtype)
-            self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
+            input_frames = self.graph.new_tensor((batch, values_per_frame, frame_count), self.dtype)
+            self.inputs[program.frames.rows] = self.t.transpose(input_frames, 1, 2)
 
     def enter(self, program: Flow) -> Tensor | None:
         """Allocates the input of a later pipeline stage; None for programs with the first layers."""
@@ -121,7 +121,7 @@ class ProgramLowering(CacheTensors):
     def _module(self, module_call: ModuleFrame) -> None:
         """Runs the items of a module, with the module on the stack."""
         module_scope = module_call.scope
-        argument = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
+        argument_tensor = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
         self.frames.append(module_call)
         memory_meter = self.graph.meter
         outer_place, memory_meter.place = memory_meter.place, self.place
@@ -141,7 +141,7 @@ class ProgramLowering(CacheTensors):
         self.memo = values_once_computed
         self.frames.pop()
         memory_meter.place = outer_place
-        del argument
+        del argument_tensor
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel of a whole module; None if the module's operations run one by one."""
@@ -216,24 +216,26 @@ class ProgramLowering(CacheTensors):
     def alternatives(self, alternatives_item: Alternatives) -> None:
         """Runs one of the alternative branches, whose result replaces the first branch's result."""
         first_branch, *_ = alternatives_item.branches.values()
-        branch = self.branch(alternatives_item)
-        self.items(branch.items)
+        executed_branch = self.branch(alternatives_item)
+        self.items(executed_branch.items)
         assert first_branch.output is not None
-        assert branch.output is not None
-        if branch is not first_branch:
-            self.store_tensor(first_branch.output, self.tensor_of(branch.output))
-            self.forget(branch.output.storage)
+        assert executed_branch.output is not None
+        if executed_branch is not first_branch:
+            self.store_tensor(first_branch.output, self.tensor_of(executed_branch.output))
+            self.forget(executed_branch.output.storage)
 
     def side_by_side(self, module_scope: Scope) -> None:
         """Runs equal modules in sequence, and collects the outputs for stacking."""
         assert module_scope.stacked_axis is not None
         module_input, module_output = module_scope.call_values
         outputs: list[Tensor] = []
-        slices = None if module_scope.argument_slice is None else self.t.unbind(self.tensor_of(module_input), 2)
-        for i in range(module_scope.stacked_axis.size):
-            if slices is not None and module_scope.argument_slice is not None:
-                self.values[id(module_scope.argument_slice)] = slices[i]
-            self.module(ModuleFrame(module_scope, layer_index=i, owner=i))
+        argument_slices = (
+            None if module_scope.argument_slice is None else self.t.unbind(self.tensor_of(module_input), 2)
+        )
+        for copy_index in range(module_scope.stacked_axis.size):
+            if argument_slices is not None and module_scope.argument_slice is not None:
+                self.values[id(module_scope.argument_slice)] = argument_slices[copy_index]
+            self.module(ModuleFrame(module_scope, layer_index=copy_index, owner=copy_index))
             outputs.append(self.tensor_of(module_output))
             self.forget(module_output.storage)
         if module_scope.argument_slice is not None:
@@ -268,11 +270,11 @@ class ProgramLowering(CacheTensors):
         (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.first_layer_output
         self.values[id(module_input)], self.values[id(first_layer_output)] = layer_input, layer_output
         self.module(ModuleFrame(module_scope))
-        output = self.tensor_of(module_output)
+        output_tensor = self.tensor_of(module_output)
         for flow_value in (module_input, first_layer_output):
             self.values.pop(id(flow_value), None)
         self.forget(module_output.storage)
-        return output
+        return output_tensor
 
     def _free_layer_input(self, layer_input: Value) -> None:
         """Frees a layer's input, or only the layer's reference if other layers read the input."""
@@ -285,10 +287,10 @@ class ProgramLowering(CacheTensors):
         layer_input, layer_output = module_call.scope.layer_values
         self.values[id(layer_input)] = x
         self.module(module_call)
-        output = self.tensor_of(layer_output)
+        output_tensor = self.tensor_of(layer_output)
         self._free_layer_input(layer_input)
         self.forget(layer_output.storage)
-        return output
+        return output_tensor
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
@@ -319,7 +321,7 @@ class ProgramLowering(CacheTensors):
         return (
             not operation.ins
             and bool(operation.outs)
-            and all(self.is_computed_earlier(output.rows) for output in operation.outs)
+            and all(self.is_computed_earlier(output_value.rows) for output_value in operation.outs)
         )
 
     def release(self, reading_item: Step | Scope, flow_values: Iterable[Value]) -> None:

@@ -133,20 +133,20 @@ class PassRecorder(PassCounter):
         self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute_output: Callable[[], Tensor]
     ) -> Tensor:
         first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        output = compute_output()
+        pass_output = compute_output()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = self._surviving_outputs(pass_case[0], output)
+        outputs = self._surviving_outputs(pass_case[0], pass_output)
         event_after_last = len(self.meter.events)
         self.passes.append(
             RecordedPass(
                 pass_case, pass_id, first_event, event_after_last, start_place, input_storage, outputs, self.previous
             )
         )
-        return output
+        return pass_output
 
-    def _surviving_outputs(self, chunk: int, output: Tensor) -> list[tuple[int, Tensor, int]]:
+    def _surviving_outputs(self, chunk: int, pass_output: Tensor) -> list[tuple[int, Tensor, int]]:
         """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
-        return [output_without_storage(0, output)]
+        return [output_without_storage(0, pass_output)]
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
@@ -154,8 +154,8 @@ class PassRecorder(PassCounter):
         first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
-            output_without_storage(i, gradient_leaf.grad)
-            for i, gradient_leaf in enumerate(gradient_leaves)
+            output_without_storage(leaf_index, gradient_leaf.grad)
+            for leaf_index, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
         event_after_last = len(self.meter.events)
@@ -184,21 +184,21 @@ class RecordedPasses:
 
         allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
         """
-        events, passes = self.events, self.passes
+        memory_events, passes = self.events, self.passes
         if allocated_before:
             indices = [
-                i
-                for i, (storage_number, nbytes, _) in enumerate(events)
+                trace_index
+                for trace_index, (storage_number, nbytes, _) in enumerate(memory_events)
                 if nbytes == PLACED or storage_number not in allocated_before
             ]
-            events = [events[i] for i in indices]
+            memory_events = [memory_events[trace_index] for trace_index in indices]
             passes = [
                 recorded_pass._replace(
                     start=bisect_left(indices, recorded_pass.start), end=bisect_left(indices, recorded_pass.end)
                 )
                 for recorded_pass in passes
             ]
-        return with_unrecorded_cases(TraceReader(events, passes).traces)
+        return with_unrecorded_cases(TraceReader(memory_events, passes).traces)
 
 
 def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
@@ -323,8 +323,8 @@ class TraceReader:
     Raises `NotRepeating` if passes of a case differ.
     """
 
-    def __init__(self, events: Sequence[Event], passes: Sequence[RecordedPass]) -> None:
-        self.events = events
+    def __init__(self, memory_events: Sequence[Event], passes: Sequence[RecordedPass]) -> None:
+        self.events = memory_events
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
         self.origins: dict[int, tuple[PassId, int]] = {}
@@ -334,18 +334,18 @@ class TraceReader:
         self.traces: dict[PassCase, PassTrace] = {}
         previous_end = 0
         for recorded_pass in passes:
-            self._read_between(events[previous_end : recorded_pass.start])
+            self._read_between(memory_events[previous_end : recorded_pass.start])
             previous_end = recorded_pass.end
             pass_trace = self._trace_of_pass(recorded_pass)
             if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
                 pass_trace = pass_trace.relative_to(recorded_pass.pass_id, recorded_pass.previous)
             if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
                 raise NotRepeating
-        self._read_between(events[previous_end:])
+        self._read_between(memory_events[previous_end:])
 
-    def _read_between(self, events: Sequence[Event]) -> None:
+    def _read_between(self, memory_events: Sequence[Event]) -> None:
         """Reads the events between passes, which may release only outputs of passes."""
-        for storage_number, nbytes, event_detail in events:
+        for storage_number, nbytes, event_detail in memory_events:
             if nbytes >= 0:
                 self.sizes[storage_number], self.kinds[storage_number] = nbytes, event_detail
             elif nbytes == TAKEN:
@@ -397,8 +397,8 @@ class TraceReader:
         ]
         pass_trace.end = pass_bytes.place
         pass_trace.outputs = tuple(
-            (i, self._describe_output(output_template, storage_numbers[storage_number], storage_number))
-            for i, output_template, storage_number in recorded_pass.outputs
+            (output_index, self._describe_output(output_template, storage_numbers[storage_number], storage_number))
+            for output_index, output_template, storage_number in recorded_pass.outputs
             if storage_number in storage_numbers
         )
         if recorded_pass.pass_id[1] != "B" and not pass_trace.outputs:

@@ -88,9 +88,9 @@ class EventMeter(Meter):
         base_storage = self.count
         self.count += pass_trace.count
         self.cut()
-        steps = pass_trace.steps
+        allocator_steps = pass_trace.steps
         if pass_trace.releases_of_other_passes:
-            steps = list(steps)
+            allocator_steps = list(allocator_steps)
             for (chunk, memory_kind, pass_distance), releases in pass_trace.releases_of_other_passes.items():
                 other_pass = (
                     previous_pass if memory_kind == PREVIOUS else (chunk, memory_kind, pass_id[2] + pass_distance)
@@ -99,9 +99,9 @@ class EventMeter(Meter):
                 if first_storage is None:
                     raise NotRepeating
                 first_storage -= base_storage
-                for i, storage_number in releases:
-                    steps[i] = first_storage + storage_number, 0  # `release`
-        self.pieces.append((steps, base_storage))
+                for event_index, storage_number in releases:
+                    allocator_steps[event_index] = first_storage + storage_number, 0  # `release`
+        self.pieces.append((allocator_steps, base_storage))
         self._count(pass_trace, more_layers, end_place, peaks)
         return base_storage
 
@@ -215,8 +215,8 @@ class PassPlayer(PassCounter):
         pass_trace, first_storage = self._play(chunk, pass_case, pass_id)
         if input_tensor is not None and pass_trace.input_kind is not None:
             input_tensor.storage.block.kind = pass_trace.input_kind
-        ((_, output),) = pass_trace.outputs
-        return output.tensor(output.storage(self.meter, first_storage))
+        ((_, pass_output),) = pass_trace.outputs
+        return pass_output.tensor(pass_output.storage(self.meter, first_storage))
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays a backward pass."""
@@ -224,10 +224,10 @@ class PassPlayer(PassCounter):
             self.meter.pieces_before_backward = len(self.meter.pieces)
         pass_trace, first_storage = self._play(chunk, *self.next_backward(chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
-        for i, gradient in pass_trace.outputs:
+        for output_index, gradient in pass_trace.outputs:
             if gradient.number not in storages:
                 storages[gradient.number] = gradient.storage(self.meter, first_storage)
-            gradient_leaves[i].grad = gradient.tensor(storages[gradient.number])
+            gradient_leaves[output_index].grad = gradient.tensor(storages[gradient.number])
 
     def _play(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""

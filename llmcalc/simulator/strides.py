@@ -25,14 +25,14 @@ def count(shape: Shape) -> Number:
     return math.prod(shape)
 
 
-def is_size_one(size: Number) -> bool:
+def is_size_one(axis_size: Number) -> bool:
     """Whether a size is known to be 1."""
-    return isinstance(size, int) and size == 1
+    return isinstance(axis_size, int) and axis_size == 1
 
 
-def is_size_zero(size: Number) -> bool:
+def is_size_zero(axis_size: Number) -> bool:
     """Whether a size is known to be 0."""
-    return isinstance(size, int) and size == 0
+    return isinstance(axis_size, int) and axis_size == 0
 
 
 @lru_cache(REMEMBERED)
@@ -59,11 +59,13 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
 @lru_cache(REMEMBERED)
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
-    axes = [(stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)]
-    if not all(isinstance(size, int) for axis in axes for size in axis):
-        return {stride for stride, _ in axes} == set(contiguous(shape)) or is_contiguous(shape, strides)
+    strides_and_sizes = [
+        (stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)
+    ]
+    if not all(isinstance(size, int) for axis in strides_and_sizes for size in axis):
+        return {stride for stride, _ in strides_and_sizes} == set(contiguous(shape)) or is_contiguous(shape, strides)
     dense_stride: Number = 1
-    for stride, axis_size in sorted(axes):
+    for stride, axis_size in sorted(strides_and_sizes):
         if stride != dense_stride:
             return False
         dense_stride *= axis_size

@@ -21,9 +21,9 @@ class Dtype:
 
     __slots__ = ("bytes", "floating", "name", "rank")
 
-    def __init__(self, format_name: str, size: int, rank: int, is_floating: bool = False) -> None:
+    def __init__(self, format_name: str, element_bytes: int, rank: int, is_floating: bool = False) -> None:
         self.name: str = format_name
-        self.bytes: int = size
+        self.bytes: int = element_bytes
         self.rank: int = rank
         self.floating: bool = is_floating
 

@@ -92,8 +92,8 @@ class ValueTensors:
         axis_sizes = tuple(axis.size for axis in flow_value.axes)
         if flow_value.rows is ONCE:
             return axis_sizes
-        rows = self.run_config.new_rows(flow_value.rows)
-        return (self.run_config.batch, rows, *axis_sizes) if flow_value.rows.batched else (rows, *axis_sizes)
+        row_count = self.run_config.new_rows(flow_value.rows)
+        return (self.run_config.batch, row_count, *axis_sizes) if flow_value.rows.batched else (row_count, *axis_sizes)
 
     def tensor_of(self, flow_value: Value) -> Tensor:
         """Returns a value's tensor in the value's shape, reduced to the first rows if necessary."""
@@ -130,12 +130,12 @@ class ValueTensors:
             flow_value.of is not None and self.is_from_earlier_pass(flow_value.of)
         )
 
-    def is_computed_earlier(self, rows: Rows) -> bool:
+    def is_computed_earlier(self, value_rows: Rows) -> bool:
         """Whether an earlier pass has computed all rows of a tensor, such as an encoder's output."""
         return (
             self.has_earlier_tokens
-            and rows is not ONCE
-            and is_zero(rows.new_rows(self.run_config.workload.with_(phase="decode")))
+            and value_rows is not ONCE
+            and is_zero(value_rows.new_rows(self.run_config.workload.with_(phase="decode")))
         )
 
     def tensor_read_by(self, operation: Step, flow_value: Value) -> Tensor:
@@ -145,12 +145,12 @@ class ValueTensors:
             self.forget(flow_value.storage)
         return value_tensor
 
-    def flat_tensor(self, flow_value: Value, step: Step | None = None) -> Tensor:
+    def flat_tensor(self, flow_value: Value, operation: Step | None = None) -> Tensor:
         """Returns a value's tensor as [batch, rows, width], copied if the heads are not contiguous.
 
-        step: the step that reads it, as in `tensor_read_by`; default none.
+        operation: the step that reads it, as in `tensor_read_by`; default none.
         """
-        value_tensor = self.tensor_of(flow_value) if step is None else self.tensor_read_by(step, flow_value)
+        value_tensor = self.tensor_of(flow_value) if operation is None else self.tensor_read_by(operation, flow_value)
         return (
             value_tensor
             if len(flow_value.axes) == 1
@@ -211,12 +211,12 @@ class ValueTensors:
     def _path_of(self, module_frames: Sequence[ModuleFrame]) -> Path:
         """Returns the innermost running module's path, which determines the layer that owns the parameters."""
         path_parts: list[Any] = []
-        for i, module_frame in enumerate(module_frames):
+        for frame_index, module_frame in enumerate(module_frames):
             path_parts.append(module_frame.scope.name)
             if module_frame.scope.list_index is not None:
                 path_parts.append(module_frame.scope.list_index)
             if module_frame.layer_index is not None:
-                inner_scopes = [inner_frame.scope for inner_frame in self.frames[i:]]
+                inner_scopes = [inner_frame.scope for inner_frame in self.frames[frame_index:]]
                 is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
                 is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
                 path_parts.append(module_frame.owner if is_shared and not is_per_layer else module_frame.layer_index)

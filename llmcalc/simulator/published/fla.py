@@ -128,12 +128,12 @@ def _by_group(aten: Aten, x: Tensor, heads: Number) -> Tensor:
 
 def _gate_bwd(aten: Aten, g: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Runs fla/ops/gated_delta_rule/gate.py:197, fla/ops/kda/gate.py:280: the gradients of the gate, A and the bias."""
-    rows = g.shape[0] * g.shape[1]
+    row_count = g.shape[0] * g.shape[1]
     dg = aten.like(g, dtype=FLOAT32)
-    da = aten.new_tensor((ceil_div(rows, 32), *a_log.shape), FLOAT32)
+    da = aten.new_tensor((ceil_div(row_count, 32), *a_log.shape), FLOAT32)
     dg = aten.to(dg, g.dtype)
     da = aten.to(aten.sum(da, 0), a_log.dtype)
-    dbias = aten.to(aten.sum(aten.reshape(dg, (rows, dt_bias.shape[0])), 0), dt_bias.dtype)
+    dbias = aten.to(aten.sum(aten.reshape(dg, (row_count, dt_bias.shape[0])), 0), dt_bias.dtype)
     return dg, da, dbias
 
 
@@ -319,17 +319,17 @@ def _kda_fwd(
 
 def _kda_intra_fwd(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, ...]:
     """Runs fla/ops/kda/chunk_intra.py:794 (`chunk_kda_fwd_intra`)."""
-    rows = *k.shape[:2], heads
-    aqk, akk = aten.new_tensor((*rows, CHUNK), k.dtype), aten.new_tensor((*rows, CHUNK), k.dtype)
-    _diagonal = aten.new_tensor((*rows, 16), FLOAT32)
+    row_shape = *k.shape[:2], heads
+    aqk, akk = aten.new_tensor((*row_shape, CHUNK), k.dtype), aten.new_tensor((*row_shape, CHUNK), k.dtype)
+    _diagonal = aten.new_tensor((*row_shape, 16), FLOAT32)
     return aqk, akk, *_kda_w_u(aten, k, v, heads)
 
 
 def _kda_w_u(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, Tensor, Tensor]:
     """Runs fla/ops/kda/wy_fast.py:264 (`recompute_w_u_fwd`)."""
-    keys = *k.shape[:2], heads, k.shape[3]
-    w, u = aten.new_tensor(keys, k.dtype), aten.like(v)
-    return w, u, aten.new_tensor(keys, k.dtype)
+    key_shape = *k.shape[:2], heads, k.shape[3]
+    w, u = aten.new_tensor(key_shape, k.dtype), aten.like(v)
+    return w, u, aten.new_tensor(key_shape, k.dtype)
 
 
 def _kda_bwd(

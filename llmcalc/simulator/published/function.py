@@ -42,13 +42,13 @@ def record_function(
     backward: backward(gradient, *saves) → a gradient per argument. It returns one for each, wanted or not, as the
         libraries do, and may not capture a tensor.
     """
-    tensor_indices = [i for i, x in enumerate(ins) if x is not None]
+    tensor_indices = [tensor_index for tensor_index, x in enumerate(ins) if x is not None]
     is_saved_tensor = [x is not None for x in saved_tensors]
 
     def node_backward(g: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
         remaining_saved = iter(saved_tensors)
         outputs = backward(g, *[next(remaining_saved) if is_saved else None for is_saved in is_saved_tensor])
-        return [outputs[i] for i in tensor_indices]
+        return [outputs[tensor_index] for tensor_index in tensor_indices]
 
     inputs = [x for x in ins if x is not None]
     return record(

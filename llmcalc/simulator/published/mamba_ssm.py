@@ -59,8 +59,8 @@ def _scan_fwd(aten: Aten, u: Tensor, delta: Tensor, a: Tensor, z: Optional) -> t
     """
     out_z = None if z is None else aten.like(z)
     output = aten.like(delta)
-    states = aten.new_tensor((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
-    return output, states, out_z
+    chunk_states = aten.new_tensor((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
+    return output, chunk_states, out_z
 
 
 def _scan_bwd(
@@ -107,10 +107,10 @@ def selective_scan_with_states(
         z = None if z is None else _with_contiguous_rows(aten, z)
         if not has_groups:
             b, c = aten.unsqueeze(b, 1), aten.unsqueeze(c, 1)
-        output, states, out_z = _scan_fwd(aten, u, delta, a, z)
+        output, chunk_states, out_z = _scan_fwd(aten, u, delta, a, z)
         if z is None:
-            return output, u, delta, a, b, c, d, delta_bias, states, None, None
-        return out_z, u, delta, a, b, c, d, delta_bias, states, z, output
+            return output, u, delta, a, b, c, d, delta_bias, chunk_states, None, None
+        return out_z, u, delta, a, b, c, d, delta_bias, chunk_states, z, output
 
     def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
         u, delta, a, b, c, d, delta_bias, _, z, output = saved_tensors
@@ -173,11 +173,11 @@ def mamba_inner_fn(  # noqa: PLR0915
         delta: Optional = _delta_of(aten, x_dbl, delta_proj_weight, batch)
         assert delta is not None
         b, c = _dense_of(aten, x_dbl, state_size, batch), _dense_of(aten, x_dbl, state_size, batch)
-        output, states, out_z = _scan_fwd(aten, conv1d_out, delta, a, z)
+        output, chunk_states, out_z = _scan_fwd(aten, conv1d_out, delta, a, z)
         conv1d_out = delta = None
         assert out_z is not None
         y = aten.linear(aten.transpose(out_z, 1, 2), out_proj_weight)
-        return y, xz, x_dbl, b, c, states, output
+        return y, xz, x_dbl, b, c, chunk_states, output
 
     def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
         *inputs, a, b, c, d, delta_bias, _, output = saved_tensors
@@ -217,7 +217,7 @@ def mamba_inner_fn(  # noqa: PLR0915
         return (dxz, dconv1d_weight, dconv1d_bias, dx_proj_weight, ddelta_proj_weight, dout_proj_weight, da, dd, dbias)
 
     with autograd_graph.no_grad():
-        y, dense_inputs, x_dbl, b, c, states, output = forward(xz)
+        y, dense_inputs, x_dbl, b, c, chunk_states, output = forward(xz)
     weights = conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight
     saved_tensors = dense_inputs, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight
     return record_function(
@@ -226,7 +226,7 @@ def mamba_inner_fn(  # noqa: PLR0915
         (xz, *weights, a, d, delta_bias),
         y,
         backward,
-        (*saved_tensors, a, b, c, d, delta_bias, states, output),
+        (*saved_tensors, a, b, c, d, delta_bias, chunk_states, output),
     )
 
 
@@ -247,10 +247,10 @@ def _chunk_state_fwd(aten: Aten, b: Tensor, x: Tensor, dt: Tensor) -> Tensor:
     return aten.new_tensor((batch, dt.shape[2], heads, dim, b.shape[-1]), FLOAT32)
 
 
-def _state_passing_fwd(aten: Aten, states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
+def _state_passing_fwd(aten: Aten, chunk_states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
     """Computes the state before each chunk and the last state (ssd_state_passing.py:196)."""
-    batch, _, heads, *state_shape = states.shape
-    output = aten.new_tensor(states.shape, states.dtype if dtype is None else dtype)
+    batch, _, heads, *state_shape = chunk_states.shape
+    output = aten.new_tensor(chunk_states.shape, chunk_states.dtype if dtype is None else dtype)
     return output, aten.new_tensor((batch, heads, *state_shape), FLOAT32)
 
 
@@ -273,12 +273,12 @@ def _combined_fwd(
     if z is not None and not is_size_one(z.strides[-1]) and not is_size_one(z.strides[1]):
         z = aten.contiguous(z)
     da_cumsum, dt = _chunk_cumsum_fwd(aten, dt, chunk)
-    states = _chunk_state_fwd(aten, b, x, dt)
-    states, final = _state_passing_fwd(aten, states, c.dtype)
+    chunk_states = _chunk_state_fwd(aten, b, x, dt)
+    chunk_states, final = _state_passing_fwd(aten, chunk_states, c.dtype)
     _cb = _bmm_chunk_fwd(aten, c, chunk)
     output = aten.new_tensor(x.shape, x.dtype)
     out_x = None if z is None else aten.new_tensor(x.shape, x.dtype)
-    return output, out_x, dt, da_cumsum, states, final
+    return output, out_x, dt, da_cumsum, chunk_states, final
 
 
 def _with_contiguous_rows(aten: Aten, x: Tensor) -> Tensor:
@@ -286,9 +286,9 @@ def _with_contiguous_rows(aten: Aten, x: Tensor) -> Tensor:
     return x if is_size_one(x.strides[-1]) else aten.contiguous(x)
 
 
-def by_size(aten: Aten, size: Number, x: Tensor) -> Tensor:
+def by_size(aten: Aten, head_size: Number, x: Tensor) -> Tensor:
     """Splits the last axis into heads: rearrange(x, "... (h d) -> ... h d")."""
-    return aten.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
+    return aten.unflatten(x, -1, (exact_div(x.shape[-1], head_size), head_size))
 
 
 def _split_count(x: Tensor, chunks: Number, group_count: Number, accelerator: Accelerator) -> Number:
@@ -335,8 +335,8 @@ def _combined_bwd(
     dt_in = aten.like(dt)
     _da_cumsum, dt = _chunk_cumsum_fwd(aten, dt_in, chunk)
     _cb = _bmm_chunk_fwd(aten, c, chunk)
-    states = _chunk_state_fwd(aten, b, x, dt)
-    states, _final = _state_passing_fwd(aten, states)
+    chunk_states = _chunk_state_fwd(aten, b, x, dt)
+    chunk_states, _final = _state_passing_fwd(aten, chunk_states)
     outz: Optional = output
     dd: Optional = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
@@ -345,8 +345,8 @@ def _combined_bwd(
         outz = aten.like(x) if recompute_output else output
         dout = aten.like(dout)
         dd = aten.to(aten.new_tensor((heads, 1), FLOAT32), d.dtype)
-    dstates = aten.new_tensor((batch, chunks, heads, dim, state_size), states.dtype)
-    dstates, _dda_chunk, states = _state_passing_bwd(aten, states, dstates, x.dtype)
+    dstates = aten.new_tensor((batch, chunks, heads, dim, state_size), chunk_states.dtype)
+    dstates, _dda_chunk, chunk_states = _state_passing_bwd(aten, chunk_states, dstates, x.dtype)
     dx, _ddt, dd_from_x = _dx(aten, x, d, (batch, heads, chunks, chunk), dx)
     splits = _split_count(x, chunks, group_count, accelerator)
     dda_next = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
@@ -371,11 +371,11 @@ def _dx(aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optiona
     return dx, ddt, aten.to(dd, d.dtype)
 
 
-def _state_passing_bwd(aten: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _state_passing_bwd(aten: Aten, chunk_states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Computes gradients of the states and the chunks' decays, and casts the states (ssd_state_passing.py:227)."""
-    batch, chunks, heads, dim, state_size = states.shape
+    batch, chunks, heads, dim, state_size = chunk_states.shape
     dstates = aten.like(dout, dtype=dtype)
-    states_copy = states if states.dtype is dtype else aten.like(states, dtype=dtype)
+    states_copy = chunk_states if chunk_states.dtype is dtype else aten.like(chunk_states, dtype=dtype)
     return dstates, _sum_workspace(aten, (batch, heads, chunks, ceil_div(dim * state_size, 64)), 3), states_copy
 
 
@@ -473,8 +473,8 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
         *inputs, rmsnorm_weight, _, outproj_weight, outproj_bias = saved_tensors
         zxbcdt, conv1d_weight, conv1d_bias, output, a, d, dt_bias = inputs
-        rows = output.shape[:2]
-        out_recompute = None if outproj_weight is None else aten.new_tensor((*rows, inner_width), output.dtype)
+        row_shape = output.shape[:2]
+        out_recompute = None if outproj_weight is None else aten.new_tensor((*row_shape, inner_width), output.dtype)
         z, u, dt = parts(zxbcdt)
         x, b, c = split_convolved(u)
         dzxbcdt = aten.like(zxbcdt)
@@ -512,7 +512,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         else:
             _dy = dout
             dout, drmsnorm_weight = _norm_bwd(aten, output, rmsnorm_weight, group_count, accelerator)
-            dout = by_size(aten, dim, aten.unflatten(dout, 0, rows))
+            dout = by_size(aten, dim, aten.unflatten(dout, 0, row_shape))
             _, ddt, da, db, dc, dd, _, dbias, _ = _combined_bwd(
                 aten, dout, x, dt, a, b, c, output, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
             )

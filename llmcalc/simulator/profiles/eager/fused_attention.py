@@ -75,9 +75,9 @@ class FusedAttention(AttentionKernels):
             q, k, v = (self.t.contiguous(x) for x in (q, k, v))
         is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         if self.choices.attention == "sdpa":
-            output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
+            attention_output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
         elif self.choices.attention == "flash":
-            output = self.run_attention_core(self.flash, *self._attention_operands(q, k, v), sinks)
+            attention_output = self.run_attention_core(self.flash, *self._attention_operands(q, k, v), sinks)
         else:
             has_window = operation.options.get("window") is not None or operation.options.get("chunk") is not None
             if has_window or operation.options["cap"] is not None:
@@ -88,9 +88,13 @@ class FusedAttention(AttentionKernels):
             is_masked = operation.options["causal"] and not is_cross_attention
             dropout = operation.options["dropout"]
             q, k, v = self._attention_operands(q, k, v)
-            output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v)
-        output = self.t.transpose(output, 1, 2)
-        self.store_tensor(operation.outs[0], self.t.contiguous(output) if self.choices.like_classes else output)
+            attention_output = self.run_attention_core(
+                lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v
+            )
+        attention_output = self.t.transpose(attention_output, 1, 2)
+        self.store_tensor(
+            operation.outs[0], self.t.contiguous(attention_output) if self.choices.like_classes else attention_output
+        )
 
     def _attention_operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Casts queries, keys and values to the autocast format (aten/src/ATen/autocast_mode.h)."""
@@ -113,9 +117,9 @@ class FusedAttention(AttentionKernels):
         batch, heads, query_count, _ = q.shape
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         kernel_name = "flash_attention"
-        output = autograd_graph.operation_result(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
+        attention_output = autograd_graph.operation_result(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
         logsumexp = autograd_graph.operation_result(kernel_name, (batch, heads, query_count), FLOAT32)
-        seed = autograd_graph.operation_result(kernel_name, (2,), INT64)
+        dropout_seed = autograd_graph.operation_result(kernel_name, (2,), INT64)
         unused_offset = autograd_graph.operation_result(kernel_name, (), INT64)
         shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
@@ -136,7 +140,16 @@ class FusedAttention(AttentionKernels):
 
         inputs = (q, k, v, *sink_inputs)
         return record(
-            autograd_graph, kernel_name, inputs, output, backward, *inputs, output, logsumexp, seed, unused_offset
+            autograd_graph,
+            kernel_name,
+            inputs,
+            attention_output,
+            backward,
+            *inputs,
+            attention_output,
+            logsumexp,
+            dropout_seed,
+            unused_offset,
         )
 
     @compared(SDPA, attention="sdpa")
@@ -159,8 +172,8 @@ class FusedAttention(AttentionKernels):
         dropout = operation.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
         bias = self.bias_as_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
         mask_trained = bias is not None and recorded(self.graph, (bias,))
-        selection = self.tensor_of(operation.ins[-1]) if operation.options["narrowed"] else None
-        is_masked = is_masked or bias is not None or selection is not None
+        selection_mask = self.tensor_of(operation.ins[-1]) if operation.options["narrowed"] else None
+        is_masked = is_masked or bias is not None or selection_mask is not None
         is_trained = recorded(self.graph, (q, k, v))
         dtype = self.graph.autocast or q.dtype
         sdpa_call = SdpaCall(dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, mask_trained)
@@ -188,7 +201,7 @@ class FusedAttention(AttentionKernels):
                 v,
                 bias,
             )
-        mask = selection
+        mask = selection_mask
         if is_masked and mask is None:
             mask = self.mask(operation, query_count, key_count)
         if backend == "flash":
@@ -196,7 +209,7 @@ class FusedAttention(AttentionKernels):
         if backend == "math":
             adds_mask = causal or mask is not None
             return self.run_attention_core(
-                lambda q, k, v: self.sdpa_math(q, k, v, adds_mask, dropout, selection), q, k, v
+                lambda q, k, v: self.sdpa_math(q, k, v, adds_mask, dropout, selection_mask), q, k, v
             )
         if backend == "cpu":
             return self.run_attention_core(lambda q, k, v: self.cpu_attention(q, k, v, mask), q, k, v)
@@ -241,7 +254,7 @@ class FusedAttention(AttentionKernels):
         trained_masks = [] if trained_mask is None else [self._expanded_mask(trained_mask, batch, is_efficient)]
         mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
         output_shape = (*q.shape[:-1], v.shape[-1])
-        output = (
+        attention_output = (
             self._by_token(kernel_name, output_shape, q.dtype) if is_efficient else self._as_queries(kernel_name, q, v)
         )
         padded_queries = ceil_div(query_count, 32) * 32 if is_efficient else query_count
@@ -276,7 +289,18 @@ class FusedAttention(AttentionKernels):
             return outputs
 
         inputs = (q, k, v, *trained_masks)
-        return record(autograd_graph, kernel_name, inputs, output, backward, *inputs, *bias, output, row_sums, *seeds)
+        return record(
+            autograd_graph,
+            kernel_name,
+            inputs,
+            attention_output,
+            backward,
+            *inputs,
+            *bias,
+            attention_output,
+            row_sums,
+            *seeds,
+        )
 
     def _expanded_mask(self, mask: Tensor, batch: Any, is_aligned: bool) -> Tensor:
         """Returns one mask per sequence of the batch. Aligned masks are views with rows padded to a multiple of 16."""
@@ -291,14 +315,26 @@ class FusedAttention(AttentionKernels):
         autograd_graph, kernel_name = self.graph, "flash_attention_for_cpu"
         batch, heads, query_count = q.shape[:3]
         bias = [] if mask is None else [self._additive_mask(mask, q, False)]
-        output = self._by_token(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype)
+        attention_output = self._by_token(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype)
         row_sums = autograd_graph.operation_result(kernel_name, (batch, query_count, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             return [self._by_token("", shape, output_gradient.dtype) for shape in shapes]
 
-        return record(autograd_graph, kernel_name, (q, k, v), output, backward, q, k, v, output, row_sums, *bias)
+        return record(
+            autograd_graph,
+            kernel_name,
+            (q, k, v),
+            attention_output,
+            backward,
+            q,
+            k,
+            v,
+            attention_output,
+            row_sums,
+            *bias,
+        )
 
     def _by_token(self, operation_name: str, shape: Sizes, dtype: Dtype) -> Tensor:
         """Allocates [batch, heads, tokens, size], stored as [batch, tokens, heads, size].
@@ -333,15 +369,21 @@ class FusedAttention(AttentionKernels):
 
     @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(
-        self, q: Tensor, k: Tensor, v: Tensor, is_masked: bool, dropout: float = 0.0, selection: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_masked: bool,
+        dropout: float = 0.0,
+        selection_mask: Tensor | None = None,
     ) -> Tensor:
         """Runs `_scaled_dot_product_attention_math` (aten/src/ATen/native/transformers/attention.cpp).
 
         dropout: the probability of dropout, which runs on the probabilities.
-        selection: the mask of the keys that another part selected; None (default) for the keys of earlier tokens.
+        selection_mask: the mask of the keys that another part selected; None (default) for the keys of earlier tokens.
         """
         aten, dtype = self.t, q.dtype
-        bias = None if selection is None else self._additive_mask(selection, q, False)
+        bias = None if selection_mask is None else self._additive_mask(selection_mask, q, False)
         q, k, v = (aten.to(x, FLOAT32) for x in (q, k, v))
         scaled_q = aten.scale(q)
         mask = self._float_mask(q.shape[2], k.shape[2]) if is_masked and bias is None else bias
@@ -350,9 +392,9 @@ class FusedAttention(AttentionKernels):
             scores = aten.add(scores, mask)
         scores = self.apply_dropout(self._safe_softmax(scores), dropout)
         weights = aten.to(scores, dtype)
-        output = aten.to(aten.matmul(scores, v), dtype)
+        attention_output = aten.to(aten.matmul(scores, v), dtype)
         del weights
-        return output
+        return attention_output
 
     def _safe_softmax(self, scores: Tensor) -> Tensor:
         """Runs `_safe_softmax` (aten/src/ATen/native/transformers/attention.cpp), which marks scores of −∞."""

@@ -58,16 +58,16 @@ class PositionKernels(AttentionVariantKernels):
     def bias_by_distance(self, bias_table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
         """Computes T5's relative bias [heads, queries, keys]: a table row per distance bucket."""
         aten = self.t
-        distance = aten.like(aten.unsqueeze(keys, 0), aten.unsqueeze(queries, 1))
+        distances = aten.like(aten.unsqueeze(keys, 0), aten.unsqueeze(queries, 1))
         offset: tuple[Tensor, ...] = ()
         if causal:
-            distance = aten.like(aten.like(distance))
+            distances = aten.like(aten.like(distances))
         else:
-            offset, distance = (aten.like(aten.like(aten.compare(distance), dtype=INT64)),), aten.like(distance)
+            offset, distances = (aten.like(aten.like(aten.compare(distances), dtype=INT64)),), aten.like(distances)
         log_buckets = aten.like(
-            aten.like(aten.like(aten.like(aten.like(aten.like(distance), dtype=FLOAT32))), dtype=INT64)
+            aten.like(aten.like(aten.like(aten.like(aten.like(distances), dtype=FLOAT32))), dtype=INT64)
         )
-        bucket_indices = aten.like(aten.like(aten.compare(distance), distance, aten.like(log_buckets)), *offset)
+        bucket_indices = aten.like(aten.like(aten.compare(distances), distances, aten.like(log_buckets)), *offset)
         return aten.permute(aten.embedding(bias_table, bucket_indices), (2, 0, 1))
 
     # --- scores by distance -----------------------------------------------------------------------------------------
@@ -75,17 +75,17 @@ class PositionKernels(AttentionVariantKernels):
     def do_sinusoids(self, operation: Step) -> None:
         """Computes concatenated sines and cosines of float32 angles."""
         output, dtype = operation.outs[0], self.tensor_of(operation.ins[0]).dtype
-        row_count, width = self.run_config.new_rows(output.rows), output.width
+        row_count, table_width = self.run_config.new_rows(output.rows), output.width
         if not operation.options["once"]:
-            table_key = ("distances", row_count, width)
+            table_key = ("distances", row_count, table_width)
             angles = self.computed_once(
-                table_key, lambda: self._angle_table(self.token_positions(row_count), 2 * ceil_div(width, 2))
+                table_key, lambda: self._angle_table(self.token_positions(row_count), 2 * ceil_div(table_width, 2))
             )
             self.store_tensor(output, self._sines_and_cosines(angles, dtype))
             return
-        table_key = ("away", row_count, width)
+        table_key = ("away", row_count, table_width)
         if table_key not in self.memo:
-            angles = self._angle_table(self.t.like(self.token_positions(row_count)), 2 * ceil_div(width, 2))
+            angles = self._angle_table(self.t.like(self.token_positions(row_count)), 2 * ceil_div(table_width, 2))
             self.memo[table_key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
             del angles
         self.store_tensor(output, self.memo[table_key])
@@ -141,11 +141,11 @@ class PositionKernels(AttentionVariantKernels):
     def _bin_distances(self, query_count: Any, key_count: Any) -> Tensor:
         """Assigns distances to bins. Far distances share logarithmic bins."""
         aten = self.t
-        distance = self._relative_positions(query_count, key_count)
-        log_bins = aten.like(aten.like(aten.like(distance)), dtype=FLOAT32)
+        distances = self._relative_positions(query_count, key_count)
+        log_bins = aten.like(aten.like(aten.like(distances)), dtype=FLOAT32)
         bin_indices = aten.like(aten.like(aten.like(aten.like(aten.like(aten.like(log_bins)))), dtype=INT64))
-        is_near = aten.compare(aten.like(distance))
-        return aten.like(is_near, distance, aten.like(bin_indices, aten.like(distance)))
+        is_near = aten.compare(aten.like(distances))
+        return aten.like(is_near, distances, aten.like(bin_indices, aten.like(distances)))
 
     def do_at_distance(self, operation: Step) -> None:
         aten, (scores, distance_indices) = self.t, map(self.tensor_of, operation.ins)

@@ -125,16 +125,17 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         del scores
 
     def serve_choose_entries(self, operation: Step) -> None:
-        entries = self.selectable_entries
+        selectable_entries = self.selectable_entries
         batch, queries = self.tensor_of(operation.ins[1]).shape[:2]
-        logits = self.indexer_logits(batch * queries, entries)
+        logits = self.indexer_logits(batch * queries, selectable_entries)
         if operation.options["finds"] is not None:
             entry_count, entry_rows = operation.options["finds"]
             self.memo["candidate blocks"] = self.t.new_tensor(
-                (batch, queries, minimum(ceil_div(entries, entry_rows), entry_count)), INT32
+                (batch, queries, minimum(ceil_div(selectable_entries, entry_rows), entry_count)), INT32
             )
         self.bind(
-            operation.outs[0], self.t.new_tensor((batch, queries, minimum(entries, operation.options["top_k"])), INT32)
+            operation.outs[0],
+            self.t.new_tensor((batch, queries, minimum(selectable_entries, operation.options["top_k"])), INT32),
         )
         del logits
 

@@ -34,19 +34,19 @@ class DeltaRuleKernels(ScanModules):
             projections = [
                 self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")
             ]
-            widths = [projection.shape[-1] for projection in projections]
+            projection_widths = [projection.shape[-1] for projection in projections]
             qkv = aten.cat(projections)
             del projections
             kernel = operations["conv1d"].options["kernel"]
             qkv_weight = aten.cat(
                 [
                     self._convolution_weight(operation_name, part_width, kernel)
-                    for operation_name, part_width in zip("qkv", widths, strict=True)
+                    for operation_name, part_width in zip("qkv", projection_widths, strict=True)
                 ],
                 0,
             )
             qkv = fla.causal_conv1d(aten, qkv, qkv_weight)
-            q, k, v = aten.split(qkv, widths)
+            q, k, v = aten.split(qkv, projection_widths)
         else:
             self._keep_convolved(operations)
             q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
@@ -107,15 +107,15 @@ class DeltaRuleKernels(ScanModules):
         aten, op = self.t, operations.op("core", DeltaRule)
         g = aten.to(self._gate_projection("f", operations, x), FLOAT32)
         g = self.by_head(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
-        rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
+        decay_rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
         if "softplus" not in operations.acts:
-            g = aten.scale(aten.function("sigmoid", aten.mul(rate, g)))
+            g = aten.scale(aten.function("sigmoid", aten.mul(decay_rate, g)))
         elif "f_proj" in operations:
-            g = aten.mul(aten.scale(rate, "neg"), aten.function("softplus", g))
+            g = aten.mul(aten.scale(decay_rate, "neg"), aten.function("softplus", g))
         else:
             is_large = aten.compare(g)
             g = aten.where(is_large, g, aten.function("log", aten.add_number(aten.exp(g))))
-            g = aten.mul(aten.scale(rate, "neg"), g)
+            g = aten.mul(aten.scale(decay_rate, "neg"), g)
         return aten.to(g, x.dtype) if "f_proj" in operations else g
 
     def _gated_float32_norm(self, norm_step: Step, x: Tensor, gate: Tensor) -> Tensor:
@@ -131,11 +131,11 @@ class DeltaRuleKernels(ScanModules):
         """Returns queries, keys and values by head, behind one convolution of causal-conv1d."""
         aten, op = self.t, operations.op("core", DeltaRule)
         projections = [self.project(operations[f"{proj_name}_proj"], x) for proj_name in "qkv"]
-        widths = [projection.shape[-1] for projection in projections]
+        projection_widths = [projection.shape[-1] for projection in projections]
         qkv = aten.transpose(aten.cat(projections), 1, 2)
         del projections
         qkv = aten.transpose(self.convolve_with_cached(operations, qkv, "silu"), 1, 2)
-        q, k, v = aten.split(qkv, widths)
+        q, k, v = aten.split(qkv, projection_widths)
         return self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
 
     def _gated_norm(self, norm_step: Step, x: Tensor, gate: Tensor) -> Tensor:
@@ -156,8 +156,8 @@ class DeltaRuleKernels(ScanModules):
         aten, op = self.t, operations.op("core", DeltaRule)
         q, k = (self.apply_activation(self.project(operations[f"{proj_name}_proj"], x), "silu") for proj_name in "qk")
         v = self.project(operations["v_proj"], x)
-        filters = self.project(operations["w2"], self.apply_activation(self.project(operations["w1"], x), "silu"))
-        v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, filters), "silu")
+        conv_filters = self.project(operations["w2"], self.apply_activation(self.project(operations["w1"], x), "silu"))
+        v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, conv_filters), "silu")
         q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
         o, _log_decay = self._delta_rule_behind_gates(operations, x, q, k, v)
         gate = self.by_head(self.project(operations["g_proj"], x), op.value_dim)
@@ -183,9 +183,11 @@ class DeltaRuleKernels(ScanModules):
         conv_step = operations["conv1d"]
         self.states(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
 
-    def _convolution_weight(self, proj_name: str, width: Any, kernel: Any) -> Tensor:
+    def _convolution_weight(self, proj_name: str, channel_count: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
-        return self.t.reshape(self.weight(f"{proj_name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
+        return self.t.reshape(
+            self.weight(f"{proj_name}_conv1d.weight", (channel_count, 1, kernel)), (channel_count, kernel)
+        )
 
     def kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""

@@ -186,10 +186,10 @@ class ScanModules(ConvolutionKernels, BasicKernels):
     def final_state(self, state_step: Step, *shape: Any) -> Optional:
         """Returns the tensor for a kernel's last state: the cache's tensor, or one copied to the cache."""
         is_first_pass = self.cached(state_step.name) is None
-        states = self.states(state_step, shape)
-        if not states or is_first_pass:
-            return states[0] if states else None
-        return self.graph.new_tensor((self.run_config.batch, *shape), states[0].dtype)
+        state_tensors = self.states(state_step, shape)
+        if not state_tensors or is_first_pass:
+            return state_tensors[0] if state_tensors else None
+        return self.graph.new_tensor((self.run_config.batch, *shape), state_tensors[0].dtype)
 
     def channels(self, operation: Step) -> Tensor:
         """Returns the input of a convolution as [batch, channels, tokens]."""
