@@ -90,7 +90,7 @@ class LowRank:
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for joint_layers in _joined(_expert_layers(tree, extra_parts), _library_layer):
+        for joint_layers in _joint_layers(_expert_layers(tree, extra_parts), _library_layer):
             node_position, experts = joint_layers[0]
             if node_position.node.name in self.targets or self.experts:
                 expert_count = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
@@ -151,7 +151,9 @@ class LowRank:
 
     def _layer_products(self, tree: Node, extra_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
-        yield from _joined(linear_layers(tree, extra_parts), _library_layer if self.is_parallel else self._joined_layer)
+        yield from _joint_layers(
+            linear_layers(tree, extra_parts), _library_layer if self.is_parallel else self._joined_layer
+        )
 
     def _joined_layer(self, node_position: Place) -> str:
         """Returns the name of the layer that computes a projection with its neighbours; empty without neighbours."""
@@ -177,7 +179,7 @@ def _library_layer(node_position: Place) -> str:
     return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
 
 
-def _joined(
+def _joint_layers(
     layers: Iterable[tuple[Place, Layer]], joined_layer: Callable[[Place], str]
 ) -> Iterator[list[tuple[Place, Layer]]]:
     """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
@@ -293,7 +295,7 @@ def _check_joined_targets(
     tree: Node, adapters: LowRank, target_names: Sequence[str], extra_parts: frozenset[str]
 ) -> None:
     """Raises `InputError` if targets name only some projections of a layer that the library adapts as a whole."""
-    layers = _joined(linear_layers(tree, extra_parts), _library_layer) if adapters.is_parallel else ()
+    layers = _joint_layers(linear_layers(tree, extra_parts), _library_layer) if adapters.is_parallel else ()
     for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
         if 0 < len(set(fused_names) & set(target_names)) < len(fused_names):

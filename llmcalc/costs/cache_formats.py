@@ -97,7 +97,7 @@ def _block_format(format_name: str, block_name: str) -> CacheFormat:
     )
 
 
-def _per_token_head(format_name: str, bits_per_element: int) -> CacheFormat:
+def _per_token_head_format(format_name: str, bits_per_element: int) -> CacheFormat:
     vector_format = VectorFormat(bits_per_element, vector_bytes=4)
     return CacheFormat(
         format_name, vector_format, vector_format, "a fp32 scale for each token and head, for keys and for values"
@@ -129,9 +129,9 @@ FORMATS = {
             "nvfp4", VectorFormat(4, 16, 1), VectorFormat(4, 16, 1), "blocks of 16 elements with a fp8 scale each"
         ),
         _block_format("mxfp4", "MXFP4"),
-        _per_token_head("fp8_per_token_head", 8),
-        _per_token_head("int8_per_token_head", 8),
-        _per_token_head("int4_per_token_head", 4),
+        _per_token_head_format("fp8_per_token_head", 8),
+        _per_token_head_format("int8_per_token_head", 8),
+        _per_token_head_format("int4_per_token_head", 4),
         _turbo_format("turboquant_k8v4", 8, 4),
         _turbo_format("turboquant_4bit_nc", 4, 4),
         _turbo_format("turboquant_k3v4_nc", 3, 4),

@@ -94,7 +94,7 @@ def _layer_of(node_position: Place | None) -> Place | None:
     return node_position
 
 
-def bytes_of(elements: Number, dtype: str) -> Number:
+def packed_bytes(elements: Number, dtype: str) -> Number:
     """Returns the bytes of a number of elements, packed for formats below one byte."""
     element_bits = DTYPE_BITS[dtype]
     return elements * (element_bits // 8) if element_bits % 8 == 0 else bits_to_bytes(elements * element_bits)
@@ -108,11 +108,11 @@ def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamT
     return value_sum
 
 
-def elements_of(tensors: Iterable[TrainedTensor]) -> Number:
+def total_elements(tensors: Iterable[TrainedTensor]) -> Number:
     """Returns the total number of elements of trained tensors."""
     return sum_over(tensors, lambda tensor: tensor.size)
 
 
-def count_of(tensors: Iterable[TrainedTensor]) -> Number:
+def tensor_count(tensors: Iterable[TrainedTensor]) -> Number:
     """Returns the number of trained tensors."""
     return sum_over(tensors, lambda _: 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..components.base import PUBLISHED
 from ..components.evidence import nested_parts
 from ..components.networks.moe import MoE
-from ..costs.trained_tensors import bytes_of, elements_of, trained_tensors
+from ..costs.trained_tensors import packed_bytes, total_elements, trained_tensors
 from ..errors import InputError
 from ..evidence import UNTESTED, Evidence, Witness
 from ..flow.module_names import Checkpoint
@@ -294,8 +294,8 @@ class Memory:
         towers = [
             tensor for tensor in tensors if tensor not in list(trained_tensors(parameter_count.tree, other_parts))
         ]
-        parameters = elements_of(towers)
-        weights = [UnreplayedBytes("weights", bytes_of(parameters, memory_use.dtype))]
+        parameters = total_elements(towers)
+        weights = [UnreplayedBytes("weights", packed_bytes(parameters, memory_use.dtype))]
         if memory_use.optimizer is None or memory_use.adapters is not None:
             return weights
         state_bytes = (
@@ -303,14 +303,14 @@ class Memory:
             .state(towers, memory_use.optimizer.dtype, bool(self.settings.momentum))
             .bytes
         )
-        master_bytes = bytes_of(parameters, "float32") if memory_use.has_master else 0
+        master_bytes = packed_bytes(parameters, "float32") if memory_use.has_master else 0
         zeroes_gradients = self.settings.zero_grad == "zeros"
         return [
             *weights,
             UnreplayedBytes("optimizer", state_bytes + master_bytes),
             UnreplayedBytes(
                 "gradients",
-                bytes_of(parameters, memory_use.grad_dtype),
+                packed_bytes(parameters, memory_use.grad_dtype),
                 ("backward", "step"),
                 stays_after_run=zeroes_gradients,
             ),

@@ -17,7 +17,7 @@ from ..simulator.autograd import AutogradGraph
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.event_log import EventRecorder, RecordedEvents
 from ..simulator.frame import ParameterSet
-from ..simulator.layer_pattern import shortened
+from ..simulator.layer_pattern import shortened_layers
 from ..simulator.meter import AllocationPlace, Device, Meter, NoMeter
 from ..simulator.profiles.dtensor import DTensorKernels
 from ..simulator.profiles.eager import Eager
@@ -337,7 +337,7 @@ def shortened_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hash
     layer_names = [sys.intern(layer_name) for _, stack in spec.stacks() for layer_name in stack.layer_names()]
     rank_layers = [layer_names[i] for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:
-        rank_layers = shortened(rank_layers, repeats_by_stack.get(0))
+        rank_layers = shortened_layers(rank_layers, repeats_by_stack.get(0))
     return (
         *(
             layout.tp,

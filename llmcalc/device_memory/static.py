@@ -18,7 +18,7 @@ from ..costs.context_length import longest_sequence, usual_context, usual_sequen
 from ..costs.encoders import EncodedInputs, encoded_inputs
 from ..costs.params import ParameterCount
 from ..costs.quantization import QuantizedSize, Scheme, quantized_size, scheme_named, scheme_of_config
-from ..costs.trained_tensors import TrainedTensor, bytes_of, elements_of, tensors_from_layer, trained_tensors
+from ..costs.trained_tensors import TrainedTensor, packed_bytes, tensors_from_layer, total_elements, trained_tensors
 from ..errors import InputError
 from ..flow.module_names import Checkpoint
 from ..frozen import frozen
@@ -76,14 +76,15 @@ class MemoryUse:
         if self.quantized is not None:
             return self.quantized.total
         if self.trained_dtype:
-            trained_bytes = bytes_of(self.trained, self.trained_dtype)
-            return bytes_of(self.count.total - self.trained, self.dtype) + trained_bytes
+            trained_bytes = packed_bytes(self.trained, self.trained_dtype)
+            return packed_bytes(self.count.total - self.trained, self.dtype) + trained_bytes
         if self.adapters is None:
-            return bytes_of(self.count.total, self.dtype)
+            return packed_bytes(self.count.total, self.dtype)
         quantized_weights, stored_bytes = self.adapters.quantized_base(self.count.tree, self.count.include)
-        frozen_bytes = bytes_of(self.count.total - quantized_weights, self.dtype) + stored_bytes
+        frozen_bytes = packed_bytes(self.count.total - quantized_weights, self.dtype) + stored_bytes
         return add(
-            frozen_bytes, add(*(bytes_of(elements_of(tensors), dtype) for tensors, dtype in self._adapters_and_copies))
+            frozen_bytes,
+            add(*(packed_bytes(total_elements(tensors), dtype) for tensors, dtype in self._adapters_and_copies)),
         )
 
     @property
@@ -92,10 +93,10 @@ class MemoryUse:
         if self.phase != "training":
             return 0
         if self.first_trained_layer is not None:
-            return elements_of(tensors_from_layer(self.count.tree, self.first_trained_layer, self.count.include))
+            return total_elements(tensors_from_layer(self.count.tree, self.first_trained_layer, self.count.include))
         if self.adapters is None:
             return self.count.total
-        return add(*(elements_of(tensors) for tensors, _ in self._adapters_and_copies))
+        return add(*(total_elements(tensors) for tensors, _ in self._adapters_and_copies))
 
     @property
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
@@ -119,16 +120,19 @@ class MemoryUse:
         if not self.grad_dtype:
             return 0
         if self.adapters is None:
-            return bytes_of(self.trained, self.grad_dtype)
+            return packed_bytes(self.trained, self.grad_dtype)
         (adapters, adapter_dtype), (module_copies, copy_dtype) = self._adapters_and_copies
         if self.grad_dtype != adapter_dtype:
             copy_dtype = self.grad_dtype
-        return add(bytes_of(elements_of(adapters), self.grad_dtype), bytes_of(elements_of(module_copies), copy_dtype))
+        return add(
+            packed_bytes(total_elements(adapters), self.grad_dtype),
+            packed_bytes(total_elements(module_copies), copy_dtype),
+        )
 
     @property
     def master_weights(self) -> Number:
         """Bytes of the fp32 master copy of all trained parameters; 0 without a master copy."""
-        return bytes_of(self.trained, "float32") if self.has_master else 0
+        return packed_bytes(self.trained, "float32") if self.has_master else 0
 
     @property
     def optimizer_bytes(self) -> Number:
@@ -181,7 +185,7 @@ class MemoryUse:
             for part_option, adapter_elements in self.count.left_out.items()
         ]
         if self.adapters is not None:
-            adapter_elements = elements_of(self.adapters.uncounted_adapters(self.count.tree, self.count.include))
+            adapter_elements = total_elements(self.adapters.uncounted_adapters(self.count.tree, self.count.include))
             if not is_zero(adapter_elements):
                 notes.append(
                     f"adapters of routed experts: {adapter_elements:,} parameters, which PEFT's all-linear trains "

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number, ceil_div, exact_div, times
 from ..costs.params import total_params_of
-from ..costs.trained_tensors import bytes_of, is_in_layer
+from ..costs.trained_tensors import is_in_layer, packed_bytes
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import TrainingConfig
@@ -674,7 +674,7 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
         states_per_parameter = optimizer(memory_use.optimizer.name).per_element(has_flat_parameters)
         if states_per_parameter is not None:
             bytes_per_matrix_element, adamw_extra = (
-                states_count * bytes_of(1, memory_use.optimizer.dtype) for states_count in states_per_parameter
+                states_count * packed_bytes(1, memory_use.optimizer.dtype) for states_count in states_per_parameter
             )
             master_bytes = memory_use.master_weights / n
             return BytesPerParameter(

@@ -71,17 +71,17 @@ RepeatedSteps: TypeAlias = list[tuple[list[Step], range]]
 """Steps, each with the offsets of their storage numbers with which they occur in turn."""
 
 
-def allocation(storage_number: int, bytes: int) -> Step:
+def encode_allocation(storage_number: int, bytes: int) -> Step:
     """Encodes the allocation of storage `storage_number` with at least one byte."""
     return storage_number, (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
 
 
-def release(storage_number: int) -> Step:
+def encode_release(storage_number: int) -> Step:
     """Encodes the step that frees storage `storage_number`."""
     return storage_number, 0
 
 
-def on_stream(stream: int) -> Step:
+def encode_stream_switch(stream: int) -> Step:
     """Encodes the step that switches later allocations to a stream."""
     return -1, -1 - stream
 
@@ -497,7 +497,7 @@ class RequestedBytes:
             elif block_size == NAMED:
                 renamed_storages[storage_number] = renamed_storages.get(event_detail, event_detail)
             elif block_size == STREAMED:
-                append_step(on_stream(event_detail))
+                append_step(encode_stream_switch(event_detail))
             else:
                 bytes_of_storage[storage_number] = 0
         self.requested = requested_bytes

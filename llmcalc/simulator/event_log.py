@@ -144,7 +144,7 @@ class RecordedEvents:
         return RecordedEvents(with_bytes(self.set_up), first_step, reported_step, self.phases)
 
 
-def allocated(memory_events: Sequence[Event]) -> dict[int, int]:
+def allocated_bytes(memory_events: Sequence[Event]) -> dict[int, int]:
     """Returns storage → bytes of the allocations among the events, without workspaces, which stay allocated."""
     return {storage_number: nbytes for storage_number, nbytes, _ in memory_events if nbytes >= 0}
 
@@ -158,7 +158,7 @@ def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> l
     """Returns events that move old storages into the memory of new storages, in order."""
     return [
         (old_storage, NAMED, new_storage)
-        for old_storage, new_storage in zip(allocated(old_events), allocated(new_events), strict=True)
+        for old_storage, new_storage in zip(allocated_bytes(old_events), allocated_bytes(new_events), strict=True)
     ]
 
 
@@ -174,15 +174,15 @@ def is_repeatable(
     zero_grad: events that free the gradients.
     next_batch: events that allocate the next tokens.
     """
-    pass_storages, batch_storages = allocated(pass_events).keys(), allocated(batch).keys()
+    pass_storages, batch_storages = allocated_bytes(pass_events).keys(), allocated_bytes(batch).keys()
     return (
         released_storages(pass_events) <= pass_storages | batch_storages
         and pass_storages - released_storages(pass_events) - released_storages(next_batch)
         == released_storages(zero_grad)
-        and list(allocated(batch).values()) == list(allocated(next_batch).values())
+        and list(allocated_bytes(batch).values()) == list(allocated_bytes(next_batch).values())
     )
 
 
 def is_self_contained(update_events: Sequence[Event]) -> bool:
     """Whether an optimizer step frees exactly the storages that it allocates."""
-    return allocated(update_events).keys() == released_storages(update_events)
+    return allocated_bytes(update_events).keys() == released_storages(update_events)

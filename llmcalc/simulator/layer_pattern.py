@@ -73,7 +73,7 @@ def find_pattern(layer_order: Sequence[object]) -> LayerPattern:
     return best_pattern
 
 
-def shortened(layer_order: list[Kind], new_repeats: int | None) -> list[Kind]:
+def shortened_layers(layer_order: list[Kind], new_repeats: int | None) -> list[Kind]:
     """Returns the layers with fewer repeats of the pattern, or all layers if `new_repeats` is None."""
     if new_repeats is None:
         return layer_order

@@ -18,7 +18,7 @@ from .autograd import AutogradGraph
 from .cache_tensors import CacheTensors
 from .effort import EFFORT, UNITS_PER_OPERATION
 from .frame import ENTRY, INPUTS, ModuleFrame, ParameterSet
-from .layer_pattern import layer_kinds, shortened
+from .layer_pattern import layer_kinds, shortened_layers
 from .liveness import last_readers
 from .meter import NoMeter
 from .tensor import INT64, Tensor, counted_as, empty
@@ -249,7 +249,7 @@ class ProgramLowering(CacheTensors):
         hidden_states = self.tensor_of(first_input)
         self._free_layer_input(first_input)
         owners_of_layers: dict[str, int] = {}
-        layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
+        layer_order = shortened_layers(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         module_after_first, self.after_first = self.after_first, None
         for layer_index, layer_scope in enumerate(layer_order, self.first_layer_index):

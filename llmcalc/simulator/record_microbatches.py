@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..frozen import frozen
-from .caching_allocator import allocation, on_stream, release
+from .caching_allocator import encode_allocation, encode_release, encode_stream_switch
 from .event_log import FREED, KEPT, PLACED, STREAMED, TAKEN, Event, EventRecorder
 from .meter import AllocationPlace, NoMeter
 from .pass_trace import FIRST, OutputTensor, PassCase, PassId, PassTrace
@@ -365,7 +365,7 @@ class TraceReader:
                 self.origins[storage_number] = recorded_pass.pass_id, len(storage_numbers)
                 storage_numbers[storage_number] = len(storage_numbers)
                 if storage_bytes:
-                    pass_trace.steps.append(allocation(storage_numbers[storage_number], storage_bytes))
+                    pass_trace.steps.append(encode_allocation(storage_numbers[storage_number], storage_bytes))
                 self.sizes[storage_number], self.kinds[storage_number] = storage_bytes, memory_kind
                 pass_bytes.allocate(storage_bytes, memory_kind)
             elif nbytes == FREED:
@@ -381,7 +381,7 @@ class TraceReader:
                 pass_bytes.reclassify(self.sizes[storage_number], self.kinds[storage_number], event_detail)
                 self.kinds[storage_number] = event_detail
             elif nbytes == STREAMED:
-                pass_trace.steps.append(on_stream(event_detail))
+                pass_trace.steps.append(encode_stream_switch(event_detail))
             else:
                 raise NotRepeating
         pass_trace.ends_rising = pass_bytes.is_rising
@@ -413,7 +413,7 @@ class TraceReader:
         if global_number not in storage_numbers:
             pass_id, storage_number = self.origins[global_number]
             pass_trace.releases_of_other_passes.setdefault(pass_id, []).append((len(pass_trace.steps), storage_number))
-        pass_trace.steps.append(release(storage_numbers.get(global_number, 0)))
+        pass_trace.steps.append(encode_release(storage_numbers.get(global_number, 0)))
 
     def _check_belongs_to_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""

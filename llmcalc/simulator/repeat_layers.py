@@ -437,7 +437,7 @@ class RepeatAnalysis:
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
     def counted(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of a run without an allocator. repeats_by_stack: stack → number of repeats, by default all."""
+        """Counts the bytes of a run without an allocator. repeats_by_stack: repeats of each stack, by default all."""
         repeated_events = RepeatedEvents(self, repeats_by_stack)
         memory_meter = Meter()
         blocks: list[Any] = [None] * repeated_events.count

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from .caching_allocator import Step, Stretch, allocation, on_stream, release
+from .caching_allocator import Step, Stretch, encode_allocation, encode_release, encode_stream_switch
 from .meter import AllocationPlace, Block, Meter, Peak
 from .pass_trace import PREVIOUS, PassCase, PassId, PassTrace
 from .record_microbatches import PassCounter
@@ -48,20 +48,20 @@ class EventMeter(Meter):
     @stream.setter
     def stream(self, stream: int) -> None:
         self._stream = stream
-        self._steps.append(on_stream(stream))
+        self._steps.append(encode_stream_switch(stream))
 
     def allocate(self, nbytes: int) -> Block:
         block = super().allocate(nbytes)
         block.handle = self.count
         if nbytes:
-            self._steps.append(allocation(self.count, nbytes))
+            self._steps.append(encode_allocation(self.count, nbytes))
         self.count += 1
         return block
 
     def free(self, block: Block) -> None:
         super().free(block)
         if block.bytes:
-            self._steps.append(release(block.handle))
+            self._steps.append(encode_release(block.handle))
 
     def cut(self) -> None:
         """Ends the current list of events, and starts the next."""
@@ -100,7 +100,7 @@ class EventMeter(Meter):
                     raise NotRepeating
                 first_storage -= base_storage
                 for event_index, storage_number in releases:
-                    allocator_steps[event_index] = first_storage + storage_number, 0  # `release`
+                    allocator_steps[event_index] = first_storage + storage_number, 0  # `encode_release`
         self.pieces.append((allocator_steps, base_storage))
         self._count(pass_trace, more_layers, end_place, peaks)
         return base_storage

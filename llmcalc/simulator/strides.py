@@ -36,7 +36,7 @@ def is_size_zero(axis_size: Number) -> bool:
 
 
 @lru_cache(REMEMBERED)
-def contiguous(shape: Shape) -> Strides:
+def contiguous_strides(shape: Shape) -> Strides:
     """Returns the strides of a contiguous tensor."""
     strides: list[Number] = []
     dense_stride: Number = 1
@@ -52,7 +52,7 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
     """Whether strides are contiguous, ignoring axes with one element."""
     if any(map(is_size_zero, shape)):
         return True
-    dense_strides = contiguous(shape)
+    dense_strides = contiguous_strides(shape)
     return all(is_size_one(axis_size) or a == b for axis_size, a, b in zip(shape, strides, dense_strides, strict=True))
 
 
@@ -63,7 +63,9 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
         (stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)
     ]
     if not all(isinstance(size, int) for axis in strides_and_sizes for size in axis):
-        return {stride for stride, _ in strides_and_sizes} == set(contiguous(shape)) or is_contiguous(shape, strides)
+        return {stride for stride, _ in strides_and_sizes} == set(contiguous_strides(shape)) or is_contiguous(
+            shape, strides
+        )
     dense_stride: Number = 1
     for stride, axis_size in sorted(strides_and_sizes):
         if stride != dense_stride:
@@ -78,7 +80,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
     element_count = count(shape)
     assert not isinstance(element_count, int) or element_count == count(new_shape), (shape, new_shape)
     if any(map(is_size_zero, shape)):
-        return contiguous(new_shape)
+        return contiguous_strides(new_shape)
     new_strides: list[Number] = []
     remaining_sizes = list(new_shape)
     last_axis = len(shape) - 1
@@ -152,7 +154,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
     """Returns the strides of an elementwise result: the operands' strides if equal, else dense in their order."""
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
-            return contiguous(shape)
+            return contiguous_strides(shape)
         first_strides = operands[0][1]
         if all(strides == first_strides for _, strides in operands) and is_dense(shape, first_strides):
             return first_strides
@@ -162,7 +164,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
             for operand_shape, strides in operands
             if operand_shape == shape and is_dense(operand_shape, strides)
         ]
-        return dense_shape[0] if dense_shape else contiguous(shape)
+        return dense_shape[0] if dense_shape else contiguous_strides(shape)
     axis_count = len(shape)
     padded_shapes = [
         (0,) * (axis_count - len(operand_shape))
@@ -214,5 +216,5 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
 
 def clear_caches() -> None:
     """Clears the cached strides of symbolic sizes, which are useless to other runs."""
-    for cached_function in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
+    for cached_function in (contiguous_strides, is_contiguous, is_dense, view_strides, elementwise):
         cached_function.cache_clear()

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ..algebra import Number
 from .meter import NoMeter
-from .strides import Shape, Strides, contiguous, count, is_contiguous
+from .strides import Shape, Strides, contiguous_strides, count, is_contiguous
 
 
 class Dtype:
@@ -130,7 +130,7 @@ class Tensor:
         self.shape: Shape = shape
         self.dtype: Dtype = dtype
         self.storage: Storage = storage
-        self.strides: Strides = contiguous(shape) if strides is None else strides
+        self.strides: Strides = contiguous_strides(shape) if strides is None else strides
         self.leaf: bool = is_leaf
         self.output: int = 0
         self.has_base: bool = False

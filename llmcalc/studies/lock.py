@@ -135,7 +135,7 @@ def _weight_bytes(preset: Preset) -> dict[str, int | None]:
     return bytes_by_format
 
 
-def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[LockChange]:
+def lock_changes(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[LockChange]:
     """Returns the values that differ between two entries, in the order of the newer entry."""
     values_before, values_now = dict(_nested_values(locked_entry)), dict(_nested_values(current_entry))
     model_target = str(current_entry["target"])

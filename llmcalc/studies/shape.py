@@ -377,7 +377,7 @@ def find_shapes(
     model_family = refine_step(
         model_family, budget, tolerance, keep_heads=target_fits or model_family.head_dim is not None
     )
-    shape_sizes, search_stats = search(
+    shape_sizes, search_stats = search_shapes(
         model_family, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * row_count))
     )
     if target_size is not None and target_fits:
@@ -491,7 +491,7 @@ def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, least_d
     return least_depth if target_cost - low_cost <= high_cost - target_cost else most_depth
 
 
-def search(
+def search_shapes(
     model_family: ShapeFamily, budget: CostBudget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
     """Finds for each hidden size the depth with the cost nearest to the budget, within `tolerance`.

@@ -18,7 +18,7 @@ from ..model import ModelSpec
 from ..timing.device import device_of
 from ..timing.kernels import Kernel, RankPass, RankWork
 from ..timing.price import DECODE_ATTENTION_RATE, NumberFormats, TimedOperation, TimeEstimator
-from ..timing.records import AcceleratorGeneration, FigureSource, generations
+from ..timing.records import AcceleratorGeneration, FigureSource, accelerator_generations
 from ..timing.stack import find_stack
 from ..timing.work import rank_work
 from ..workload.workload import Phase
@@ -239,7 +239,7 @@ def _source_of_figure(generation: AcceleratorGeneration, figure_name: str) -> Fi
     for figure_source in generation.sources:
         if figure_name in figure_source.fields:
             return figure_source
-    return _source_of_figure(generations()[generation.like], figure_name) if generation.like else None
+    return _source_of_figure(accelerator_generations()[generation.like], figure_name) if generation.like else None
 
 
 def _number_text(number: float) -> str:

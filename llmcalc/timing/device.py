@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from ..accelerator import Hardware
 from ..algebra import Number, ceil_div, choose, floor_div, log2, maximum, minimum
 from ..frozen import frozen
-from .records import AcceleratorGeneration, generations
+from .records import AcceleratorGeneration, accelerator_generations
 
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
 
@@ -270,7 +270,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
 
 def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
     """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
-    known_generations = generations().values()
+    known_generations = accelerator_generations().values()
     capability = f"{hardware.compute_capability or ''}."
     with_this_name = (generation for generation in known_generations if hardware.name in generation.accelerators)
     with_this_capability = (
@@ -279,7 +279,7 @@ def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
         if any(capability.startswith(f"{known_capability}.") for known_capability in generation.capabilities)
     )
     with_this_vendor = (generation for generation in known_generations if hardware.vendor in generation.vendors)
-    return next(chain(with_this_name, with_this_capability, with_this_vendor), generations()["default"])
+    return next(chain(with_this_name, with_this_capability, with_this_vendor), accelerator_generations()["default"])
 
 
 def _evidence(hardware: Hardware, generation: AcceleratorGeneration) -> DeviceEvidence:

@@ -108,7 +108,7 @@ def _with_base(tables_by_name: dict[str, dict[str, Any]], table_name: str) -> di
 
 
 @cache
-def generations() -> dict[str, AcceleratorGeneration]:
+def accelerator_generations() -> dict[str, AcceleratorGeneration]:
     """Returns every accelerator generation by name."""
     tables_by_name = _read_tables("generations.toml")
     return {
@@ -223,7 +223,7 @@ class TimeStack(Record):
 
 
 @cache
-def stacks() -> dict[str, TimeStack]:
+def time_stacks() -> dict[str, TimeStack]:
     """Returns every time stack by name."""
     tables_by_name = _read_tables("stacks.toml")
     return {stack_name: TimeStack(**_with_base(tables_by_name, stack_name)) for stack_name in tables_by_name}

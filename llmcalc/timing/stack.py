@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .records import TimeStack, stacks
+from .records import TimeStack, time_stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""
@@ -13,7 +13,7 @@ OVERLAPS = ("none", "dp", "tp", "ep", "all")
 
 def stack_names(phase: str = "") -> list[str]:
     """Returns the names of all time stacks, or of the time stacks for training or for inference."""
-    return [stack_name for stack_name, time_stack in stacks().items() if phase in ("", time_stack.phase)]
+    return [stack_name for stack_name, time_stack in time_stacks().items() if phase in ("", time_stack.phase)]
 
 
 def find_stack(stack_name: str, phase: str = "") -> TimeStack:
@@ -23,15 +23,16 @@ def find_stack(stack_name: str, phase: str = "") -> TimeStack:
     """
     known_stacks = stack_names(phase)
     if stack_name not in known_stacks:
-        if stack_name in stacks():
+        if stack_name in time_stacks():
             raise InputError(
-                f"--stack {stack_name}: is for {stacks()[stack_name].phase}; expected one of {', '.join(known_stacks)}"
+                f"--stack {stack_name}: is for {time_stacks()[stack_name].phase}; "
+                f"expected one of {', '.join(known_stacks)}"
             )
         raise InputError(
             f"--stack: '{stack_name}' is not known; expected one of {', '.join(known_stacks)}."
             f"{suggest(stack_name, known_stacks)}"
         )
-    return stacks()[stack_name]
+    return time_stacks()[stack_name]
 
 
 @frozen
@@ -53,7 +54,7 @@ WITH_OVERLAP = Overlap()
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
     """Returns the name of a vendor's own time stack for a phase; empty without such a stack."""
-    return next((stack_name for stack_name in stack_names(phase) if vendor in stacks()[stack_name].vendors), "")
+    return next((stack_name for stack_name in stack_names(phase) if vendor in time_stacks()[stack_name].vendors), "")
 
 
 def with_attention(time_stack: TimeStack, implementation: str | None) -> TimeStack:

@@ -43,7 +43,7 @@ from llmcalc.studies.shape import (
     nearest_depth,
     parse_ratio,
     refine_step,
-    search,
+    search_shapes,
     spread_evenly,
     standard_preset,
 )
@@ -232,7 +232,7 @@ def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
 def test_search_finds_what_counting_every_shape_finds(name: str, budget: CostBudget) -> None:
     """Counts every hidden size beyond the largest allowed one, and every depth with an h/L in range."""
     of = members(name)
-    found, counted = search(of, budget, 0.02)
+    found, counted = search_shapes(of, budget, 0.02)
     every, widest = {}, found[-1][0] + 3 * of.step
     for h in range(of.step, widest + 1, of.step):
         depths = range(max(of.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, 200) + 1)

@@ -31,7 +31,7 @@ from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
 from llmcalc.timing.price import NumberFormats
-from llmcalc.timing.records import TimeStack, stacks
+from llmcalc.timing.records import TimeStack, time_stacks
 from llmcalc.timing.stack import with_attention, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.work import rank_work
@@ -225,7 +225,7 @@ def _stack(software: str, tokens: int = 0) -> TimeStack:
         name = "vllm-eager"
     elif name == "vllm" and version and _before(version, (0, 14)):
         name = "vllm-2025"
-    stack = with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
+    stack = with_overlap(time_stacks()[name], "none" if software in ONE_CONNECTION else None)
     return stack.model_copy(update={"gradient_bytes": 2.0}) if software in GRADIENTS_IN_16_BITS else stack
 
 

@@ -22,7 +22,7 @@ from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
 from llmcalc.timing.price import NumberFormats, time_pass
-from llmcalc.timing.records import generations, stacks
+from llmcalc.timing.records import accelerator_generations, time_stacks
 from llmcalc.timing.spread import RangedAmount, expected_range
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer, pipeline_ranks, training_step, training_steps
@@ -116,7 +116,7 @@ def test_stages_of_a_pipeline_wait_for_each_message_that_nothing_hides() -> None
     def bubble(micro_batches: int, vpp: int = 1, stack: str = "megatron", tp: int = 1) -> float:
         layout = Layout(pp=2, vpp=vpp, tp=tp, schedule="interleaved" if vpp > 1 else "1f1b")
         plan = StepPlan.from_layout(layout, 1, micro_batches, 4096)
-        return float(training_step(llama(), h100(), stacks()[stack], plan).parts["bubble"])
+        return float(training_step(llama(), h100(), time_stacks()[stack], plan).parts["bubble"])
 
     hop = 2 * 4096 * 4096 / (450e9 * 0.75) + 1e-5
     assert bubble(9) - bubble(8) == pytest.approx(2 * hop)
@@ -322,7 +322,7 @@ def test_experts_that_no_token_selects_are_not_read() -> None:
 
 
 def test_every_figure_of_a_generation_has_a_source() -> None:
-    for name, generation in generations().items():
+    for name, generation in accelerator_generations().items():
         figures = set(type(generation).model_fields) - IDENTITY_FIELDS
         sourced = [field for source in generation.sources for field in source.fields]
         assert set(sourced) == figures if name == "default" else set(sourced) <= figures
@@ -350,7 +350,7 @@ def test_the_range_of_overlap_is_refused_and_applied() -> None:
         find_stack("vlm")
     with pytest.raises(InputError, match="--stack vllm: is for inference"):
         find_stack("vllm", "training")
-    assert set(stacks()) == set(stack_names())
+    assert set(time_stacks()) == set(stack_names())
 
 
 def test_ranks_of_a_zero_group_update_their_shards_alone() -> None:

@@ -19,7 +19,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ParamTensor
 from ...optional import MTP, TOWERS
-from ..trained_tensors import bytes_of
+from ..trained_tensors import packed_bytes
 
 WITHOUT = "--quantize none counts without it"
 """What to do about a scheme of a config that cannot be counted."""
@@ -84,7 +84,7 @@ NOTHING = StoredBytes()
 
 def unquantized_parts(elements: Number, dtype: str) -> StoredBytes:
     """Returns the bytes of elements in an unquantized number format."""
-    return StoredBytes(unconverted=bytes_of(elements, dtype))
+    return StoredBytes(unconverted=packed_bytes(elements, dtype))
 
 
 @frozen(slots=True)

@@ -30,7 +30,7 @@ ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype"
 """Fields that every scheme has for weights or activations; some of them are checked below."""
 
 
-def compressed_tensors(config: ConfigFields) -> Scheme:
+def read_compressed_tensors(config: ConfigFields) -> Scheme:
     """Reads a compressed-tensors config with the groups of `config_groups`.
 
     A module has the format of the group with its name, else of one with a pattern for it, else of that of `Linear`,

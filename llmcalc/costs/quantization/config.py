@@ -15,12 +15,12 @@ from ...errors import InputError, shown, suggest
 from ...record import TEXT_SECTIONS
 from . import libraries, named
 from .base import WITHOUT, Scheme
-from .compressed import compressed_tensors
+from .compressed import read_compressed_tensors
 from .fields import NO_FIELDS, ConfigFields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
 from .linear import LayerGroup, LinearScheme, every_linear, listed_modules
-from .mlx import BARE_ROUTERS, MLXScheme, mlx
-from .modelopt import listed_groups, modelopt
+from .mlx import BARE_ROUTERS, MLXScheme, read_mlx
+from .modelopt import listed_groups, read_modelopt
 from .patterns import ModuleList
 
 CALIBRATION = (
@@ -255,14 +255,14 @@ def _read_bitsandbytes(config: ConfigFields) -> Scheme:
     config.check_choice("bnb_4bit_use_double_quant", is_double, False, True)
     return every_linear(
         config,
-        named.bnb4(f"{code_type}-double" if is_double else str(code_type), bool(is_double)),
+        named.bnb4_scheme(f"{code_type}-double" if is_double else str(code_type), bool(is_double)),
         "llm_int8_skip_modules",
     )
 
 
 def _read_mxfp4(config: ConfigFields) -> Scheme:
     config.ignore("dequantize")
-    return replace(named.mxfp4("mxfp4"), excluded=listed_modules(config))
+    return replace(named.mxfp4_scheme("mxfp4"), excluded=listed_modules(config))
 
 
 def _read_bitnet(config: ConfigFields) -> Scheme | None:
@@ -291,23 +291,23 @@ METHODS: dict[str, Callable[[ConfigFields], Scheme | None]] = {
     "awq": _read_awq,
     "gptq": _read_gptq,
     "bitsandbytes": _read_bitsandbytes,
-    "compressed-tensors": compressed_tensors,
+    "compressed-tensors": read_compressed_tensors,
     "mxfp4": _read_mxfp4,
-    "modelopt": modelopt,
+    "modelopt": read_modelopt,
     "bitnet": _read_bitnet,
     "eetq": _read_eetq,
-    "mlx": mlx,
-    "auto-round": libraries.auto_round,
-    "hqq": libraries.hqq,
-    "quark": libraries.quark,
-    "torchao": libraries.torchao,
-    "quanto": libraries.quanto,
-    "aqlm": libraries.aqlm,
-    "metal": libraries.metal,
-    "higgs": libraries.higgs,
-    "gemma": libraries.gemma,
-    "exl2": partial(libraries.exllama, "exl2"),
-    "exl3": partial(libraries.exllama, "exl3"),
+    "mlx": read_mlx,
+    "auto-round": libraries.read_auto_round,
+    "hqq": libraries.read_hqq,
+    "quark": libraries.read_quark,
+    "torchao": libraries.read_torchao,
+    "quanto": libraries.read_quanto,
+    "aqlm": libraries.read_aqlm,
+    "metal": libraries.read_metal,
+    "higgs": libraries.read_higgs,
+    "gemma": libraries.read_gemma,
+    "exl2": partial(libraries.read_exllama, "exl2"),
+    "exl3": partial(libraries.read_exllama, "exl3"),
 }
 """`quant_method` → the function that reads its config."""
 

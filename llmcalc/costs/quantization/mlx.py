@@ -153,7 +153,7 @@ class MLXScheme(Scheme):
         ]
 
 
-def mlx(config: ConfigFields) -> Scheme:
+def read_mlx(config: ConfigFields) -> Scheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
     module_names = [
         module_name for module_name in config.data if module_name not in ("group_size", "bits", "mode", "quant_method")

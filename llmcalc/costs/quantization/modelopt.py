@@ -54,7 +54,7 @@ EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
 DETAILS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
 
 
-def modelopt(config: ConfigFields) -> Scheme:
+def read_modelopt(config: ConfigFields) -> Scheme:
     """Reads a ModelOpt config. Raises `InputError` for an unknown algorithm."""
     config.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
     algorithm, group_size = config.get("quant_algo"), config.get_group_size("group_size")

@@ -50,13 +50,13 @@ def scheme_of_linears(
     return LinearScheme(scheme_label, format_source, remarks, (LayerGroup(linear_format),), everywhere=True)
 
 
-def bnb4(scheme_label: str, has_double_quantization: bool) -> LinearScheme:
+def bnb4_scheme(scheme_label: str, has_double_quantization: bool) -> LinearScheme:
     return LinearScheme(
         scheme_label, BNB_SOURCE, (BLOB, STACKED), (LayerGroup(Bnb4(has_double_quantization)),), everywhere=True
     )
 
 
-def mxfp4(scheme_label: str) -> LinearScheme:
+def mxfp4_scheme(scheme_label: str) -> LinearScheme:
     return LinearScheme(scheme_label, MX_SOURCE, (), (LayerGroup(FP4(32)),), scope="experts")
 
 
@@ -64,11 +64,11 @@ _FIXED: dict[str, Callable[[str], Scheme]] = {
     "fp8": lambda label: scheme_of_linears(label, TRANSFORMERS_FP8, FP8("tensor")),
     "fp8-channel": lambda label: scheme_of_linears(label, FBGEMM_SOURCE, FP8("row")),
     "fp8-dynamic": lambda label: scheme_of_layers(label, COMPRESSED, FP8("row", None)),
-    "nf4": lambda label: bnb4(label, False),
-    "nf4-double": lambda label: bnb4(label, True),
+    "nf4": lambda label: bnb4_scheme(label, False),
+    "nf4-double": lambda label: bnb4_scheme(label, True),
     "int8": lambda label: LinearScheme(label, BNB_SOURCE, (STACKED,), (LayerGroup(Bnb8()),), everywhere=True),
     "w8a8": lambda label: scheme_of_layers(label, COMPRESSED, WholeInt()),
-    "mxfp4": mxfp4,
+    "mxfp4": mxfp4_scheme,
     "mxfp4-linear": lambda label: scheme_of_layers(label, MX_SOURCE, FP4(32)),
     "nvfp4": lambda label: scheme_of_layers(label, NV_SOURCE, FP4(16, tensor_scales=1)),
 }

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...algebra import Number
-from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, sum_over
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, tensor_count
 from ...ops import ParamTensor
 from ...workload.execution import OptimizerImplementation
 from .record import BY_TORCH, STEP_BYTES, Optimizer, States
@@ -24,10 +24,10 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     element_counts = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
         **{
-            state_name: bytes_of(sum_over(tensors, element_count), dtype)
+            state_name: packed_bytes(sum_over(tensors, element_count), dtype)
             for state_name, element_count in element_counts.items()
         },
-        "step": STEP_BYTES * count_of(tensors),
+        "step": STEP_BYTES * tensor_count(tensors),
     }
 
 

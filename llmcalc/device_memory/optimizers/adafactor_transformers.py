@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...costs.trained_tensors import TrainedTensor, count_of
+from ...costs.trained_tensors import TrainedTensor, tensor_count
 from ...workload.execution import OptimizerImplementation
 from . import adafactor
 from .record import BY_TORCH, Optimizer, States
@@ -27,7 +27,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         for state_name, state_size in adafactor.states(tensors, "float32").items()
         if state_name != "step"
     }
-    return torch_states | {"RMS": 4 * count_of(tensors)}
+    return torch_states | {"RMS": 4 * tensor_count(tensors)}
 
 
 def step(optimizer_step: OptimizerStep) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, elements_of, sum_over
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, tensor_count, total_elements
 from .low_rank import (
     RANK,
     is_projected_from_the_right,
@@ -36,12 +36,14 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
         projected_tensors, other_tensors = split_projected(tensors)
         projected_elements = sum_over(projected_tensors, lambda tensor: rank * longer_side(tensor))
-        moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
+        moment_bytes = packed_bytes(projected_elements + total_elements(other_tensors), dtype)
         return {
-            "ortho_matrix": bytes_of(sum_over(projected_tensors, lambda tensor: rank * shorter_side(tensor)), dtype),
+            "ortho_matrix": packed_bytes(
+                sum_over(projected_tensors, lambda tensor: rank * shorter_side(tensor)), dtype
+            ),
             "exp_avg": moment_bytes,
             "exp_avg_sq": moment_bytes,
-            "scaled_grad": bytes_of(count_of(projected_tensors), dtype),
+            "scaled_grad": packed_bytes(tensor_count(projected_tensors), dtype),
         }
 
     def step(optimizer_step: OptimizerStep) -> None:

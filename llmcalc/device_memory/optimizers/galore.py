@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...algebra import Number, minimum
-from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of, sum_over
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, total_elements
 from ...ops import ParamTensor
 from .low_rank import (
     RANK,
@@ -42,8 +42,8 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
         projectors = sum_over(projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
         projected_elements = sum_over(projected_tensors, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
-        moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
-        return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment_bytes, "exp_avg_sq": moment_bytes}
+        moment_bytes = packed_bytes(projected_elements + total_elements(other_tensors), dtype)
+        return {"ortho_matrix": packed_bytes(projectors, dtype), "exp_avg": moment_bytes, "exp_avg_sq": moment_bytes}
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...algebra import Number
 from .. import strides as layout
 from ..autograd import AutogradGraph, record, record_all
-from ..strides import Shape, broadcast, contiguous, count, is_dense, is_size_one
+from ..strides import Shape, broadcast, contiguous_strides, count, is_dense, is_size_one
 from ..tensor import AutogradNode, Backward, Dtype, Gradient, Needs, Tensor, promoted_dtype
 
 
@@ -52,7 +52,7 @@ class Views:
         if strides is not None:
             return self._view(x, shape, strides, "view", lambda g, _: (self.reshape(g, input_shape),))
         copied_view = self._view(
-            self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, input_shape),)
+            self.clone(x), shape, contiguous_strides(shape), "view", lambda g, _: (self.reshape(g, input_shape),)
         )
         copied_view.has_base = False  # `_unsafe_view`
         return copied_view

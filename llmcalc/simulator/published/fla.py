@@ -24,7 +24,7 @@ HOPPER, ADA = 232448, 101376
 """The shared memory per block from which fla takes larger tiles (fla/utils/_accelerator.py:196)."""
 
 
-def tile(head_size: Number, accelerator: Accelerator) -> int:
+def tile_width(head_size: Number, accelerator: Accelerator) -> int:
     """Returns the tile width of a head (fla/ops/common/chunk_o.py:730)."""
     widest_tile = 128 if accelerator.shared_memory >= HOPPER else 64 if accelerator.shared_memory >= ADA else 32
     return min(max(power_of_two(head_size), 16), widest_tile)
@@ -203,7 +203,7 @@ def _dqkwg(aten: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: 
     """Runs fla/ops/common/chunk_o.py:700 (`chunk_bwd_dqkwg`)."""
     heads, head_size = k.shape[2:]
     dq, dk = aten.new_tensor(w.shape, q.dtype), aten.new_tensor(w.shape, k.dtype)
-    dg = aten.new_tensor((ceil_div(head_size, tile(head_size, accelerator)), *g.shape), FLOAT32)
+    dg = aten.new_tensor((ceil_div(head_size, tile_width(head_size, accelerator)), *g.shape), FLOAT32)
     dw = aten.like(w)
     if not same(heads, w.shape[2]):
         dq = _by_group(aten, dq, heads)

@@ -12,7 +12,7 @@ from ....flow.program import Scope, Step
 from ....flow.value import Value
 from ....simulator.autograd import record
 from ....simulator.checkpoint import Run
-from ....simulator.layer_pattern import layer_kinds, shortened
+from ....simulator.layer_pattern import layer_kinds, shortened_layers
 from ....simulator.lowering import ModuleFrame
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Needs, Tensor
 from .elementwise import ElementwiseKernels
@@ -107,7 +107,7 @@ class HeadKernels(ElementwiseKernels):
             )
         hidden_states = self.tensor_of(stack_input)
         self._free_layer_input(stack_input)
-        layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
+        layer_order = shortened_layers(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         group_start = 0
         while group_start < len(layer_order):

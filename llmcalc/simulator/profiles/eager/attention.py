@@ -224,8 +224,9 @@ class AttentionKernels(Lowering):
 
         def core(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
             return self.core(
-                q, k, v, mask, attention_options["cap"], sinks, bias, attention_options["dropout"], attention_options["float32"],
-                attention_options["float32_scores"], like_classes and attention_options["floors_scores"],
+                q, k, v, mask, attention_options["cap"], sinks, bias, attention_options["dropout"],
+                attention_options["float32"], attention_options["float32_scores"],
+                like_classes and attention_options["floors_scores"],
                 like_classes and attention_options["names_scores"],
             )  # fmt: skip
 

@@ -96,8 +96,10 @@ class BasicKernels(Lowering):
                 self.frames[-1].local_tensors["n-grams"] = n_grams
                 return n_grams
             if value_rows not in self.inputs:
-                refusal_reason = f"the memory of a look-up by {value_rows.name} is not modelled; params, flops and kv count this model"
-                raise self.unsupported(refusal_reason)
+                raise self.unsupported(
+                    f"the memory of a look-up by {value_rows.name} is not modelled; params, flops and kv "
+                    "count this model"
+                )
             token_ids = self.inputs[value_rows]
             return token_ids if index_kind == "ids" else self.t.like(token_ids, self.t.compare(token_ids))
         if index_kind == "chosen" and value_rows is LOGITS:
