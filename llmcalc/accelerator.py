@@ -64,7 +64,7 @@ class ComputeUnits(Record):
     count: Amount
 
 
-class Configuration(Record):
+class MemoryConfiguration(Record):
     """A memory size of an accelerator, with the figures of `Hardware` that depend on the size.
 
     None of these is inherited from the accelerator: a figure that is absent here is not known for this size. The peaks
@@ -134,7 +134,7 @@ class Hardware(Record):
     peak_flops: dict[str, Amount] = {}
     float16_accumulation_flops: dict[str, Amount] = {}
     tdp_watts: Amount | None = None
-    configurations: tuple[Configuration, ...] = ()
+    configurations: tuple[MemoryConfiguration, ...] = ()
     sources: tuple[FigureSource, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -147,7 +147,7 @@ class Hardware(Record):
     def _check_fields(self) -> Self:
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
-        sized_entries: tuple[Hardware | Configuration, ...] = (self, *self.configurations)
+        sized_entries: tuple[Hardware | MemoryConfiguration, ...] = (self, *self.configurations)
         for configuration in sized_entries:
             if (
                 configuration.usable_memory_bytes is not None
@@ -157,11 +157,12 @@ class Hardware(Record):
         memory_sizes = [configuration.memory_bytes for configuration in self.configurations]
         if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
-        for rates in ("peak_flops", "float16_accumulation_flops"):
-            for format_name in getattr(self, rates):
+        for rate_field in ("peak_flops", "float16_accumulation_flops"):
+            for format_name in getattr(self, rate_field):
                 if format_name not in PEAK_DTYPES:
                     raise ValueError(
-                        f"{rates}: '{format_name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
+                        f"{rate_field}: '{format_name}' is not a number format; "
+                        f"expected one of {', '.join(PEAK_DTYPES)}"
                     )
         return self
 
@@ -183,7 +184,7 @@ class Hardware(Record):
 
     @property
     def stores_nf4(self) -> bool:
-        """Whether bitsandbytes stores weights in nf4 on the accelerator: on Gaudi, and on all GPUs except Apple's."""
+        """Whether bitsandbytes stores nf4 weights on the accelerator: on Gaudi, and on all GPUs except Apple's."""
         return self.vendor == "Intel" or self.has_8bit_optimizers
 
     @property
@@ -209,14 +210,14 @@ class Hardware(Record):
         """
         if dtype in self.peak_flops:
             return self.peak_flops[dtype]
-        formats = [
+        known_formats = [
             DTYPE_NAMES.get(dtype_name, dtype_name) for dtype_name in PEAK_DTYPES if dtype_name in self.peak_flops
         ]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
-        if not formats:
+        if not known_formats:
             raise InputError(f"{self.title}: no peak FLOP/s is known; {self._setting_hint('peak_flops')}")
         raise InputError(
-            f"{self.title}: no peak FLOP/s is known for {requested_format}; expected one of {', '.join(formats)}"
+            f"{self.title}: no peak FLOP/s is known for {requested_format}; expected one of {', '.join(known_formats)}"
         )
 
     def bandwidth(self) -> int:

@@ -81,9 +81,9 @@ def params(
     from .questions.counts import ParamsQuestion, params_of_file
 
     parsed_options = options_of(options, rank=True)
-    include, rank = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
+    extra_parts, rank = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
-        is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or include)
+        is_changed = bool(parsed_options.reading.get("set") or parsed_options.reading.get("head") or extra_parts)
         file_params = params_of_file(str(model), measure, has_changed_model=is_changed, rank=rank)
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {model} is counted as it is; expected a model")
@@ -91,7 +91,7 @@ def params(
             return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(include, rank, parsed_options.read_draft(draft)).answer(parsed_options.read(model))
+    return ParamsQuestion(extra_parts, rank, parsed_options.read_draft(draft)).answer(parsed_options.read(model))
 
 
 def flops(
@@ -151,7 +151,7 @@ def flops(
     question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
         tokens_of(seq),
-        optional_length("--context", context, least=0),
+        optional_length("--context", context, minimum=0),
         optional_length("--source", source),
         phase,
         one_of("--pairs", pairs, Pairs),
@@ -575,7 +575,7 @@ def serve(
     calibrate: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Finds servers under load: `.result.chosen` is the cheapest that keeps the limits, `.ok` whether there is one.
+    """Finds servers for a load: `.result.chosen` is the cheapest server within the limits. `.ok`: whether one exists.
 
     `.result.servers` are all that fit by the engine's own rule, `.result.curves` their times by concurrency, and
     `.result.front` is the Pareto front.
@@ -661,7 +661,7 @@ def compare(
     users: int | str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Compares models: sizes, ratios of sizes, cost per token. `.result` has a pair (preset, quantities) of each.
+    """Compares models: sizes, ratios of sizes, cost per token. `.result` has (preset, quantities) of each model.
 
     all: every preset that the filters take: kind, attention, moe, min_params, max_params.
     sort: quantity to order by, smallest first; default the order given. options: `set`, `head`, `allow_unknown`.
@@ -697,7 +697,7 @@ def diff(
     kv_dtype: str = "bf16",
     **options: Any,
 ) -> ReportedAnswer:
-    """Compares two models, or with `git` files with their state at a commit: `.result` has each pair's differences.
+    """Compares two models, or with `git` files with their versions at a commit. `.result`: each pair's differences.
 
     models_only: with git, whether files that are no config of a model are skipped. options: `set`, `head`,
     `allow_unknown`.
@@ -784,7 +784,7 @@ def explain_log(
     quantize: str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
-    """Reads a start-up log or an out-of-memory message: `.result.terms` are what it prints beside what is computed.
+    """Reads a start-up log or an out-of-memory message: `.result.terms` have each printed and computed value.
 
     log: its path. model: the model, where the log names none that is known.
     engine: the engine and its version (`vllm==0.19`), where the log names none. hardware: the accelerator.
@@ -829,7 +829,7 @@ def verify(
         one_of("--device", device, Device),
         one_of("--against", against, Witness),
         whole("--batch", length_of("--batch", batch), most=1024),
-        optional_length("--seq", seq, most=2**20),
+        optional_length("--seq", seq, maximum=2**20),
         every_layer,
         memory,
         distributed,
@@ -841,7 +841,7 @@ def verify(
 
 
 def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswer:
-    """Compares the tensors of a checkpoint with a model: `.result` has those that are missing, extra or misshapen.
+    """Compares the tensors of a checkpoint with a model: `.result` has the missing, extra and misshapen tensors.
 
     checkpoint: a file, a folder or a hub id; only its header is read. options: `set`, `head`, `allow_unknown`.
     """
@@ -870,7 +870,7 @@ def presets(
     details: bool = False,
     stale: bool = False,
 ) -> ReportedAnswer:
-    """Lists the models that come with llmcalc, named ones in full: `.result` has (preset, parameters) of each.
+    """Lists the models that come with llmcalc, with details if named. `.result`: (preset, parameters) of each model.
 
     stale: whether to list only those none of whose sources was read within 180 days.
     """
@@ -880,7 +880,7 @@ def presets(
 
 
 def hardware(*names: str) -> ReportedAnswer:
-    """Lists accelerators by name, or all: `.result` has the record of each, with its figures and their sources."""
+    """Lists accelerators, by default all: `.result` has each accelerator's record, with figures and sources."""
     from .questions.listings import ask_hardware
 
     return ask_hardware([text("NAME", name, "h100") for name in names])

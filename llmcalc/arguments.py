@@ -113,11 +113,11 @@ class Options(NamedTuple):
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
     def setting_test(self, phase: Any) -> Callable[[str], bool]:
-        """Returns a test of whether a setting is set in the call. phase: the phase in the call, if any."""
+        """Returns a function that tells whether the call sets a setting. phase: the phase in the call, if any."""
         return lambda setting_name: (phase if setting_name == "phase" else self.settings.get(setting_name)) is not None
 
     def rank_request(self) -> RankRequest | None:
-        """Returns the rank in the call; None for the whole model."""
+        """Returns the call's request for the counts of one rank; None for the whole model."""
         if not self.rank:
             return None
         from .parallel.counted_rank import RankRequest, rank_settings
@@ -178,9 +178,9 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
     )
 
 
-def optional_length(option_name: str, length: Any, least: int = 1, most: int = LARGEST) -> int | None:
+def optional_length(option_name: str, length: Any, minimum: int = 1, maximum: int = LARGEST) -> int | None:
     """Parses a number of sequences or tokens, such as 4096 or `32k`; None stays None."""
-    return None if length is None else whole(option_name, length_of(option_name, length), least, most)
+    return None if length is None else whole(option_name, length_of(option_name, length), minimum, maximum)
 
 
 def optional_text(option_name: str, text_value: Any, example: str) -> str | None:
@@ -321,5 +321,5 @@ def run_question_of(
 def selection_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
     from .studies.selection import Selection
 
-    least, most = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
-    return Selection(model_kind, attention, moe, least, most)
+    min_count, max_count = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
+    return Selection(model_kind, attention, moe, min_count, max_count)

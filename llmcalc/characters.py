@@ -1,4 +1,4 @@
-"""Printable text: escapes characters that a terminal would obey, and replaces those that an encoding lacks."""
+"""Makes text printable: escapes control characters, and replaces characters that an encoding does not have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAND_INS = {
 HANDLER = "llmcalc-stand-ins"
 
 
-def printable(text: str) -> str:
+def printable(printed_text: str) -> str:
     r"""Returns the text on one line, with unprintable characters escaped (`str.isprintable`).
 
     Control characters (C0, DEL, C1), line and paragraph separators, marks that turn the direction of writing (U+202E,
@@ -26,10 +26,11 @@ def printable(text: str) -> str:
     not llmcalc's passes here before a person or a terminal gets it: names of files, tensors and fields come from files
     that others wrote.
     """
-    if text.isprintable():
-        return text
+    if printed_text.isprintable():
+        return printed_text
     return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in printed_text
     )
 
 
@@ -48,18 +49,18 @@ def ascii_replacement(character: str) -> str:
     return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
 
 
-def fit_to_encoding(text: str, encoding: str) -> str:
+def fit_to_encoding(printed_text: str, encoding: str) -> str:
     """Returns the text with replacements for characters that an encoding cannot represent."""
     try:
-        return text.encode(encoding, HANDLER).decode(encoding)
+        return printed_text.encode(encoding, HANDLER).decode(encoding)
     except LookupError:  # an encoding that this Python does not know
-        return text.encode("ascii", HANDLER).decode()
+        return printed_text.encode("ascii", HANDLER).decode()
 
 
-def _replace_error(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(ascii_replacement, error.object[error.start : error.end])), error.end
+def _replace_error(encode_error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(encode_error, UnicodeEncodeError):
+        raise encode_error
+    return "".join(map(ascii_replacement, encode_error.object[encode_error.start : encode_error.end])), encode_error.end
 
 
 codecs.register_error(HANDLER, _replace_error)

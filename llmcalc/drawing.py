@@ -30,32 +30,34 @@ def draw_picture(
     plotted_models: Sequence[Model],
     output: str | Path | None,
     options: Mapping[str, Any],
-    answers: Mapping[str, Ask],
+    answers_by_picture: Mapping[str, Ask],
 ) -> Figure:
     """Draws a picture, and optionally writes it to a file. The arguments are those of `llmcalc.plot`.
 
-    answers: the functions of the API whose answers are drawn, by name.
+    answers_by_picture: the functions of the API whose answers are drawn, by name.
     """
     drawing_functions: dict[str, Callable[..., Figure]] = {
         **DRAWN,
-        "time": partial(_draw_time, answers["time"]),
-        "serve": partial(_draw_serve, answers["serve"]),
-        "roofline": partial(_draw_roofline, answers["time"]),
+        "time": partial(_draw_time, answers_by_picture["time"]),
+        "serve": partial(_draw_serve, answers_by_picture["serve"]),
+        "roofline": partial(_draw_roofline, answers_by_picture["time"]),
     }
     draw_function = drawing_functions[one_of("PICTURE", picture, pictures.Picture)]
-    path = None if output is None else Path(output)
-    if path is not None:
-        format_of(path)
+    output_path = None if output is None else Path(output)
+    if output_path is not None:
+        format_of(output_path)
     try:
         inspect.signature(draw_function).bind(*plotted_models, **options)
     except TypeError as error:
         raise InputError(f"plot {picture}: {error}") from None
     figure = draw_function(*plotted_models, **options)
-    if path is not None:
+    if output_path is not None:
         try:
-            path.write_bytes(figure_bytes(figure, format_of(path)))
+            output_path.write_bytes(figure_bytes(figure, format_of(output_path)))
         except OSError as error:
-            raise InputError(f"--output: {path}: {error.strerror}; expected a file that can be written") from None
+            raise InputError(
+                f"--output: {output_path}: {error.strerror}; expected a file that can be written"
+            ) from None
     return figure
 
 
@@ -102,8 +104,8 @@ def _draw_aspect(
     max_params: int | str | None = None,
     label: str | Sequence[str] = (),
 ) -> Figure:
-    labels = [label] if isinstance(label, str) else list(label)
-    return pictures.aspect_picture(selection_of(model_kind, attention, moe, min_params, max_params), labels)
+    run_labels = [label] if isinstance(label, str) else list(label)
+    return pictures.aspect_picture(selection_of(model_kind, attention, moe, min_params, max_params), run_labels)
 
 
 def _draw_memory(

@@ -11,16 +11,20 @@ LONGEST_MESSAGE = 1000
 """Maximum length of a message in characters. A longer one holds a whole file in place of a name and is cut."""
 
 
-def one_line(text: str) -> str:
+def one_line(message_text: str) -> str:
     """Returns the text as one line that is safe to print.
 
     Characters that are not printable are escaped. A text longer than `LONGEST_MESSAGE` is cut in its middle.
     """
-    if len(text) > 2 * LONGEST_MESSAGE:  # escaping makes it no shorter, so only its ends are needed
-        text = text[:LONGEST_MESSAGE] + text[-LONGEST_MESSAGE:]
-    line = printable(text)
+    if len(message_text) > 2 * LONGEST_MESSAGE:  # escaping makes it no shorter, so only its ends are needed
+        message_text = message_text[:LONGEST_MESSAGE] + message_text[-LONGEST_MESSAGE:]
+    printable_line = printable(message_text)
     half_length = LONGEST_MESSAGE // 2
-    return line if len(line) <= LONGEST_MESSAGE else f"{line[:half_length]} … {line[-half_length:]}"
+    return (
+        printable_line
+        if len(printable_line) <= LONGEST_MESSAGE
+        else f"{printable_line[:half_length]} … {printable_line[-half_length:]}"
+    )
 
 
 class InputError(ValueError):
@@ -45,19 +49,19 @@ def _pip_requirement(optional_group: str) -> str:
     import json
     from importlib.metadata import PackageNotFoundError, distribution
 
-    requirement = f"llmcalc-arch[{optional_group}]"
+    pip_requirement = f"llmcalc-arch[{optional_group}]"
     try:
-        origin = json.loads(distribution("llmcalc-arch").read_text("direct_url.json") or "{}")
+        install_origin = json.loads(distribution("llmcalc-arch").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, OSError, ValueError):
-        origin = {}
-    source_url = str(origin.get("url", ""))
-    if "dir_info" in origin:
-        editable_option = "-e " if origin["dir_info"].get("editable") else ""
+        install_origin = {}
+    source_url = str(install_origin.get("url", ""))
+    if "dir_info" in install_origin:
+        editable_option = "-e " if install_origin["dir_info"].get("editable") else ""
         return f"{editable_option}'{source_url.removeprefix('file://')}[{optional_group}]'"
-    if "vcs_info" in origin:
-        vcs = origin["vcs_info"]
-        return f"'{requirement} @ {vcs.get('vcs')}+{source_url}@{vcs.get('commit_id')}'"
-    return f"'{requirement} @ {source_url}'" if source_url else f"'{requirement}'"
+    if "vcs_info" in install_origin:
+        vcs = install_origin["vcs_info"]
+        return f"'{pip_requirement} @ {vcs.get('vcs')}+{source_url}@{vcs.get('commit_id')}'"
+    return f"'{pip_requirement} @ {source_url}'" if source_url else f"'{pip_requirement}'"
 
 
 MOST_SUGGESTIONS = 3
@@ -76,7 +80,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     names_by_spelling = (
         known_names if isinstance(known_names, dict) else {known_name: known_name for known_name in known_names}
     )
-    letters = _letters_and_digits(wrong_name[:100])
+    wrong_letters = _letters_and_digits(wrong_name[:100])
     sorted_names = sorted(
         (known_name for known_name in set(names_by_spelling.values())),
         key=lambda known_name: (len(known_name), known_name),
@@ -84,10 +88,12 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     matching_names = [
         known_name
         for known_name in sorted_names
-        if len(letters) > 1 and _letters_and_digits(known_name).startswith(letters)
+        if len(wrong_letters) > 1 and _letters_and_digits(known_name).startswith(wrong_letters)
     ]
     matching_names += [
-        known_name for known_name in sorted_names if len(letters) > 2 and letters in _letters_and_digits(known_name)
+        known_name
+        for known_name in sorted_names
+        if len(wrong_letters) > 2 and wrong_letters in _letters_and_digits(known_name)
     ]
     lowercase_name, name_count = wrong_name.lower()[:100], 2 * MOST_SUGGESTIONS
     similar_spellings = difflib.get_close_matches(lowercase_name, names_by_spelling, name_count, cutoff=0.6)

@@ -85,20 +85,22 @@ class FrameworkEvidence:
     rest: Witness = UNTESTED
     own_kernels: bool = False
 
-    def run(self, parts: Iterable[Evidence], optimizer: str | None) -> list[Evidence]:
+    def run(self, parts_evidence: Iterable[Evidence], optimizer: str | None) -> list[Evidence]:
         """Returns the evidence for one run: for the framework, its parts and its optimizer."""
         run_evidence = [Evidence("framework", self.name, self.witness)]
-        for part in parts:
-            witness = self.parts.get((part.kind, part.name), self.rest)
-            run_evidence.append(Evidence(part.kind, part.name, witness, self.name))
+        for part_evidence in parts_evidence:
+            witness = self.parts.get((part_evidence.kind, part_evidence.name), self.rest)
+            run_evidence.append(Evidence(part_evidence.kind, part_evidence.name, witness, self.name))
         if optimizer is not None:
             run_evidence.append(Evidence("optimizer", optimizer, self.optimizers.get(optimizer, self.rest), self.name))
         return run_evidence
 
 
-def parts_of_kinds(**names: str) -> tuple[tuple[str, str], ...]:
-    """Returns (kind, name) pairs of model parts. names: for each kind, a text with the parts' names."""
-    return tuple((part_kind, part_name) for part_kind, part_names in names.items() for part_name in part_names.split())
+def parts_of_kinds(**names_by_kind: str) -> tuple[tuple[str, str], ...]:
+    """Returns (kind, name) pairs of model parts. names_by_kind: for each kind, a text with the parts' names."""
+    return tuple(
+        (part_kind, part_name) for part_kind, part_names in names_by_kind.items() for part_name in part_names.split()
+    )
 
 
 LLAMA_PARTS = parts_of_kinds(
@@ -162,17 +164,17 @@ KERNEL_PREFIXES = ("do_", "core_", "attention_", "module_", "decode_", "next_", 
 Profile = TypeVar("Profile", bound=type[Any])
 
 
-def kernels_compared(witness: Witness, unchecked: Collection[str] = ()) -> Callable[[Profile], Profile]:
+def kernels_compared(witness: Witness, unchecked_kernels: Collection[str] = ()) -> Callable[[Profile], Profile]:
     """Returns a decorator that records the check of all kernels of a class, except those that record their own.
 
-    unchecked: the methods that nothing checks, or that only have the name of a kernel; default none.
+    unchecked_kernels: the methods that nothing checks, or that only have the name of a kernel; default none.
     """
 
     def state(profile: Profile) -> Profile:
         for method_name, kernel in vars(profile).items():
             if (
                 method_name.startswith(KERNEL_PREFIXES)
-                and method_name not in unchecked
+                and method_name not in unchecked_kernels
                 and witness_of(kernel) == UNTESTED
             ):
                 compared(witness)(kernel)
@@ -181,7 +183,7 @@ def kernels_compared(witness: Witness, unchecked: Collection[str] = ()) -> Calla
     return state
 
 
-def witness_of(owner: object) -> Witness | Mapping[str, Witness]:
+def witness_of(checked_object: object) -> Witness | Mapping[str, Witness]:
     """Returns the check that a class or function records directly, without inheritance, or `UNTESTED`."""
-    stated_witness: Witness | Mapping[str, Witness] = getattr(owner, "__dict__", {}).get("witness", UNTESTED)
+    stated_witness: Witness | Mapping[str, Witness] = getattr(checked_object, "__dict__", {}).get("witness", UNTESTED)
     return stated_witness

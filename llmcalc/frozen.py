@@ -36,18 +36,18 @@ def frozen(cls: Any = None, /, *, slots: bool = False, eq: bool = True, repr: bo
         compiled_methods = {"__init__": _constructor_source} | (
             {"__eq__": _equality_source, "__hash__": _hash_source} if eq else {}
         )
-        methods = {
+        methods_by_name = {
             method_name: _lazily_compiled_method(cls, method_name, method_source)
             for method_name, method_source in compiled_methods.items()
         }
-        methods |= {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
+        methods_by_name |= {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
         if repr:
-            methods["__repr__"] = _repr_method
+            methods_by_name["__repr__"] = _repr_method
         if slots:  # a copy would set each slot by `setattr`
-            methods |= {"__getstate__": _state_methods, "__setstate__": _set_state}
-        for method_name, method in methods.items():
+            methods_by_name |= {"__getstate__": _state_methods, "__setstate__": _set_state}
+        for method_name, compiled_method in methods_by_name.items():
             if method_name not in defined_names:
-                setattr(cls, method_name, method)
+                setattr(cls, method_name, compiled_method)
         return cls
 
     return build if cls is None else build(cls)

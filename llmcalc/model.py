@@ -286,8 +286,8 @@ class ModelSpec(Part):
 
     def output_parts(self) -> list[OutputPart]:
         """The components that read the final hidden states, in addition to the output head."""
-        parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
-        return [component for component in parts if component is not None]
+        output_parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
+        return [component for component in output_parts if component is not None]
 
     @property
     def top_size(self) -> int | None:
@@ -517,16 +517,18 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: ModelSpec) -> None:
             super().__init__()
             self.spec, hidden = spec, spec.hidden_size
-            width = spec.embedding_size or hidden
+            embedding_width = spec.embedding_size or hidden
             output_stack = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert output_stack is not None
             mapped_width = self._output_embedding_width(spec, output_stack)
-            self._build_embedding(width, output_stack)
+            self._build_embedding(embedding_width, output_stack)
             if spec.unused_embedding is not None:
-                self.unused_embedding = spec.unused_embedding.reference(ModelProperties(width), spec.vocab_size)
+                self.unused_embedding = spec.unused_embedding.reference(
+                    ModelProperties(embedding_width), spec.vocab_size
+                )
             if spec.embedding_size is not None and output_stack.input_size is None:
-                bias, neighbours = spec.embedding_projection_bias, spec.embedding_kernel or 1
-                self.embed_proj = nn.Linear(neighbours * width, hidden, bias=bias)
+                bias, neighbour_count = spec.embedding_projection_bias, spec.embedding_kernel or 1
+                self.embed_proj = nn.Linear(neighbour_count * embedding_width, hidden, bias=bias)
             if spec.encoder is not None and spec.decoder is not None:
                 self.encoder = spec.encoder.reference(ModelProperties(spec.encoder.hidden_size or hidden, causal=False))
                 source_size = spec.encoder.output_size or spec.encoder.hidden_size
@@ -545,8 +547,10 @@ def _reference_class() -> type[nn.Module]:
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
             if mapped_width is not None:
-                tied = spec.tied_projection
-                self.head_proj = Transposed(self.embed_proj) if tied else nn.Linear(hidden, mapped_width, bias=False)
+                has_tied_projection = spec.tied_projection
+                self.head_proj = (
+                    Transposed(self.embed_proj) if has_tied_projection else nn.Linear(hidden, mapped_width, bias=False)
+                )
             if spec.head.type == "classification":
                 self.classifier = spec.head.reference(ModelProperties(mapped_width or hidden))
             if spec.head.type == "projection":
@@ -577,11 +581,13 @@ def _reference_class() -> type[nn.Module]:
                 for name, tower in spec.towers.items():
                     self.towers.add_module(name, tower.reference(ModelProperties(hidden, causal=False)))
 
-        def _build_embedding(self, width: int, output_stack: Stack) -> None:
+        def _build_embedding(self, embedding_width: int, output_stack: Stack) -> None:
             streams = output_stack.streams
             if streams is not None and streams.type == "target_states" and streams.start == "state":
                 return
-            self.embed_tokens = nn.Embedding(self.spec.vocab_size + (self.spec.additional_vocab_size or 0), width)
+            self.embed_tokens = nn.Embedding(
+                self.spec.vocab_size + (self.spec.additional_vocab_size or 0), embedding_width
+            )
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
 
         @staticmethod
@@ -600,18 +606,18 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def repeats(self) -> dict[str, str]:
-            """Returns, by path, the first equal layer of each layer that repeats an earlier layer."""
+            """Returns path of a repeated layer → path of the first layer that it repeats."""
             only_stack: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks: dict[str, Any] = (
                 {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
             )
-            repeats: dict[str, str] = {}
-            for prefix, stack in stacks.items():
-                for i, layer_kind in enumerate(stack.layer_kinds):
+            first_equal_layers: dict[str, str] = {}
+            for stack_path, stack in stacks.items():
+                for layer_index, layer_kind in enumerate(stack.layer_kinds):
                     first_index = stack.layer_kinds.index(layer_kind)
-                    if first_index != i:
-                        repeats[f"{prefix}layers.{i}"] = f"{prefix}layers.{first_index}"
-            return repeats
+                    if first_index != layer_index:
+                        first_equal_layers[f"{stack_path}layers.{layer_index}"] = f"{stack_path}layers.{first_index}"
+            return first_equal_layers
 
         def embed(self, ids: Tensor) -> Tensor:
             if not hasattr(self, "embed_tokens"):
@@ -621,7 +627,9 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.embedding_kernel is not None:
                 kernel = self.spec.embedding_kernel
                 padded_embeddings = torch.nn.functional.pad(x, (0, 0, kernel // 2, kernel // 2))
-                x = torch.cat([padded_embeddings[:, i : i + x.shape[1]] for i in range(kernel)], -1)
+                x = torch.cat(
+                    [padded_embeddings[:, layer_index : layer_index + x.shape[1]] for layer_index in range(kernel)], -1
+                )
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
         def hidden_states(self, ids: Tensor, source_input: Tensor | None, forward_pass: ForwardPass) -> Tensor:
@@ -661,10 +669,10 @@ def _reference_class() -> type[nn.Module]:
                 pooled_vector, scores = self.get_submodule("pooler")(x)
             model_output = self._record_output(pooled_vector if self.scores_pooled else None, x, last_only)
             if hasattr(self, "proposal"):
-                term, outputs = self.get_submodule("proposal")(
+                proposal_term, outputs = self.get_submodule("proposal")(
                     x[:, -1:] if last_only else x, ids[:, -model_output.shape[1] :]
                 )
-                model_output = model_output + term
+                model_output = model_output + proposal_term
                 return (model_output, outputs) if with_mtp else model_output
             if with_pooled:
                 return model_output, scores
@@ -682,8 +690,8 @@ def _reference_class() -> type[nn.Module]:
                 token_scores: Tensor = self.classifier(head_input)
                 return token_scores
             if hasattr(self, "projection"):
-                vectors: Tensor = self.projection(head_input)
-                return vectors
+                output_vectors: Tensor = self.projection(head_input)
+                return output_vectors
             logits: Tensor = self.lm_head(head_input) if hasattr(self, "lm_head") else head_input
             return logits
 

@@ -86,12 +86,12 @@ class _Server(ThreadingHTTPServer):
 class PageServer:
     """The page's server on this machine. folder: the page's files. address: the URL for a browser."""
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, page_folder: Path, port: int = 0) -> None:
         """Binds the server to a port. port: 0 (default) for any free port. Raises `InputError` for a port in use."""
         whole("--port", port, 0, 65535)
-        self.folder = folder
+        self.folder = page_folder
         try:
-            self._server = _Server(("127.0.0.1", port), partial(Handler, directory=str(folder)))
+            self._server = _Server(("127.0.0.1", port), partial(Handler, directory=str(page_folder)))
         except OSError as error:
             raise InputError(f"--port {port}: {error.strerror}; expected a port that is free") from None
         self.address: str = f"http://127.0.0.1:{self._server.server_port}/"
@@ -136,8 +136,10 @@ def build_page(rebuild: bool = False) -> tuple[Path, str]:
         build_script = [sys.executable, str(web_folder / "build.py")]
         build_result = subprocess.run(build_script, stderr=subprocess.PIPE, text=True, check=False)
         if build_result.returncode:
-            reason = build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
-            raise InputError(f"the page is not built: {reason}")
+            failure_reason = (
+                build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
+            )
+            raise InputError(f"the page is not built: {failure_reason}")
         return page_folder, build_result.stderr.strip().splitlines()[-1]
     return page_folder, "note: the page is older than this checkout; --rebuild builds it anew" if _is_outdated(
         page_folder, web_folder

@@ -86,13 +86,13 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
     module_lists = sorted(
         {parameter.rpartition(".")[0] for parameter in counted_params if parameter.endswith(f".{depth - 1}")}, key=len
     )
-    for prefix in module_lists[:1]:
+    for list_name in module_lists[:1]:
         for node in layers:
             expected_params = node.cost_per_repeat(total_params_of)
             wrong_layers = {
-                layer_index: counted_params.get(f"{prefix}.{layer_index}", 0)
+                layer_index: counted_params.get(f"{list_name}.{layer_index}", 0)
                 for layer_index in node.indices or ()
-                if counted_params.get(f"{prefix}.{layer_index}", 0) != expected_params
+                if counted_params.get(f"{list_name}.{layer_index}", 0) != expected_params
             }
             if wrong_layers:
                 layer_index, params = next(iter(wrong_layers.items()))
@@ -101,16 +101,16 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
                     "differ"
                 )
                 problem_lines.append(
-                    f"  {prefix}.{layer_index}: {params:,}, the spec's {node.segment} {expected_params:,} "
+                    f"  {list_name}.{layer_index}: {params:,}, the spec's {node.segment} {expected_params:,} "
                     f"({difference})"
                 )
     if len(problem_lines) == 1:
         problem_lines.append(
             "  by the spec: "
             + ", ".join(
-                f"{child.segment} {child.total(total_params_of):,}"
-                for child in node_tree.children
-                if child.total(total_params_of)
+                f"{child_node.segment} {child_node.total(total_params_of):,}"
+                for child_node in node_tree.children
+                if child_node.total(total_params_of)
             )
         )
         problem_lines.append(

@@ -108,11 +108,11 @@ def memory(byte_count: int) -> str:
 def amount(number: float, unit_name: str) -> str:
     """Prints an amount or a rate in a decimal unit: `1.93 TFLOPs`, `3.35 TB/s`, `989.50 TFLOP/s`."""
     scaled_value, unit_prefix = _in_largest_unit(number, 1000, SI_PREFIXES)
-    digits = f"{scaled_value:.0f}" if not unit_prefix and float(number).is_integer() else f"{scaled_value:.2f}"
-    return f"{digits} {unit_prefix}{unit_name}"
+    digit_text = f"{scaled_value:.0f}" if not unit_prefix and float(number).is_integer() else f"{scaled_value:.2f}"
+    return f"{digit_text} {unit_prefix}{unit_name}"
 
 
-class Scale(NamedTuple):
+class UnitScale(NamedTuple):
     """The unit of a table's column: `name` is for the heading, `write` prints the cells.
 
     write_small: writes a value that would be 0.00 in this unit, in a smaller unit with its name.
@@ -129,11 +129,11 @@ class Scale(NamedTuple):
         return (self.write_small(number) if is_small else f"{scaled_value:,.2f}").replace("-", "−")
 
 
-GIB = Scale(1024**3, "GiB", memory)
+GIB = UnitScale(1024**3, "GiB", memory)
 """The unit of accelerator memory. Tables that are compared with it use GiB for every value."""
 
 
-def decimal_scale(number: float, unit_name: str) -> Scale:
+def decimal_scale(number: float, unit_name: str) -> UnitScale:
     """Returns the largest decimal unit in which the value is at least 1: `TFLOPs`.
 
     For a column, pass its total or its smallest value.
@@ -141,44 +141,44 @@ def decimal_scale(number: float, unit_name: str) -> Scale:
     return _largest_scale(number, 1000, SI_PREFIXES, unit_name, lambda small_value: amount(small_value, unit_name))
 
 
-def memory_scale(byte_count: float) -> Scale:
+def memory_scale(byte_count: float) -> UnitScale:
     """Returns the largest binary unit in which the value is at least 1: `GiB`."""
     return _largest_scale(byte_count, 1024, BINARY_PREFIXES, "B", memory)
 
 
-def count_scale(number: float) -> Scale:
+def count_scale(number: float) -> UnitScale:
     """Returns the largest unit of counts in which the value is at least 1: `B`."""
     return _largest_scale(number, 1000, COUNT_SUFFIXES, "", count)
 
 
 def _largest_scale(
     number: float, unit_base: int, prefixes: tuple[str, ...], unit_name: str, write_small: Callable[[Any], str]
-) -> Scale:
+) -> UnitScale:
     _, unit_prefix = _in_largest_unit(number, unit_base, prefixes)
-    return Scale(unit_base ** prefixes.index(unit_prefix), unit_prefix + unit_name, write_small)
+    return UnitScale(unit_base ** prefixes.index(unit_prefix), unit_prefix + unit_name, write_small)
 
 
-def flops(value: float) -> str:
+def flops(flop_count: float) -> str:
     """Prints a number of floating-point operations: `1.93 TFLOPs`."""
-    return amount(value, "FLOPs")
+    return amount(flop_count, "FLOPs")
 
 
-def percent(number: float, digits: int = 1) -> str:
+def percent(number: float, decimal_places: int = 1) -> str:
     """Prints a fraction in percent: `86.9 %`."""
-    return f"{100 * number:.{digits}f} %"
+    return f"{100 * number:.{decimal_places}f} %"
 
 
-def signed_percent(number: float, digits: int = 1) -> str:
+def signed_percent(number: float, decimal_places: int = 1) -> str:
     """Prints a relative difference: `−6.7 %`, `+0.3 %`, or `equal` for exactly 0. It has no sign if it rounds to 0."""
     if number == 0:
         return "equal"
-    percent_text = f"{abs(100 * number):.{digits}f}"
+    percent_text = f"{abs(100 * number):.{decimal_places}f}"
     sign_text = "" if not float(percent_text) else "+" if number > 0 else "−"
     return f"{sign_text}{percent_text} %"
 
 
 def difference(number: int) -> str:
-    """Prints an exact difference: `+256`, `−14,848`, `equal`."""
+    """Prints an exact difference of counts: `+256`, `−14,848`, `equal`."""
     return "equal" if number == 0 else f"{'+' if number > 0 else '−'}{abs(number):,}"
 
 
@@ -225,21 +225,21 @@ LONGEST_NUMBER = 100
 """The most letters of a number that a user writes."""
 
 
-def exact_number(digits: str, shown_text: str) -> Fraction:
+def exact_number(digit_text: str, shown_text: str) -> Fraction:
     """Returns the value of a number in the form of `NUMBER`. shown_text: the number in error messages.
 
     Raises `InputError` for a number that is longer than any quantity.
     """
     from fractions import Fraction
 
-    if len(digits) > LONGEST_NUMBER:
+    if len(digit_text) > LONGEST_NUMBER:
         shown_digits = shown_text if len(shown_text) <= 60 else f"{shown_text[:57]}…"
-        raise InputError(f"{shown_digits}: a number of {len(digits):,} letters; expected at most {LONGEST_NUMBER}")
-    return Fraction(digits.replace("_", "").replace(",", ""))
+        raise InputError(f"{shown_digits}: a number of {len(digit_text):,} letters; expected at most {LONGEST_NUMBER}")
+    return Fraction(digit_text.replace("_", "").replace(",", ""))
 
 
-def _is_whole(digits: str, unit_factor: int, shown_text: str) -> int:
-    exact_value = exact_number(digits, shown_text) * unit_factor
+def _is_whole(digit_text: str, unit_factor: int, shown_text: str) -> int:
+    exact_value = exact_number(digit_text, shown_text) * unit_factor
     if exact_value.denominator != 1:
         raise InputError(f"{shown_text} is not a whole number")
     return int(exact_value)

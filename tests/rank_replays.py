@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmcalc.device_memory.training import Training, replay_steps
+from llmcalc.device_memory.training import TrainingConfig, replay_steps
 from llmcalc.frameworks.fsdp2.pipeline import NEWEST, ScheduleSettings, ShardedRank, ShardedSetup
 from llmcalc.frameworks.torch.pipeline import RankRun, RankSetup
 from llmcalc.model import ModelSpec
@@ -12,7 +12,12 @@ from llmcalc.simulator.replay_result import ReplayResult
 
 
 def replay_rank(
-    spec: ModelSpec, training: Training, layout: Layout, rank: int, device: Device | None = None, workspace: int = 0
+    spec: ModelSpec,
+    training: TrainingConfig,
+    layout: Layout,
+    rank: int,
+    device: Device | None = None,
+    workspace: int = 0,
 ) -> ReplayResult:
     """The set-up and two training steps of a rank in plain PyTorch. device: the simulated device."""
     meter = Meter(device)
@@ -21,7 +26,7 @@ def replay_rank(
 
 def replay_sharded_rank(
     spec: ModelSpec,
-    training: Training,
+    training: TrainingConfig,
     layout: Layout,
     rank: int,
     device: Device | None = None,

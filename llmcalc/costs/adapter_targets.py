@@ -36,7 +36,7 @@ USUAL_CLASS_NAMES = {**dict.fromkeys(PROJECTIONS, "qkv_proj"), **dict.fromkeys(G
 
 
 class ClassLayer(NamedTuple):
-    """A projection as a model's class has it. module, projection: the names here. layer: the class's name of the layer.
+    """The layer in which a model's class computes a projection. module, projection: our names. layer: the class's.
 
     is_joined: whether the class has the projection in one layer with other projections of the module.
     """
@@ -47,21 +47,25 @@ class ClassLayer(NamedTuple):
     is_joined: bool
 
 
-def linear_layers(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
+def linear_layers(tree: Node, extra_parts: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
     """Yields every linear layer inside (`layers`) or outside of the transformer layers, with the operation."""
     for node_position in tree.walk():
         op = node_position.node.op
-        if isinstance(op, Linear) and node_position.optional in {"", *include} and is_in_layer(node_position) == layers:
+        if (
+            isinstance(op, Linear)
+            and node_position.optional in {"", *extra_parts}
+            and is_in_layer(node_position) == layers
+        ):
             yield node_position, op
 
 
-def class_layers(tree: Node, include: frozenset[str], module_names: ModuleNames | None) -> frozenset[ClassLayer]:
-    """Returns the projections inside the model's layers as the class has them.
+def class_layers(tree: Node, extra_parts: frozenset[str], module_names: ModuleNames | None) -> frozenset[ClassLayer]:
+    """Returns each projection inside the model's layers with the layer in which the class computes it.
 
     module_names: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
     layer_names: dict[tuple[str, str], tuple[str, str]] = {}
-    for node_position, _ in linear_layers(tree, include):
+    for node_position, _ in linear_layers(tree, extra_parts):
         node, parent = node_position.node, node_position.parent
         name, published_names = node.name, () if module_names is None else module_names(_path_of_first(node_position))
         if published_names:
@@ -82,35 +86,42 @@ def _path_of_first(node_position: Place) -> str:
     node, parent = node_position.node, node_position.parent
     if parent is None:
         return ""
-    segment = node.name if node.indices is None else f"{node.name}.{node.indices[0]}"
-    return ".".join(filter(None, (_path_of_first(parent), segment)))
+    path_part = node.name if node.indices is None else f"{node.name}.{node.indices[0]}"
+    return ".".join(filter(None, (_path_of_first(parent), path_part)))
 
 
 def resolve_targets(
-    targets: Sequence[str], names: Sequence[str], layers_of_class: frozenset[ClassLayer]
+    targets: Sequence[str], linear_names: Sequence[str], layers_of_class: frozenset[ClassLayer]
 ) -> tuple[list[str], list[str]]:
     """Returns (the projections that the targets name, the targets that name no layer).
 
-    targets: names here, of the model's class, or of classes of other families. names: the projections of the model.
+    targets: names here, of the model's class, or of classes of other families. linear_names: the model's projections.
     """
     projections: dict[str, None] = {}
     unknown_targets = []
-    for target in targets:
-        parts = [layer.projection for layer in layers_of_class if layer.layer == target]
-        parts = (
-            [target] if target in names else parts or [part for part in OTHER_NAMES.get(target, ()) if part in names]
+    for target_name in targets:
+        target_projections = [layer.projection for layer in layers_of_class if layer.layer == target_name]
+        target_projections = (
+            [target_name]
+            if target_name in linear_names
+            else target_projections
+            or [
+                projection_name
+                for projection_name in OTHER_NAMES.get(target_name, ())
+                if projection_name in linear_names
+            ]
         )
-        projections |= dict.fromkeys(parts)
-        if not parts:
-            unknown_targets.append(target)
+        projections |= dict.fromkeys(target_projections)
+        if not target_projections:
+            unknown_targets.append(target_name)
     return list(projections), unknown_targets
 
 
 def joined_layers(targets: Sequence[str], layers_of_class: frozenset[ClassLayer]) -> frozenset[ClassLayer]:
-    """Returns the projections in joined layers, without layers of which a target names a projection alone.
+    """Returns the projections that layers compute jointly, except layers with a projection that is itself a target.
 
     Who names `q_proj` has a class with that layer, such as Unsloth's copy of Phi-3 in the layout of Llama.
     """
-    joined = [layer for layer in layers_of_class if layer.is_joined]
-    separate = {(layer.module, layer.layer) for layer in joined if layer.projection in targets}
-    return frozenset(layer for layer in joined if (layer.module, layer.layer) not in separate)
+    joined_projections = [layer for layer in layers_of_class if layer.is_joined]
+    separate_layers = {(layer.module, layer.layer) for layer in joined_projections if layer.projection in targets}
+    return frozenset(layer for layer in joined_projections if (layer.module, layer.layer) not in separate_layers)

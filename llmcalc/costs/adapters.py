@@ -61,7 +61,7 @@ class LowRank:
     has_magnitudes: bool = False
     joined_layers: frozenset[ClassLayer] = frozenset()
 
-    def adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def adapters(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
 
         DoRA has a vector [out] beside them. LitGPT has one A [rank · parts, in] and one B [out, rank] for the adapted
@@ -69,10 +69,10 @@ class LowRank:
         mcore-bridge; with Megatron-Bridge all experts of a rank share one, of which that of one rank is counted. PEFT's
         have one per expert and fused weight.
         """
-        tensors = self._adapters_of_experts(tree, include) if self.is_parallel or self.experts else []
-        for product in self._layer_products(tree, include):
+        tensors = self._adapters_of_experts(tree, extra_parts) if self.is_parallel or self.experts else []
+        for joint_layers in self._layer_products(tree, extra_parts):
             adapted_products = [
-                (node_position, op) for node_position, op in product if node_position.node.name in self.targets
+                (node_position, op) for node_position, op in joint_layers if node_position.node.name in self.targets
             ]
             if adapted_products:
                 (node_position, op), out_width = adapted_products[0], 0
@@ -84,23 +84,23 @@ class LowRank:
                     tensors.append(TrainedTensor(tensor, node_position.kind, node_position.times))
         return tensors
 
-    def _adapters_of_experts(self, tree: Node, include: frozenset[str]) -> list[TrainedTensor]:
+    def _adapters_of_experts(self, tree: Node, extra_parts: frozenset[str]) -> list[TrainedTensor]:
         """Returns the adapters of routed experts of Megatron-Core, or of the fused experts of transformers.
 
         PEFT gives a fused weight the rank of all matrices in it (peft/utils/transformers_weight_conversion.py).
         """
         tensors = []
-        for product in _joined(_expert_layers(tree, include), _library_layer):
-            node_position, experts = product[0]
+        for joint_layers in _joint_layers(_expert_layers(tree, extra_parts), _library_layer):
+            node_position, experts = joint_layers[0]
             if node_position.node.name in self.targets or self.experts:
-                number = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
-                rank = self.rank * (1 if self.is_parallel else len(product))
-                for shape in ((rank, experts.n_in), (sum(op.n_out for _, op in product), rank)):
-                    copies = times(number, node_position.times)
-                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copies))
+                expert_count = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
+                rank = self.rank * (1 if self.is_parallel else len(joint_layers))
+                for shape in ((rank, experts.n_in), (sum(op.n_out for _, op in joint_layers), rank)):
+                    copy_count = times(expert_count, node_position.times)
+                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copy_count))
         return tensors
 
-    def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def trained_copies(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the tensors of fully trained modules besides the adapters, including tied weights."""
         tensors = []
         for node_position in tree.walk():
@@ -108,14 +108,14 @@ class LowRank:
             if (
                 op_use is None
                 or node_position.node.name not in self.copies
-                or node_position.optional not in {"", *include}
+                or node_position.optional not in {"", *extra_parts}
             ):
                 continue
             matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else op_use.tensors()
             tensors += [TrainedTensor(tensor, node_position.kind, node_position.times) for tensor in matrix]
         return tensors
 
-    def quantized_base(self, tree: Node, include: frozenset[str] = frozenset()) -> tuple[Number, Number]:
+    def quantized_base(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
         """Returns (number of quantized weights, bytes with scales).
 
         These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
@@ -126,35 +126,37 @@ class LowRank:
         total_bytes: Number = 0
         if self.base == "none":
             return weights, total_bytes
-        heads = [[linear] for linear in linear_layers(tree, include, layers=False) if linear[0].kind == "lm_head"]
-        for product in [*self._layer_products(tree, include), *(heads if self.quantized_head else [])]:
-            rows, columns = 0, product[0][1].n_in
-            for node_position, op in product:
+        heads = [[linear] for linear in linear_layers(tree, extra_parts, layers=False) if linear[0].kind == "lm_head"]
+        for joint_layers in [*self._layer_products(tree, extra_parts), *(heads if self.quantized_head else [])]:
+            row_count, column_count = 0, joint_layers[0][1].n_in
+            for node_position, op in joint_layers:
                 op_use = node_position.use
                 if op_use is not None and op_use.has("params") and not op.tied and node_position.kind != "router":
-                    rows = add(rows, op.n_out)
-            if not is_zero(rows):
-                copies = product[0][0].times
-                weights = add(weights, times(rows * columns, copies))
-                total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, columns), copies))
-        for node_position, experts in _expert_layers(tree, include) if self.quantized_experts else ():
-            rows = experts.num_experts * experts.n_out
-            weights = add(weights, times(rows * experts.n_in, node_position.times))
-            total_bytes = add(total_bytes, times(stored_bytes(self.base, rows, experts.n_in), node_position.times))
+                    row_count = add(row_count, op.n_out)
+            if not is_zero(row_count):
+                copy_count = joint_layers[0][0].times
+                weights = add(weights, times(row_count * column_count, copy_count))
+                total_bytes = add(total_bytes, times(stored_bytes(self.base, row_count, column_count), copy_count))
+        for node_position, experts in _expert_layers(tree, extra_parts) if self.quantized_experts else ():
+            row_count = experts.num_experts * experts.n_out
+            weights = add(weights, times(row_count * experts.n_in, node_position.times))
+            total_bytes = add(total_bytes, times(stored_bytes(self.base, row_count, experts.n_in), node_position.times))
         return weights, total_bytes
 
-    def uncounted_adapters(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def uncounted_adapters(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the adapters of routed experts that PEFT may add where every linear layer has one."""
-        if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(tree, include)}:
+        if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(tree, extra_parts)}:
             return []
-        return replace(self, experts=True)._adapters_of_experts(tree, include)
+        return replace(self, experts=True)._adapters_of_experts(tree, extra_parts)
 
-    def _layer_products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
+    def _layer_products(self, tree: Node, extra_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
-        yield from _joined(linear_layers(tree, include), _library_layer if self.is_parallel else self._joined_layer)
+        yield from _joint_layers(
+            linear_layers(tree, extra_parts), _library_layer if self.is_parallel else self._joined_layer
+        )
 
     def _joined_layer(self, node_position: Place) -> str:
-        """Returns the name of the layer that has a projection and its neighbours; empty for a layer of its own."""
+        """Returns the name of the layer that computes a projection with its neighbours; empty without neighbours."""
         name, parent = node_position.node.name, node_position.parent
         if self.fused_qkv or self.library == "litgpt":
             return "qkv_proj" if name in PROJECTIONS else ""
@@ -173,51 +175,53 @@ Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 
 def _library_layer(node_position: Place) -> str:
-    """Returns one name for the neighbours that Megatron-Core has in one layer; empty for a layer of its own."""
+    """Returns the name that projections of one Megatron-Core layer share; empty if a layer has the projection alone."""
     return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
 
 
-def _joined(
+def _joint_layers(
     layers: Iterable[tuple[Place, Layer]], joined_layer: Callable[[Place], str]
 ) -> Iterator[list[tuple[Place, Layer]]]:
-    """Yields groups of neighbouring layers that run as one product: those of one module with the same joined layer."""
+    """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
     all_layers = list(layers)  # their parents exist until the end: identity tells them apart
-    for (_, layer_name), group in groupby(all_layers, lambda layer: (id(layer[0].parent), joined_layer(layer[0]))):
+    for (_, layer_name), layer_group in groupby(
+        all_layers, lambda layer: (id(layer[0].parent), joined_layer(layer[0]))
+    ):
         if layer_name:
-            yield list(group)
+            yield list(layer_group)
         else:
-            yield from ([layer] for layer in group)
+            yield from ([layer] for layer in layer_group)
 
 
-def _expert_layers(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
+def _expert_layers(tree: Node, extra_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
     """Yields the experts' linear layers with separate parameters, with the operation."""
     for node_position in tree.walk():
         op, op_use = node_position.node.op, node_position.use
         if (
             isinstance(op, ExpertLinear)
-            and node_position.optional in {"", *include}
+            and node_position.optional in {"", *extra_parts}
             and op_use is not None
             and op_use.has("params")
         ):
             yield node_position, op
 
 
-def linear_layer_names(tree: Node, include: frozenset[str] = frozenset(), is_parallel: bool = False) -> list[str]:
+def linear_layer_names(tree: Node, extra_parts: frozenset[str] = frozenset(), is_parallel: bool = False) -> list[str]:
     """Returns the distinct names of the linear layers inside the model's layers.
 
     is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
     """
-    names = dict.fromkeys(node_position.node.name for node_position, _ in linear_layers(tree, include))
+    layer_names = dict.fromkeys(node_position.node.name for node_position, _ in linear_layers(tree, extra_parts))
     if is_parallel:
-        names |= dict.fromkeys(node_position.node.name for node_position, _ in _expert_layers(tree, include))
-    return [name for name in names if not (is_parallel and name in WITHOUT_ADAPTERS)]
+        layer_names |= dict.fromkeys(node_position.node.name for node_position, _ in _expert_layers(tree, extra_parts))
+    return [name for name in layer_names if not (is_parallel and name in WITHOUT_ADAPTERS)]
 
 
 def low_rank(
     tree: Node,
     adapters: LowRank,
     targets: Sequence[str] | None = None,
-    include: frozenset[str] = frozenset(),
+    extra_parts: frozenset[str] = frozenset(),
     module_names: ModuleNames | None = None,
     joins_as_class: bool = False,
 ) -> LowRank:
@@ -230,40 +234,40 @@ def low_rank(
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
-    _check_expert_adapters(tree, adapters, include)
+    _check_expert_adapters(tree, adapters, extra_parts)
     _check_magnitudes(adapters)
-    layer_names = linear_layer_names(tree, include, adapters.is_parallel)
-    layers_of_class = class_layers(tree, include, module_names)
-    joined = joined_layers(targets or (), layers_of_class) if joins_as_class else frozenset()
+    layer_names = linear_layer_names(tree, extra_parts, adapters.is_parallel)
+    layers_of_class = class_layers(tree, extra_parts, module_names)
+    joined_projections = joined_layers(targets or (), layers_of_class) if joins_as_class else frozenset()
     if targets is None:
-        targets = _default_targets(joined)
-        if not any(resolve_targets([target], layer_names, layers_of_class)[0] for target in targets):
+        targets = _default_targets(joined_projections)
+        if not any(resolve_targets([target_name], layer_names, layers_of_class)[0] for target_name in targets):
             raise InputError(
                 f"--lora-targets: missing; the model has none of {', '.join(targets)}, which have adapters by default; "
                 f"expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
             )
-    names, unknown_targets = resolve_targets(targets, layer_names, layers_of_class)
+    target_names, unknown_targets = resolve_targets(targets, layer_names, layers_of_class)
     if list(targets) == [ALL_LINEAR]:
-        names, unknown_targets = list(layer_names), []
-    for target in unknown_targets:
-        names_in_class = {layer.projection: layer.layer for layer in joined}
+        target_names, unknown_targets = list(layer_names), []
+    for target_name in unknown_targets:
+        names_in_class = {layer.projection: layer.layer for layer in joined_projections}
         known_names = list(dict.fromkeys(names_in_class.get(name, name) for name in layer_names))
         raise InputError(
-            f"--lora-targets {target}: no linear layer has that name; expected some of {', '.join(known_names)}, or "
-            f"{ALL_LINEAR}.{suggest(target, known_names)}"
+            f"--lora-targets {target_name}: no linear layer has that name; expected some of {', '.join(known_names)}, "
+            f"or {ALL_LINEAR}.{suggest(target_name, known_names)}"
         )
-    _check_joined_targets(tree, adapters, names, include)
+    _check_joined_targets(tree, adapters, target_names, extra_parts)
     _check_copied_modules(tree, adapters)
-    return replace(adapters, targets=frozenset(names), joined_layers=joined)
+    return replace(adapters, targets=frozenset(target_names), joined_layers=joined_projections)
 
 
-def _default_targets(joined: frozenset[ClassLayer]) -> tuple[str, ...]:
-    """Returns PEFT's usual layers: queries and values, or the layer in which the model's class has both."""
-    layers = [layer.layer for layer in joined if layer.projection in DEFAULT_TARGETS]
+def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ...]:
+    """Returns PEFT's usual layers: queries and values, or the layer in which the model's class computes both."""
+    layers = [layer.layer for layer in joined_projections if layer.projection in DEFAULT_TARGETS]
     return tuple(dict.fromkeys(layers)) or DEFAULT_TARGETS
 
 
-def _check_expert_adapters(tree: Node, adapters: LowRank, include: frozenset[str]) -> None:
+def _check_expert_adapters(tree: Node, adapters: LowRank, extra_parts: frozenset[str]) -> None:
     """Raises `InputError` for adapters of experts that the library, their base or the model does not have."""
     if not adapters.experts:
         return
@@ -271,12 +275,12 @@ def _check_expert_adapters(tree: Node, adapters: LowRank, include: frozenset[str
         raise InputError(f"--lora-experts: {adapters.library} has no such adapters; expected --lora-library peft")
     if adapters.quantized_experts:
         raise InputError("--lora-experts with --quantized-experts: not modelled together; expected one of them")
-    if not any(_expert_layers(tree, include)):
+    if not any(_expert_layers(tree, extra_parts)):
         raise InputError("--lora-experts: the model has no routed experts; expected no such option")
 
 
 def _check_magnitudes(adapters: LowRank) -> None:
-    """Raises `InputError` for magnitudes (DoRA) beside adapters or a base that are not modelled with them."""
+    """Raises `InputError` for magnitudes (DoRA) with adapters or base weights for which DoRA is not modelled."""
     if not adapters.has_magnitudes:
         return
     if adapters.library not in ("peft", "torchtune"):
@@ -287,26 +291,28 @@ def _check_magnitudes(adapters: LowRank) -> None:
         raise InputError("--use-dora with --base int8: not modelled together; expected --base nf4, nf4-dq or none")
 
 
-def _check_joined_targets(tree: Node, adapters: LowRank, names: Sequence[str], include: frozenset[str]) -> None:
-    """Raises `InputError` for some targets of several that the library has as one layer with one adapter."""
-    layers = _joined(linear_layers(tree, include), _library_layer) if adapters.is_parallel else ()
+def _check_joined_targets(
+    tree: Node, adapters: LowRank, target_names: Sequence[str], extra_parts: frozenset[str]
+) -> None:
+    """Raises `InputError` if targets name only some projections of a layer that the library adapts as a whole."""
+    layers = _joint_layers(linear_layers(tree, extra_parts), _library_layer) if adapters.is_parallel else ()
     for joined_layer in layers:
         fused_names = [node_position.node.name for node_position, _ in joined_layer]
-        if 0 < len(set(fused_names) & set(names)) < len(fused_names):
+        if 0 < len(set(fused_names) & set(target_names)) < len(fused_names):
             raise InputError(
-                f"--lora-targets {','.join(names)}: {', '.join(fused_names)} are one layer beside "
+                f"--lora-targets {','.join(target_names)}: {', '.join(fused_names)} are one layer beside "
                 f"which {adapters.library} has one adapter; expected all or none of them"
             )
 
 
 def _check_copied_modules(tree: Node, adapters: LowRank) -> None:
-    """Raises `InputError` for a copied module that the model does not have outside its layers."""
+    """Raises `InputError` for a fully trained module that the model does not have outside its layers."""
     outside_layers = [
         node_position.node.name
         for node_position in tree.walk()
         if node_position.node.op is not None and not is_in_layer(node_position)
     ]
-    for name in sorted(adapters.copies):
-        if name not in outside_layers:
+    for copied_module in sorted(adapters.copies):
+        if copied_module not in outside_layers:
             modules = ", ".join(dict.fromkeys(outside_layers))
-            raise InputError(f"--modules-to-save {name}: no such module; expected some of {modules}")
+            raise InputError(f"--modules-to-save {copied_module}: no such module; expected some of {modules}")

@@ -107,19 +107,19 @@ class CacheSize:
 
     def _cache_places(self) -> list[Place]:
         """Yields the places of all operations with a cache."""
-        cost = cache_bits_of(self.dtype)
+        cached_bits = cache_bits_of(self.dtype)
         return [
             node_position
             for node_position in self.tree.walk(RunConfig(self.workload))
-            if not node_position.optional and node_position.own_cost(cost)
+            if not node_position.optional and node_position.own_cost(cached_bits)
         ]
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
         """The bytes by the kind of cache, such as `full_attention` and `sliding_attention`."""
         bytes_by_kind: dict[str, int] = {}
-        for group in self.groups:
-            bytes_by_kind[group.kind] = bytes_by_kind.get(group.kind, 0) + group.bytes
+        for cache_group in self.groups:
+            bytes_by_kind[cache_group.kind] = bytes_by_kind.get(cache_group.kind, 0) + cache_group.bytes
         return bytes_by_kind
 
     @property
@@ -127,7 +127,7 @@ class CacheSize:
         """Groups of identical caches, in the order of the layers."""
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits_by_group: dict[tuple[str, int | None, int | None], Number] = {}
-        cost = cache_bits_of(self.dtype)
+        cached_bits = cache_bits_of(self.dtype)
         for node_position in self._cache_places():
             op = node_position.node.op
             tokens, vector_width = (
@@ -135,7 +135,9 @@ class CacheSize:
             )
             group = (getattr(op, "kind", STATE), tokens, vector_width)
             layers[group] = layers.get(group, 0) + node_position.times
-            bits_by_group[group] = bits_by_group.get(group, 0) + node_position.times * node_position.own_cost(cost)
+            bits_by_group[group] = bits_by_group.get(group, 0) + node_position.times * node_position.own_cost(
+                cached_bits
+            )
         return [
             CacheGroup(
                 cache_kind, layers[cache_kind, tokens, vector_width], tokens, vector_width, bits_to_bytes(bit_count)
@@ -152,9 +154,13 @@ class CacheSize:
         if not self.bytes:
             return []
         changed_caches = [
-            (change, replace(self, spec=spec, tree=_cached_tree(spec))) for change, spec in changed_models(self.spec)
+            (model_change, replace(self, spec=spec, tree=_cached_tree(spec)))
+            for model_change, spec in changed_models(self.spec)
         ]
-        return [WhatIf(change, cache, cache.bytes / self.bytes) for change, cache in changed_caches]
+        return [
+            WhatIf(model_change, changed_size, changed_size.bytes / self.bytes)
+            for model_change, changed_size in changed_caches
+        ]
 
     @property
     def contexts(self) -> list[int]:
@@ -202,13 +208,13 @@ def kv(
     seq: int | None = None,
     format_name: str = "bfloat16",
     source: int | None = None,
-    inputs: EncodedInputs | None = None,
+    encoded_inputs: EncodedInputs | None = None,
 ) -> CacheSize:
     """Computes the cache's size after `seq` tokens of each of `batch` sequences.
 
     seq: tokens per sequence; default `usual_context`.
     source: tokens that the encoder of an encoder-decoder has read; default as many as seq.
-    inputs: the images and audio whose tokens seq includes; None (default) for text alone.
+    encoded_inputs: the images and audio whose tokens seq includes; None (default) for text alone.
     Raises `InputError` for an encoder-only model, for a source given to a model without an encoder, and for an unknown
     cache format.
     """
@@ -217,4 +223,4 @@ def kv(
     check_source(spec, source)
     tokens = usual_context(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
-    return CacheSize(spec, _cached_tree(spec), workload, cache_format(format_name).name, source, inputs)
+    return CacheSize(spec, _cached_tree(spec), workload, cache_format(format_name).name, source, encoded_inputs)

@@ -19,7 +19,7 @@ STATE_BITS = 16
 
 
 @frozen(slots=True)
-class Vector:
+class VectorFormat:
     """The storage format of the key or value vector of one head.
 
     bits: bits per element.
@@ -57,8 +57,8 @@ class CacheFormat:
     """
 
     name: str
-    keys: Vector
-    values: Vector
+    keys: VectorFormat
+    values: VectorFormat
     what: str
     even: bool = False
     latent: bool = False
@@ -68,35 +68,40 @@ class CacheFormat:
         """Whether each head's key or value has a separate scale, which excludes MLA latents."""
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
-    def bits_per_token(self, vectors: Sequence[tuple[int, int]]) -> int:
+    def bits_per_token(self, head_vectors: Sequence[tuple[int, int]]) -> int:
         """Returns the bits per token in one layer's cache.
 
-        vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
+        head_vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
         stored_vectors = [
             (heads, (self.values if i else self.keys).bytes_of(head_size))
-            for i, (heads, head_size) in enumerate(vectors)
+            for i, (heads, head_size) in enumerate(head_vectors)
         ]
         if self.even and len(stored_vectors) == 2:
-            (heads, key), (_, value_vector) = stored_vectors
-            return 8 * heads * (key + value_vector + (key + value_vector) % 2)
+            (heads, key_size), (_, value_vector) = stored_vectors
+            return 8 * heads * (key_size + value_vector + (key_size + value_vector) % 2)
         return 8 * sum(heads * head_size for heads, head_size in stored_vectors)
 
 
 PLAIN = "a scale per tensor or none, which is not counted"
 
 
-def _block_format(format_name: str, scheme: str) -> CacheFormat:
-    block_elements, codes, scales, minima = BLOCKS[scheme]
-    vector = Vector(8 * codes // block_elements, block_elements, scales + minima)
+def _block_format(format_name: str, block_name: str) -> CacheFormat:
+    block_elements, codes, scales, minima = BLOCKS[block_name]
+    vector_format = VectorFormat(8 * codes // block_elements, block_elements, scales + minima)
     return CacheFormat(
-        format_name, vector, vector, f"blocks of {block_elements} elements with {scales + minima} bytes of scales each"
+        format_name,
+        vector_format,
+        vector_format,
+        f"blocks of {block_elements} elements with {scales + minima} bytes of scales each",
     )
 
 
-def _per_token_head(format_name: str, bits_per_element: int) -> CacheFormat:
-    vector = Vector(bits_per_element, vector_bytes=4)
-    return CacheFormat(format_name, vector, vector, "a fp32 scale for each token and head, for keys and for values")
+def _per_token_head_format(format_name: str, bits_per_element: int) -> CacheFormat:
+    vector_format = VectorFormat(bits_per_element, vector_bytes=4)
+    return CacheFormat(
+        format_name, vector_format, vector_format, "a fp32 scale for each token and head, for keys and for values"
+    )
 
 
 def _turbo_format(format_name: str, key_bits: int, value_bits: int) -> CacheFormat:
@@ -105,12 +110,12 @@ def _turbo_format(format_name: str, key_bits: int, value_bits: int) -> CacheForm
     Keys have Hadamard rotation, Lloyd-Max codes and a fp16 norm; values have uniform codes with a fp16 scale and zero
     point.
     """
-    key_vector = Vector(8) if key_bits == 8 else Vector(key_bits, vector_bytes=2)
+    key_vector = VectorFormat(8) if key_bits == 8 else VectorFormat(key_bits, vector_bytes=2)
     description = "fp8 keys" if key_bits == 8 else f"{key_bits}-bit keys with a fp16 norm for each token and head"
     return CacheFormat(
         format_name,
         key_vector,
-        Vector(value_bits, vector_bytes=4),
+        VectorFormat(value_bits, vector_bytes=4),
         f"{description}; {value_bits}-bit values with a fp16 scale and zero for each token and head",
         even=True,
     )
@@ -120,19 +125,21 @@ FORMATS = {
     cache_format.name: cache_format
     for cache_format in (
         *(_block_format(name.lower(), name) for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")),
-        CacheFormat("nvfp4", Vector(4, 16, 1), Vector(4, 16, 1), "blocks of 16 elements with a fp8 scale each"),
+        CacheFormat(
+            "nvfp4", VectorFormat(4, 16, 1), VectorFormat(4, 16, 1), "blocks of 16 elements with a fp8 scale each"
+        ),
         _block_format("mxfp4", "MXFP4"),
-        _per_token_head("fp8_per_token_head", 8),
-        _per_token_head("int8_per_token_head", 8),
-        _per_token_head("int4_per_token_head", 4),
+        _per_token_head_format("fp8_per_token_head", 8),
+        _per_token_head_format("int8_per_token_head", 8),
+        _per_token_head_format("int4_per_token_head", 4),
         _turbo_format("turboquant_k8v4", 8, 4),
         _turbo_format("turboquant_4bit_nc", 4, 4),
         _turbo_format("turboquant_k3v4_nc", 3, 4),
         _turbo_format("turboquant_3bit_nc", 3, 3),
         CacheFormat(
             "fp8_ds_mla",
-            Vector(8, 128, 4),
-            Vector(16),
+            VectorFormat(8, 128, 4),
+            VectorFormat(16),
             "fp8 latents and indexer keys with a fp32 scale for each 128 elements; rotary keys in bf16",
             latent=True,
         ),
@@ -162,14 +169,14 @@ def cache_format(format_name: str) -> CacheFormat:
         number_format_name = dtype_of(_SPELLED.get(normalized_name, format_name))
     except InputError:
         number_formats = [DTYPE_NAMES.get(number_format, number_format) for number_format in DTYPE_BITS]
-        suggestion = suggest(normalized_name, [*number_formats, *FORMATS])
+        suggestion_text = suggest(normalized_name, [*number_formats, *FORMATS])
         raise InputError(
             f"unknown cache format '{format_name}': expected a number format ({', '.join(number_formats)}) or one "
             "with scales "
-            f"({', '.join(FORMATS)}).{suggestion}"
+            f"({', '.join(FORMATS)}).{suggestion_text}"
         ) from None
-    vector = Vector(DTYPE_BITS[number_format_name])
-    return CacheFormat(number_format_name, vector, vector, PLAIN)
+    vector_format = VectorFormat(DTYPE_BITS[number_format_name])
+    return CacheFormat(number_format_name, vector_format, vector_format, PLAIN)
 
 
 def cache_bits_in(stored_format: CacheFormat) -> Cost:

@@ -39,10 +39,10 @@ def check_draft(
             f"{shared_embedding_text}; expected {expected_draft}"
         )
     states_reader = states_reader_of(draft_model)
-    width = None if states_reader is None else states_reader.size or draft_model.hidden_size
-    if width is not None and width != target_model.hidden_size:
+    hidden_width = None if states_reader is None else states_reader.size or draft_model.hidden_size
+    if hidden_width is not None and hidden_width != target_model.hidden_size:
         raise InputError(
-            f"{option}: reads hidden states of width {width:,}, and the target's have {target_model.hidden_size:,}; "
-            "expected "
+            f"{option}: reads hidden states of width {hidden_width:,}, and the target's have "
+            f"{target_model.hidden_size:,}; expected "
             "the draft of this target"
         )

@@ -61,29 +61,31 @@ class EncodedInputs:
         return sum(encoder_run.total(cost_function) for encoder_run in self.runs)
 
 
-def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedInputs:
+def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> EncodedInputs:
     """Returns the images and audio of `batch` sequences in the model's form.
 
     Raises `InputError` for a model that reads none, or whose processor's rule is not known.
     """
-    if inputs.audio is not None and spec.source_tokens is not None and inputs.image is None:
-        return _fixed_audio_inputs(spec, inputs.audio)
+    if input_settings.audio is not None and spec.source_tokens is not None and input_settings.image is None:
+        return _fixed_audio_inputs(spec, input_settings.audio)
     image_tokens = audio_tokens = 0
-    runs: list[EncoderRun] = []
-    if inputs.image is not None:
-        images, (height, width) = inputs.images or 1, inputs.height_and_width
+    encoder_runs: list[EncoderRun] = []
+    if input_settings.image is not None:
+        images, (image_height, image_width) = input_settings.images or 1, input_settings.height_and_width
         encoder_name, processor_rule = _encoder_rule(spec, "image", "images")
         tower: Any = spec.towers[encoder_name]
         processor_rule = processor_rule if images == 1 else processor_rule.rule_among_several()
-        encoded_input = processor_rule.encode(height, width, tower.patches.patch_size)
+        encoded_input = processor_rule.encode(image_height, image_width, tower.patches.patch_size)
         image_tokens = images * encoded_input.tokens
-        runs += _encoder_runs(spec, encoder_name, encoded_input, batch * images)
-    if inputs.audio is not None:
+        encoder_runs += _encoder_runs(spec, encoder_name, encoded_input, batch * images)
+    if input_settings.audio is not None:
         encoder_name, processor_rule = _encoder_rule(spec, "audio", "audio")
-        encoded_input = processor_rule.encode(inputs.audio)
+        encoded_input = processor_rule.encode(input_settings.audio)
         audio_tokens = encoded_input.tokens
-        runs += _encoder_runs(spec, encoder_name, encoded_input, batch, has_images=inputs.image is not None)
-    return EncodedInputs(image_tokens, audio_tokens, True, tuple(runs))
+        encoder_runs += _encoder_runs(
+            spec, encoder_name, encoded_input, batch, has_images=input_settings.image is not None
+        )
+    return EncodedInputs(image_tokens, audio_tokens, True, tuple(encoder_runs))
 
 
 def _fixed_audio_inputs(spec: ModelSpec, seconds: float) -> EncodedInputs:
@@ -107,11 +109,13 @@ def _encoder_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tuple[st
     Raises `InputError` where there is none.
     """
     encoders = [
-        name
-        for name, tower in spec.towers.items()
+        tower_name
+        for tower_name, tower in spec.towers.items()
         if hasattr(tower, rule_field) and (tower.type != "projector" or tower.raw)
     ]
-    encoder_name = next((name for name in encoders if getattr(spec.towers[name], rule_field) is not None), None)
+    encoder_name = next(
+        (tower_name for tower_name in encoders if getattr(spec.towers[tower_name], rule_field) is not None), None
+    )
     if encoder_name is not None:
         return encoder_name, getattr(spec.towers[encoder_name], rule_field)
     if encoders:
@@ -132,7 +136,7 @@ def _encoder_runs(
 
     input_count: images or recordings of all sequences. has_images: whether the prompts have images.
     """
-    (towers,) = (child for child in spec.tree().children if child.name == "towers")
+    (towers,) = (child_node for child_node in spec.tree().children if child_node.name == "towers")
     towers_by_name = {node.name: node for node in towers.children}
     batch = input_count * encoded_input.parts * spec.towers[encoder_name].frames_per_image
     workload = EncoderPass(batch=batch, rows=encoded_input.rows, columns=encoded_input.columns)

@@ -200,11 +200,11 @@ def flops(
     spec: ModelSpec,
     counted_run: RunConfig | Workload,
     extra_parts: frozenset[str] = frozenset(),
-    inputs: EncodedInputs | None = None,
+    encoded_inputs: EncodedInputs | None = None,
 ) -> FlopCount:
     """Counts the FLOPs of a run; for a workload alone, with eager attention.
 
-    inputs: the images and audio of its sequences, whose tokens the run's have to include; None (default) for none.
+    encoded_inputs: images and audio of its sequences, whose tokens the run's have to include; default none.
     Raises `InputError` for a phase that the model does not have.
     """
     run_config = RunConfig(counted_run) if isinstance(counted_run, Workload) else counted_run
@@ -219,4 +219,4 @@ def flops(
         raise InputError(
             f"--context: the {workload.phase} phase has no cached context; expected --phase prefill or decode"
         )
-    return FlopCount(spec, spec.tree(), run_config, extra_parts, inputs)
+    return FlopCount(spec, spec.tree(), run_config, extra_parts, encoded_inputs)

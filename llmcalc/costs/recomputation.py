@@ -44,7 +44,11 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[st
     if recompute.nodes:
         check_nodes(
             recompute.nodes,
-            (path for layer, _ in _layers_and_steps(spec, run_config) for path, _ in _modules_below(layer)),
+            (
+                module_path
+                for layer, _ in _layers_and_steps(spec, run_config)
+                for module_path, _ in _modules_below(layer)
+            ),
         )
     for layer, _ in _layers_and_steps(spec, run_config):
         if recompute.core:
@@ -55,14 +59,14 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[st
         else:
             flops_sum += sum(
                 node_position.cost_in_model(OpUse.forward_flops, extra_parts)
-                for path, node_position in _modules_below(layer)
-                if path in recompute.nodes
+                for module_path, node_position in _modules_below(layer)
+                if module_path in recompute.nodes
             )
     return flops_sum
 
 
 def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[str] = frozenset()) -> Number:
-    """Counts the FLOPs that non-reentrant checkpointing saves against `recomputed`.
+    """Counts the FLOPs that non-reentrant checkpointing saves compared with full recomputation.
 
     It stops when the last tensor that the backward pass needs has been recomputed. If a layer or module ends in a
     matrix product or a convolution, followed at most by additions, that product is not recomputed. If it ends in a
@@ -78,9 +82,15 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, extra_parts: f
         elif recompute.layers:
             flops_sum += times(_last_product_flops(module_scope, layer), _recomputed_count(layer, recompute))
         else:
-            modules = {path: module for path, module in _scopes_by_path(module_scope) if path in recompute.nodes}
+            modules = {
+                module_path: module
+                for module_path, module in _scopes_by_path(module_scope)
+                if module_path in recompute.nodes
+            }
             modules_of_layer = [
-                (node_position, modules[path]) for path, node_position in _modules_below(layer) if path in modules
+                (node_position, modules[module_path])
+                for module_path, node_position in _modules_below(layer)
+                if module_path in modules
             ]
             flops_sum += sum(
                 times(_last_product_flops(module, node_position), node_position.times)
@@ -121,25 +131,25 @@ def _recomputed_count(layer: Place, recompute: Recompute) -> Number:
 
 def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, Place]]:
     """Yields (path relative to the layer, module) for the modules of a layer."""
-    for child in layer.children():
-        path = f"{parent_path}{child.node.name}"
-        yield path, child
-        yield from _modules_below(child, f"{path}.")
+    for child_scope in layer.children():
+        module_path = f"{parent_path}{child_scope.node.name}"
+        yield module_path, child_scope
+        yield from _modules_below(child_scope, f"{module_path}.")
 
 
 def _scopes_by_path(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
     """Yields (path relative to the layer, steps) for every module of a layer."""
     for program_item in module_scope.items:
         if isinstance(program_item, Scope):
-            path = f"{parent_path}{program_item.name}"
-            yield path, program_item
-            yield from _scopes_by_path(program_item, f"{path}.")
+            module_path = f"{parent_path}{program_item.name}"
+            yield module_path, program_item
+            yield from _scopes_by_path(program_item, f"{module_path}.")
 
 
 def _last_product(layer: Scope) -> Linear | Conv1d | None:
     """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
-    for step in layer.steps(idle=False):
-        if step.verb not in SAVES_NOTHING:
-            last_product = step
+    for operation in layer.steps(idle=False):
+        if operation.verb not in SAVES_NOTHING:
+            last_product = operation
     return last_product.op if last_product is not None and isinstance(last_product.op, (Linear, Conv1d)) else None

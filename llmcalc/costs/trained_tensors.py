@@ -59,10 +59,12 @@ def tensors_from_layer(
         if layer is None or (node_position.optional and node_position.optional not in extra_parts):
             continue
         indices = range(int(layer.times)) if layer.node.indices is None else layer.node.indices
-        copies = node_position.times * sum(layer_index >= first_layer for layer_index in indices) // int(layer.times)
-        if copies and node_position.use is not None:
+        copy_count = (
+            node_position.times * sum(layer_index >= first_layer for layer_index in indices) // int(layer.times)
+        )
+        if copy_count and node_position.use is not None:
             for tensor in node_position.use.tensors():
-                yield TrainedTensor(tensor, node_position.kind, copies, _path_without_indices(node_position))
+                yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))
 
 
 def layers_of(tree: Node) -> tuple[str, ...]:
@@ -92,7 +94,7 @@ def _layer_of(node_position: Place | None) -> Place | None:
     return node_position
 
 
-def bytes_of(elements: Number, dtype: str) -> Number:
+def packed_bytes(elements: Number, dtype: str) -> Number:
     """Returns the bytes of a number of elements, packed for formats below one byte."""
     element_bits = DTYPE_BITS[dtype]
     return elements * (element_bits // 8) if element_bits % 8 == 0 else bits_to_bytes(elements * element_bits)
@@ -100,17 +102,17 @@ def bytes_of(elements: Number, dtype: str) -> Number:
 
 def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamTensor], Number]) -> Number:
     """Sums a function's values over trained tensors."""
-    total: Number = 0
+    value_sum: Number = 0
     for trained_tensor in tensors:
-        total = add(total, times(tensor_quantity(trained_tensor.tensor), trained_tensor.times))
-    return total
+        value_sum = add(value_sum, times(tensor_quantity(trained_tensor.tensor), trained_tensor.times))
+    return value_sum
 
 
-def elements_of(tensors: Iterable[TrainedTensor]) -> Number:
+def total_elements(tensors: Iterable[TrainedTensor]) -> Number:
     """Returns the total number of elements of trained tensors."""
     return sum_over(tensors, lambda tensor: tensor.size)
 
 
-def count_of(tensors: Iterable[TrainedTensor]) -> Number:
+def tensor_count(tensors: Iterable[TrainedTensor]) -> Number:
     """Returns the number of trained tensors."""
     return sum_over(tensors, lambda _: 1)

@@ -50,7 +50,7 @@ _CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 
 
 @frozen
-class Runtime:
+class CudaRuntime:
     """The memory and properties of the GPU of a run.
 
     workspace: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through torch's
@@ -73,32 +73,34 @@ class Runtime:
     is_tried: bool = False
 
 
-HOPPER = Runtime()
+HOPPER = CudaRuntime()
 """An H100 or H200 with torch's defaults."""
 
 
-def runtime_of(hardware: Hardware | None, workspace_config: str | None = None, expandable: bool = False) -> Runtime:
+def runtime_of(hardware: Hardware | None, workspace_config: str | None = None, expandable: bool = False) -> CudaRuntime:
     """Returns the CUDA memory of an accelerator, default an H100. workspace_config: CUBLAS_WORKSPACE_CONFIG or None.
 
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
-    gpu_name = Runtime.gpu if hardware is None else hardware.name.upper()
+    gpu_name = CudaRuntime.gpu if hardware is None else hardware.name.upper()
     if hardware is not None and hardware.vendor in UNIFIED:
-        return Runtime(0, 0, expandable, gpu_name)
+        return CudaRuntime(0, 0, expandable, gpu_name)
     capability = None if hardware is None else hardware.compute_capability
     is_large = capability is None or int(capability.partition(".")[0]) in LARGE
     workspace = (
         (LARGE_WORKSPACE if is_large else WORKSPACE) if workspace_config is None else workspace_bytes(workspace_config)
     )
-    version = Runtime.capability if capability is None else int(capability.replace(".", ""))
+    version = CudaRuntime.capability if capability is None else int(capability.replace(".", ""))
     compute_units = None if hardware is None else hardware.compute_units
     multiprocessors = compute_units.count if compute_units is not None and compute_units.name in ("SM", "CU") else None
-    context_size = Runtime.context
+    context_size = CudaRuntime.context
     if hardware is not None and hardware.context_bytes is not None:
         context_size = hardware.context_bytes
     elif capability is not None:
         context_size = context_bytes(capability, multiprocessors)
-    return Runtime(workspace, context_size, expandable, gpu_name, version, multiprocessors or Runtime.multiprocessors)
+    return CudaRuntime(
+        workspace, context_size, expandable, gpu_name, version, multiprocessors or CudaRuntime.multiprocessors
+    )
 
 
 def context_bytes(capability: str, multiprocessors: int | None) -> int:

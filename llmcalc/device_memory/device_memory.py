@@ -18,10 +18,10 @@ from ..simulator.caching_allocator import CachingAllocator
 from ..simulator.event_log import RecordedEvents
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack, layer_stacks
 from ..simulator.layer_pattern import RECORDED_REPEATS
-from ..simulator.meter import Peak, Place
+from ..simulator.meter import AllocationPlace, Peak
 from ..simulator.repeat_layers import AllocatorOverhead, NotRepeating, RepeatAnalysis
 from ..simulator.replay_result import ReplayResult
-from .cuda_runtime import CONTEXT_SOURCE, Runtime
+from .cuda_runtime import CONTEXT_SOURCE, CudaRuntime
 from .linear_in_layers import extrapolate_layers, highest_pass, list_places, node_path
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ MOMENTS = ("prefill", "decode", "forward", "backward", "step")
 TORCH = "torch 2.13"
 
 
-class Point(NamedTuple):
+class ModulePeak(NamedTuple):
     """The peak of the device's memory during one module.
 
     phase: part of the step.
@@ -62,7 +62,7 @@ class Point(NamedTuple):
 
 
 @frozen
-class Term:
+class MemoryTerm:
     """One term of the device's memory in bytes, with evidence.
 
     name: name in the report.
@@ -105,12 +105,12 @@ class DeviceMemory:
     after_step_bytes: int
     reserved_bytes: int
     device_bytes: int
-    peak_at: Point
+    peak_at: ModulePeak
     by_kind: Mapping[str, int]
-    timeline: tuple[Point, ...]
+    timeline: tuple[ModulePeak, ...]
     moments: Mapping[str, Mapping[str, int]]
-    terms: tuple[Term, ...]
-    host: tuple[Term, ...] = ()
+    terms: tuple[MemoryTerm, ...]
+    host: tuple[MemoryTerm, ...] = ()
     paged_bytes: int = 0
 
     @property
@@ -129,17 +129,17 @@ class DeviceMemory:
         return Fit(hardware, self.device_bytes - moved_bytes, self.fragmentation)
 
 
-TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
+TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)
 """The tensors of a run whose parts are all compared with torch."""
 
 
 class RecordReplay(Protocol):
     """Records replays of a model, each on a separate allocator."""
 
-    def __call__(self, repeats: Mapping[int, int], workspace: int, /) -> Sequence[RecordedEvents]:
+    def __call__(self, repeats_by_stack: Mapping[int, int], workspace: int, /) -> Sequence[RecordedEvents]:
         """Records the replay with a given number of repeats.
 
-        repeats: stack → repeats of its pattern; stacks that are not there run whole.
+        repeats_by_stack: stack → repeats of its pattern; stacks that are not there run whole.
         workspace: bytes of one cuBLAS workspace.
         """
 
@@ -160,7 +160,7 @@ class UnreplayedBytes:
     stays_after_run: bool = True
 
 
-def with_evidence(memory_term: Term, evidence: Sequence[Evidence]) -> Term:
+def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> MemoryTerm:
     """Returns the term, with the weakest verification status of the run's evidence."""
     weakest_status = weakest([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
     if memory_term.of_runtime or weakest_status == memory_term.status:
@@ -185,9 +185,9 @@ def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> 
 def device_memory(
     spec: ModelSpec,
     record_replay: RecordReplay,
-    cuda_runtime: Runtime,
+    cuda_runtime: CudaRuntime,
     unreplayed_bytes: Sequence[UnreplayedBytes],
-    tensors: Term,
+    tensors: MemoryTerm,
     recompute_period: int = 1,
     encoder_peaks: Sequence[EncoderPeak] = (),
 ) -> DeviceMemory:
@@ -203,7 +203,11 @@ def device_memory(
 
 
 def summarize(
-    replay_result: ReplayResult, context_bytes: int, stacks: list[LayerStack], tensors: Term, is_complete: bool = True
+    replay_result: ReplayResult,
+    context_bytes: int,
+    stacks: list[LayerStack],
+    tensors: MemoryTerm,
+    is_complete: bool = True,
 ) -> DeviceMemory:
     """Returns the memory of a device, computed from the result of a replay.
 
@@ -224,26 +228,32 @@ def summarize(
         after_step_bytes=replay_result.after + replay_result.slop_after,
         reserved_bytes=reserved_bytes,
         device_bytes=reserved_bytes + context_bytes,
-        peak_at=Point(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
+        peak_at=ModulePeak(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
         by_kind=bytes_by_kind,
         timeline=tuple(timeline(replay_result, stacks)),
         moments=moments(replay_result.peaks),
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
-            Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
-            Term("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
-            Term("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
-            Term("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            MemoryTerm(
+                "cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True
+            ),
+            MemoryTerm("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
+            MemoryTerm("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
+            MemoryTerm("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
 
 def _allocator_evidence(is_complete: bool, micro_batches: int) -> tuple[Status, str]:
     """Returns the status and the source of the allocator's overhead. micro_batches: as of `ReplayResult`."""
-    source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
+    allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     if micro_batches:
-        return "estimate", f"{source} for {micro_batches} micro-batches of a step, extrapolated to all"
-    return ("source", source) if is_complete else ("estimate", f"{source} for some layers, extrapolated to all")
+        return "estimate", f"{allocator_source} for {micro_batches} micro-batches of a step, extrapolated to all"
+    return (
+        ("source", allocator_source)
+        if is_complete
+        else ("estimate", f"{allocator_source} for some layers, extrapolated to all")
+    )
 
 
 @contextmanager
@@ -273,14 +283,16 @@ class CountedRun:
 
     @without_garbage_collection()
     def __init__(
-        self, spec: ModelSpec, record_replay: RecordReplay, cuda_runtime: Runtime, recompute_period: int = 1
+        self, spec: ModelSpec, record_replay: RecordReplay, cuda_runtime: CudaRuntime, recompute_period: int = 1
     ) -> None:
-        self.runtime: Runtime = cuda_runtime
+        self.runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating: list[int] = [i for i, stack in enumerate(self.stacks) if stack.is_extrapolated]
+        self.repeating: list[int] = [
+            stack_index for stack_index, layer_stack in enumerate(self.stacks) if layer_stack.is_extrapolated
+        ]
         self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_tried else MOST_REPLAYED_LAYERS
-        self.whole: bool = not self.repeating or sum(stack.layers for stack in self.stacks) <= most_layers
+        self.whole: bool = not self.repeating or sum(layer_stack.layers for layer_stack in self.stacks) <= most_layers
         self.result: ReplayResult = (
             extrapolate_layers(self._count_bytes, self.stacks)
             if self.repeating
@@ -290,7 +302,7 @@ class CountedRun:
     @property
     def recordings(self) -> list[RecordedEvents]:
         """The recorded allocations and releases; empty after the replay on the allocator."""
-        return [analysis.recorded for analysis in self.analyses]
+        return [repeat_analysis.recorded for repeat_analysis in self.analyses]
 
     @property
     def tensor_bytes(self) -> int:
@@ -311,7 +323,7 @@ class CountedRun:
         self,
         context_bytes: int,
         unreplayed_bytes: Sequence[UnreplayedBytes],
-        tensors: Term,
+        tensors: MemoryTerm,
         encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
         """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
@@ -324,7 +336,10 @@ class CountedRun:
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
-        short_run_repeats = {i: self.stacks[i].repeats_of_layer_types(RECORDED_REPEATS) for i in self.repeating}
+        short_run_repeats = {
+            stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
+            for stack_index in self.repeating
+        }
         try:
             return [
                 RepeatAnalysis(recorded_events, self.stacks, self.repeating)
@@ -332,7 +347,7 @@ class CountedRun:
             ]
         except NotRepeating:
             self.repeating = []
-        layers = sum(stack.layers for stack in self.stacks)
+        layers = sum(layer_stack.layers for layer_stack in self.stacks)
         if layers > MOST_RECORDED_LAYERS:
             raise InputError(
                 f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
@@ -342,45 +357,61 @@ class CountedRun:
             for recorded_events in record_replay({}, self.runtime.workspace)
         ]
 
-    def _count_bytes(self, repeats: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of tensors. repeats: stack → repeats, by default all."""
-        return _join_results([analysis.counted(repeats) for analysis in self.analyses])
+    def _count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
+        """Counts the bytes of tensors. repeats_by_stack: stack → repeats, by default all."""
+        return _join_results([repeat_analysis.counted(repeats_by_stack) for repeat_analysis in self.analyses])
 
     @cached_property
     def _allocator_overhead(self) -> AllocatorOverhead:
         """The bytes that the allocator adds to the tensors, extrapolated to all layers."""
         with without_garbage_collection():
-            overhead = self._overhead_with_layers({}) if self.whole else self._extrapolated_overhead()
+            allocator_overhead = self._overhead_with_layers({}) if self.whole else self._extrapolated_overhead()
         self.analyses = []  # their events are no longer needed
-        return overhead
+        return allocator_overhead
 
     def _extrapolated_overhead(self) -> AllocatorOverhead:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
         stacks, repeating_stacks = self.stacks, self.repeating
         shorter_repeats, longer_repeats = (
-            {i: max(SHORT_RUN_REPEATS, layers // stacks[i].period) for i in repeating_stacks}
+            {
+                stack_index: max(SHORT_RUN_REPEATS, layers // stacks[stack_index].period)
+                for stack_index in repeating_stacks
+            }
             for layers in EXTRAPOLATED_FROM
         )
         longer_repeats = {
-            i: min(stacks[i].repeats, max(longer_repeats[i], shorter_repeats[i] + 1)) for i in repeating_stacks
+            stack_index: min(
+                stacks[stack_index].repeats, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
+            )
+            for stack_index in repeating_stacks
         }
-        added_layers = sum((longer_repeats[i] - shorter_repeats[i]) * stacks[i].period for i in repeating_stacks)
-        missing_layers = sum((stacks[i].repeats - longer_repeats[i]) * stacks[i].period for i in repeating_stacks)
+        added_layers = sum(
+            (longer_repeats[stack_index] - shorter_repeats[stack_index]) * stacks[stack_index].period
+            for stack_index in repeating_stacks
+        )
+        missing_layers = sum(
+            (stacks[stack_index].repeats - longer_repeats[stack_index]) * stacks[stack_index].period
+            for stack_index in repeating_stacks
+        )
         return self._overhead_with_layers(shorter_repeats).extrapolate(
             self._overhead_with_layers(longer_repeats), missing_layers, added_layers
         )
 
-    def _overhead_with_layers(self, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead. repeats: stack → repeats, by default all."""
+    def _overhead_with_layers(self, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
+        """Returns the allocator's overhead. repeats_by_stack: stack → repeats, by default all."""
         return AllocatorOverhead.joined(
-            [analysis.overhead(CachingAllocator(self.runtime.expandable), repeats) for analysis in self.analyses]
+            [
+                repeat_analysis.overhead(CachingAllocator(self.runtime.expandable), repeats_by_stack)
+                for repeat_analysis in self.analyses
+            ]
         )
 
 
 def check_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many layers to replay one by one and no repeating pattern."""
     irregular_layers = sum(
-        stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
+        layer_stack.irregular_layers if layer_stack.repeats > RECORDED_REPEATS else layer_stack.layers
+        for layer_stack in layer_stacks(spec)
     )
     if irregular_layers > MOST_IRREGULAR_LAYERS:
         raise InputError(
@@ -391,12 +422,12 @@ def check_layers(spec: ModelSpec) -> None:
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the joint result of several runs in sequence."""
-    peaks = {
+    joint_peaks = {
         allocation_place: peak
         for replay_result in replay_results
         for allocation_place, peak in replay_result.peaks.items()
     }
-    return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=peaks)
+    return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=joint_peaks)
 
 
 def _add_unreplayed(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
@@ -426,20 +457,23 @@ def _add_encoders(
             "cache": cache_bytes,
             "temporary": encoder_peak.bytes,
         }
-        replay_result.peaks = {Place("prefill", path=f"towers.{encoder_peak.name}"): peak, **replay_result.peaks}
+        replay_result.peaks = {
+            AllocationPlace("prefill", path=f"towers.{encoder_peak.name}"): peak,
+            **replay_result.peaks,
+        }
         replay_result.reserved = max(replay_result.reserved, peak.bytes + replay_result.slop)
 
 
-def timeline(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
+def timeline(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
-    module_points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
+    module_points: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
     for phase, node, peak_bytes in list_places(replay_result, stacks):
         if peak_bytes:
-            module_points[phase].append(Point(phase, node, peak_bytes))
+            module_points[phase].append(ModulePeak(phase, node, peak_bytes))
     return [module_point for phase_points in module_points.values() for module_point in phase_points]
 
 
-def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
+def moments(peaks: Mapping[AllocationPlace, Peak]) -> dict[str, Mapping[str, int]]:
     """Returns phase name → bytes by kind of tensor at the phase's peak."""
     bytes_by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:

@@ -13,9 +13,9 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..model import ModelSpec
-from ..simulator.autograd import Graph
-from ..simulator.choices import Choices
-from ..simulator.meter import Meter, NoMeter, Place
+from ..simulator.autograd import AutogradGraph
+from ..simulator.choices import KernelChoices
+from ..simulator.meter import AllocationPlace, Meter, NoMeter
 from ..simulator.profiles.eager import Eager
 from ..simulator.tensor import DTYPES
 from ..workload.derived_rows import PATCHES, Merged, RowsWithExtra
@@ -33,20 +33,28 @@ class EncoderPeak(NamedTuple):
     bytes: int
 
 
-def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_choices: Choices) -> list[EncoderPeak]:
+def encoder_peaks(
+    spec: ModelSpec, encoded_inputs: EncodedInputs, dtype: str, kernel_choices: KernelChoices
+) -> list[EncoderPeak]:
     """Returns the peak of each encoder that has layers.
 
     dtype: number format of activations. kernel_choices: kernels to run.
     """
     peaks: list[EncoderPeak] = []
-    for encoder_run in inputs.runs:
+    for encoder_run in encoded_inputs.runs:
         for node in encoder_run.nodes:
             tower: Any = spec.towers[node.name]
             if not _has_replay(tower):
                 continue
             memory_meter, program = Meter(), _layer_program(tower)
             lowerings = [
-                Eager(Graph(tower_meter), encoder_run.run_config, DTYPES[dtype], trained=False, choices=kernel_choices)
+                Eager(
+                    AutogradGraph(tower_meter),
+                    encoder_run.run_config,
+                    DTYPES[dtype],
+                    trained=False,
+                    choices=kernel_choices,
+                )
                 for tower_meter in (memory_meter, NoMeter())
             ]
             for lowering in lowerings:
@@ -54,7 +62,7 @@ def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, kernel_cho
             metered_lowering, unmetered_lowering = lowerings
             unmetered_lowering.prepare(program)
             metered_lowering.weights = unmetered_lowering.weights
-            memory_meter.place = Place("prefill")
+            memory_meter.place = AllocationPlace("prefill")
             metered_lowering.take_frames(program)
             received_input = metered_lowering.enter(program)
             del received_input
@@ -79,9 +87,9 @@ def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunC
     return elements * DTYPES[dtype].bytes
 
 
-def unreplayed_encoders(spec: ModelSpec, inputs: EncodedInputs) -> list[str]:
+def unreplayed_encoders(spec: ModelSpec, encoded_inputs: EncodedInputs) -> list[str]:
     """Returns the names of the encoders in use whose layers are not replayed (conformers, SAM)."""
-    encoder_names = (node.name for encoder_run in inputs.runs for node in encoder_run.nodes)
+    encoder_names = (node.name for encoder_run in encoded_inputs.runs for node in encoder_run.nodes)
     return [
         encoder_name
         for encoder_name in encoder_names

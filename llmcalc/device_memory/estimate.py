@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..components.base import PUBLISHED
 from ..components.evidence import nested_parts
 from ..components.networks.moe import MoE
-from ..costs.trained_tensors import bytes_of, elements_of, trained_tensors
+from ..costs.trained_tensors import packed_bytes, total_elements, trained_tensors
 from ..errors import InputError
 from ..evidence import UNTESTED, Evidence, Witness
 from ..flow.module_names import Checkpoint
@@ -22,20 +22,20 @@ from ..simulator.event_log import RecordedEvents
 from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
 from . import static as resident
-from .cuda_runtime import HOPPER, LARGE_WORKSPACE, Runtime
+from .cuda_runtime import HOPPER, LARGE_WORKSPACE, CudaRuntime
 from .device_memory import (
     TENSORS,
     CountedRun,
     DeviceMemory,
+    MemoryTerm,
     RecordReplay,
-    Term,
     UnreplayedBytes,
     check_layers,
     with_evidence,
 )
 from .evidence import evidence_of_run
 from .host import host_terms, with_paged_states
-from .inference import Inference, record_inference, shortened_rank
+from .inference import InferenceConfig, record_inference, shortened_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
@@ -49,7 +49,7 @@ from .simulated_run import (
     training_run,
 )
 from .static import USUAL, MemoryUse, QuantizedSizes
-from .training import Training, record
+from .training import TrainingConfig, record
 
 if TYPE_CHECKING:
     from .encoders import EncoderPeak
@@ -83,14 +83,14 @@ class Memory:
     states: MemoryUse
     published: str = "bfloat16"
     config: Mapping[str, Any] | Checkpoint | None = None
-    runtime: Runtime = HOPPER
+    runtime: CudaRuntime = HOPPER
     other_models: Sequence[UnreplayedBytes] = ()
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
     _counted_runs: dict[Hashable, CountedRun] = field(default_factory=dict, repr=False, compare=False)
     _quantized_sizes: QuantizedSizes = field(default_factory=dict, repr=False, compare=False)
     _quantized_sizes_of_ranks: dict[Hashable, QuantizedSizes] = field(default_factory=dict, repr=False, compare=False)
-    _counted: dict[Runtime, CountedMemory] = field(default_factory=dict, repr=False, compare=False)
-    _by_runtime: dict[Runtime, DeviceMemory] = field(default_factory=dict, repr=False, compare=False)
+    _counted: dict[CudaRuntime, CountedMemory] = field(default_factory=dict, repr=False, compare=False)
+    _by_runtime: dict[CudaRuntime, DeviceMemory] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def device(self) -> DeviceMemory:
@@ -126,10 +126,10 @@ class Memory:
 
         A new base in few bits brings the recomputation that it has by default.
         """
-        parameter_count, settings = self.states.count, self.settings.with_(**changes)
+        parameter_count, run_settings = self.states.count, self.settings.with_(**changes)
         changed_memory = memory(
             self.spec,
-            settings.with_usual_recomputation() if "base" in changes else settings,
+            run_settings.with_usual_recomputation() if "base" in changes else run_settings,
             self.published,
             parameter_count.include,
             self.config,
@@ -143,13 +143,13 @@ class Memory:
         """Returns the cache of a rank's quantized weight sizes, which `memory` fills. model: the rank's model."""
         return self._quantized_sizes_of_ranks.setdefault(shortened_rank(model, {}), {})
 
-    def memory_on(self, cuda_runtime: Runtime) -> DeviceMemory:
+    def memory_on(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Returns the device memory on an accelerator with this runtime."""
         if cuda_runtime not in self._by_runtime:
             self._by_runtime[cuda_runtime] = self._replay(cuda_runtime)
         return self._by_runtime[cuda_runtime]
 
-    def _counted_run_on(self, cuda_runtime: Runtime) -> CountedMemory:
+    def _counted_run_on(self, cuda_runtime: CudaRuntime) -> CountedMemory:
         """Returns the run on an accelerator with this CUDA runtime, before the allocator replay."""
         if cuda_runtime not in self._counted:
             phase_default = default_attention(self.settings, self.spec)
@@ -161,7 +161,7 @@ class Memory:
                 self._counted[cuda_runtime] = self._count(cuda_runtime, "eager")
         return self._counted[cuda_runtime]
 
-    def _count(self, cuda_runtime: Runtime, attention: AttentionImplementation) -> CountedMemory:
+    def _count(self, cuda_runtime: CudaRuntime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
             training_run = self._recorded_training(cuda_runtime)
             counted_run = CountedRun(self.spec, training_run, cuda_runtime, self._layer_period)
@@ -169,7 +169,7 @@ class Memory:
             counted_run = self._counted_inference(self._inference_passes(attention, cuda_runtime), cuda_runtime)
         return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
-    def _replay(self, cuda_runtime: Runtime) -> DeviceMemory:
+    def _replay(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
         attention, training_run, encoders = self._counted_run_on(cuda_runtime)
         unreplayed_bytes, tensors = self._unreplayed_bytes(), self.tensors(attention)
@@ -188,20 +188,20 @@ class Memory:
     @property
     def _runs_encoders(self) -> bool:
         """Whether image or audio encoders run before the prompt's pass."""
-        inputs = self.states.inputs
-        return inputs is not None and bool(inputs.runs) and self.settings.phase != "decode"
+        encoded_inputs = self.states.inputs
+        return encoded_inputs is not None and bool(encoded_inputs.runs) and self.settings.phase != "decode"
 
     def _encoder_peaks(self, attention: AttentionImplementation) -> list[EncoderPeak]:
         """Returns the peaks of the image and audio encoders; none without images or audio."""
-        inputs = self.states.inputs
-        if inputs is None or not self._runs_encoders:
+        encoded_inputs = self.states.inputs
+        if encoded_inputs is None or not self._runs_encoders:
             return []
         from .encoders import encoder_peaks
 
         kernel_options = replace(kernel_choices(self.settings, self.spec, attention), attention=attention)
-        return encoder_peaks(self.spec, inputs, activation_format(self.states), kernel_options)
+        return encoder_peaks(self.spec, encoded_inputs, activation_format(self.states), kernel_options)
 
-    def training(self, cuda_runtime: Runtime | None = None) -> Training:
+    def training(self, cuda_runtime: CudaRuntime | None = None) -> TrainingConfig:
         """Returns the training configuration of the replay, with an accelerator's kernels.
 
         cuda_runtime: that of the accelerator; None (default) for that of this memory. Raises `InputError` for another
@@ -209,27 +209,33 @@ class Memory:
         """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        training = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
+        training_config = training_run(
+            self.settings, self.spec, self.states, default_attention(self.settings, self.spec)
+        )
         return replace(
-            training, choices=choices_on(training.choices, self.runtime if cuda_runtime is None else cuda_runtime)
+            training_config,
+            choices=choices_on(training_config.choices, self.runtime if cuda_runtime is None else cuda_runtime),
         )
 
-    def _recorded_training(self, cuda_runtime: Runtime) -> RecordReplay:
+    def _recorded_training(self, cuda_runtime: CudaRuntime) -> RecordReplay:
         training_config = replace(self.training(cuda_runtime), pages_states=True)
         return lambda repeats, workspace: [record(self.spec, training_config, repeats, workspace)]
 
-    def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: Runtime) -> list[Inference]:
+    def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: CudaRuntime) -> list[InferenceConfig]:
         """Returns the configurations of the inference passes, with an accelerator's kernels.
 
         Only the kernels of sdpa and of gradients depend on the accelerator, so that others are those of an H100.
         """
-        passes = inference_passes(self.settings, self.spec, self.states, attention)
+        replayed_passes = inference_passes(self.settings, self.spec, self.states, attention)
         if attention != "sdpa":
-            return passes
+            return replayed_passes
         capability = cuda_runtime.capability
-        return [replace(inference, choices=replace(inference.choices, capability=capability)) for inference in passes]
+        return [
+            replace(inference, choices=replace(inference.choices, capability=capability))
+            for inference in replayed_passes
+        ]
 
-    def _counted_inference(self, pass_configs: Sequence[Inference], cuda_runtime: Runtime) -> CountedRun:
+    def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:
         """Returns the run of these passes, which equal ranks and accelerators with equal kernels share."""
 
         def count_passes() -> CountedRun:
@@ -252,24 +258,24 @@ class Memory:
         return self._counted_runs[run_key]
 
     def _recorded_passes(
-        self, inference_config: Inference, repeats: Mapping[int, int], workspace: int
+        self, inference_config: InferenceConfig, repeats_by_stack: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
         """Returns the recorded passes, which ranks with equal shortened runs share, with workspaces of any size."""
         if not isinstance(self.spec, RankModel):
-            return record_inference(self.spec, inference_config, repeats, workspace)
-        run_key = shortened_rank(self.spec, repeats), inference_config
+            return record_inference(self.spec, inference_config, repeats_by_stack, workspace)
+        run_key = shortened_rank(self.spec, repeats_by_stack), inference_config
         if run_key not in self._recordings:
-            self._recordings[run_key] = record_inference(self.spec, inference_config, repeats, LARGE_WORKSPACE)
+            self._recordings[run_key] = record_inference(self.spec, inference_config, repeats_by_stack, LARGE_WORKSPACE)
         return self._recordings[run_key].with_workspace(workspace)
 
     def _unreplayed_bytes(self) -> list[UnreplayedBytes]:
         """Returns bytes that the replay does not allocate: decoded weights, a paged cache, image and audio encoders."""
-        memory_use, settings = self.states, self.settings
+        memory_use, run_settings = self.states, self.settings
         if memory_use.phase == "training":
             return self._tower_bytes()
-        block_tokens = cache_block(settings, memory_use)
+        block_tokens = cache_block(run_settings, memory_use)
         paged_cache_bytes = (
-            [UnreplayedBytes("cache", memory_use.paged(block_tokens, settings.cached(memory_use.workload.seq)))]
+            [UnreplayedBytes("cache", memory_use.paged(block_tokens, run_settings.cached(memory_use.workload.seq)))]
             if block_tokens
             else []
         )
@@ -288,8 +294,8 @@ class Memory:
         towers = [
             tensor for tensor in tensors if tensor not in list(trained_tensors(parameter_count.tree, other_parts))
         ]
-        parameters = elements_of(towers)
-        weights = [UnreplayedBytes("weights", bytes_of(parameters, memory_use.dtype))]
+        parameters = total_elements(towers)
+        weights = [UnreplayedBytes("weights", packed_bytes(parameters, memory_use.dtype))]
         if memory_use.optimizer is None or memory_use.adapters is not None:
             return weights
         state_bytes = (
@@ -297,20 +303,20 @@ class Memory:
             .state(towers, memory_use.optimizer.dtype, bool(self.settings.momentum))
             .bytes
         )
-        master_bytes = bytes_of(parameters, "float32") if memory_use.has_master else 0
+        master_bytes = packed_bytes(parameters, "float32") if memory_use.has_master else 0
         zeroes_gradients = self.settings.zero_grad == "zeros"
         return [
             *weights,
             UnreplayedBytes("optimizer", state_bytes + master_bytes),
             UnreplayedBytes(
                 "gradients",
-                bytes_of(parameters, memory_use.grad_dtype),
+                packed_bytes(parameters, memory_use.grad_dtype),
                 ("backward", "step"),
                 stays_after_run=zeroes_gradients,
             ),
         ]
 
-    def tensors(self, attention: AttentionImplementation) -> Term:
+    def tensors(self, attention: AttentionImplementation) -> MemoryTerm:
         """The term of the run's tensors, with the weakest status of the tensors' evidence."""
         return with_evidence(TENSORS, self.evidence(attention))
 
@@ -319,7 +325,7 @@ class Memory:
 
         attention: the attention implementation that runs.
         """
-        settings, memory_use = self.settings, self.states
+        run_settings, memory_use = self.settings, self.states
         frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base
         evidence_from_source = [
             (frozen_base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
@@ -328,17 +334,17 @@ class Memory:
                 "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers",
             ),
             (memory_use.adapters is not None and memory_use.adapters.library == "litgpt", "lit_gpt/lora.py"),
-            (bool(settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
-            (bool(settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),
-            (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
-            (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
+            (bool(run_settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
+            (bool(run_settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),
+            (bool(run_settings.offload_activations), "torchtune/training/_activation_offloading.py"),
+            (bool(run_settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
             (memory_use.quantized is not None, "the scheme's storage; products in the activations' format"),
-            (bool(cache_block(settings, memory_use)), "a paged cache, written in place"),
+            (bool(cache_block(run_settings, memory_use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
         ]
         estimated_parts = [
             (
-                bool(settings.quantized_experts),
+                bool(run_settings.quantized_experts),
                 "experts in 4 bits, decoded whole in each pass: moe_quant.py of axolotl",
             ),
             (
@@ -346,18 +352,18 @@ class Memory:
                 "sums of gradients in a format of their own",
             ),
             (
-                kernel_choices(settings, self.spec, attention).like_classes and loops_over_experts(self.spec),
+                kernel_choices(run_settings, self.spec, attention).like_classes and loops_over_experts(self.spec),
                 "experts that the class of transformers runs one after another, counted as one grouped product",
             ),
             (
-                attention == "flash" and settings.phase != "training" and changes_scores(self.spec),
+                attention == "flash" and run_settings.phase != "training" and changes_scores(self.spec),
                 "scores that an engine's kernel changes inside, with the memory of flash attention",
             ),
         ]
         optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
         return [
             *evidence_of_run(
-                self.spec, kernel_choices(settings, self.spec, attention), optimizer, memory_use.count.include
+                self.spec, kernel_choices(run_settings, self.spec, attention), optimizer, memory_use.count.include
             ),
             *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
             *(
@@ -394,11 +400,11 @@ def changes_scores(spec: ModelSpec) -> bool:
 
 def memory(
     spec: ModelSpec,
-    settings: Settings = USUAL,
-    published: str = "bfloat16",
+    run_settings: Settings = USUAL,
+    published_dtype: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
     model_config: Mapping[str, Any] | Checkpoint | None = None,
-    cuda_runtime: Runtime = HOPPER,
+    cuda_runtime: CudaRuntime = HOPPER,
     other_models: Sequence[UnreplayedBytes] = (),
     quantized_sizes: QuantizedSizes | None = None,
 ) -> Memory:
@@ -411,9 +417,16 @@ def memory(
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
     check_layers(spec)
-    spec = spec.with_dropout(settings.dropout)
+    spec = spec.with_dropout(run_settings.dropout)
     stored_sizes: QuantizedSizes = {} if quantized_sizes is None else quantized_sizes
-    memory_use = resident.memory(spec, settings, published, extra_parts, model_config, stored_sizes)
+    memory_use = resident.memory(spec, run_settings, published_dtype, extra_parts, model_config, stored_sizes)
     return Memory(
-        spec, settings, memory_use, published, model_config, cuda_runtime, other_models, _quantized_sizes=stored_sizes
+        spec,
+        run_settings,
+        memory_use,
+        published_dtype,
+        model_config,
+        cuda_runtime,
+        other_models,
+        _quantized_sizes=stored_sizes,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..components.evidence import evidence_of_parts
 from ..evidence import Evidence, Witness
 from ..model import ModelSpec
-from ..simulator.choices import Choices
+from ..simulator.choices import KernelChoices
 from ..simulator.evidence import evidence_of_kernels
 from ..simulator.profiles.eager import Eager
 from .optimizers.registry import optimizer as optimizer_named
@@ -25,7 +25,10 @@ def evidence_of_optimizer(optimizer_name: str) -> Evidence:
 
 
 def evidence_of_run(
-    spec: ModelSpec, kernel_choices: Choices, optimizer: str | None = None, extra_parts: frozenset[str] = frozenset()
+    spec: ModelSpec,
+    kernel_choices: KernelChoices,
+    optimizer: str | None = None,
+    extra_parts: frozenset[str] = frozenset(),
 ) -> list[Evidence]:
     """Returns the tests and measurements that support a run with torch's operations.
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from ..model import ModelSpec
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
-from .device_memory import DeviceMemory, Term
+from .device_memory import DeviceMemory, MemoryTerm
 from .static import MemoryUse
-from .training import Training, TrainingRun
+from .training import TrainingConfig, TrainingRun
 
 
 def pinned_bytes(nbytes: int) -> int:
@@ -24,19 +24,21 @@ def pinned_bytes(nbytes: int) -> int:
 
 
 def host_terms(
-    spec: ModelSpec, memory_use: MemoryUse, training_config: Training, recompute_period: int
-) -> tuple[Term, ...]:
+    spec: ModelSpec, memory_use: MemoryUse, training_config: TrainingConfig, recompute_period: int
+) -> tuple[MemoryTerm, ...]:
     """Returns the terms of host memory in training. memory_use: the run's persistent memory.
 
     recompute_period: as in `device_memory`.
     """
-    memory_terms: list[Term] = []
+    memory_terms: list[MemoryTerm] = []
     if training_config.offload:
         offloaded_size = offloaded_bytes(spec, training_config, recompute_period)
         source_file = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
-        memory_terms.append(Term("activations (pinned)", offloaded_size, "source", source_file))
+        memory_terms.append(MemoryTerm("activations (pinned)", offloaded_size, "source", source_file))
     if paged_bytes(memory_use):
-        memory_terms.append(Term("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE))
+        memory_terms.append(
+            MemoryTerm("paged optimizer states, at most", paged_bytes(memory_use), "source", PAGED_SOURCE)
+        )
     return tuple(memory_terms)
 
 
@@ -53,7 +55,7 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
     paged_state_bytes = paged_bytes(memory_use)
     if not paged_state_bytes:
         return device
-    state_term = Term("paged optimizer states", paged_state_bytes, "estimate", PAGED_SOURCE)
+    state_term = MemoryTerm("paged optimizer states", paged_state_bytes, "estimate", PAGED_SOURCE)
     return replace(
         device,
         device_bytes=device.device_bytes + paged_state_bytes,
@@ -62,21 +64,26 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
     )
 
 
-def offloaded_bytes(spec: ModelSpec, training_config: Training, recompute_period: int) -> int:
+def offloaded_bytes(spec: ModelSpec, training_config: TrainingConfig, recompute_period: int) -> int:
     """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
-    short_run_repeats = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.is_extrapolated}
+    short_run_repeats = {
+        stack_index: SHORT_RUN_REPEATS for stack_index, layer_stack in enumerate(stacks) if layer_stack.is_extrapolated
+    }
     short_run_bytes = _offload_bytes(spec, training_config, short_run_repeats)
     return short_run_bytes + sum(
-        (stacks[i].repeats - SHORT_RUN_REPEATS)
-        * (_offload_bytes(spec, training_config, {**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) - short_run_bytes)
-        for i in short_run_repeats
+        (stacks[stack_index].repeats - SHORT_RUN_REPEATS)
+        * (
+            _offload_bytes(spec, training_config, {**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
+            - short_run_bytes
+        )
+        for stack_index in short_run_repeats
     )
 
 
-def _offload_bytes(spec: ModelSpec, training_config: Training, repeats: Mapping[int, int]) -> int:
+def _offload_bytes(spec: ModelSpec, training_config: TrainingConfig, repeats_by_stack: Mapping[int, int]) -> int:
     """Returns the pinned bytes that a forward pass with this number of layers offloads."""
-    training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats)
+    training_run = TrainingRun(spec, replace(training_config, microbatches=1), repeats_by_stack)
     training_run.set_up()
     training_run.next_batch()
     training_run.forward()

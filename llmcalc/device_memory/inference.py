@@ -13,13 +13,13 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.rank_model import RankModel
 from ..parallel.rank_program import RankFlow
-from ..simulator.autograd import Graph
-from ..simulator.choices import EAGER, Choices
-from ..simulator.event_log import RecordedEvents, Recorder
+from ..simulator.autograd import AutogradGraph
+from ..simulator.choices import EAGER, KernelChoices
+from ..simulator.event_log import EventRecorder, RecordedEvents
 from ..simulator.frame import ParameterSet
-from ..simulator.layer_pattern import shortened
-from ..simulator.meter import Device, Meter, NoMeter, Place
-from ..simulator.profiles.dtensor import Divided
+from ..simulator.layer_pattern import shortened_layers
+from ..simulator.meter import AllocationPlace, Device, Meter, NoMeter
+from ..simulator.profiles.dtensor import DTensorKernels
 from ..simulator.profiles.eager import Eager
 from ..simulator.replay_result import ReplayResult
 from ..simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
@@ -32,7 +32,7 @@ InferencePhase: TypeAlias = Literal["prefill", "decode", "inference"]
 
 
 @frozen
-class Inference:
+class InferenceConfig:
     """The configuration of an inference replay.
 
     phase: `prefill`, the passes over a prompt; `decode`, one token after `seq` cached ones; or `inference` (default),
@@ -59,14 +59,14 @@ class Inference:
     source: int | None = None
     chunk: int | None = None
     dtype: str = "bfloat16"
-    choices: Choices = EAGER
+    choices: KernelChoices = EAGER
     mla: LatentForm = "auto"
     include: frozenset[str] = frozenset()
     paged: bool = False
     weights: bool = True
 
 
-class ServedRank(Divided):
+class ServedRank(DTensorKernels):
     """Runs a rank's passes as serving engines do: they divide more modules than torch's tensor parallelism does.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
@@ -77,7 +77,7 @@ class ServedRank(Divided):
         """Accepts every program, with or without a tensor-parallel plan."""
 
 
-class Pass(NamedTuple):
+class ReplayedPass(NamedTuple):
     """One inference pass to replay.
 
     tokens: new tokens per sequence.
@@ -103,29 +103,29 @@ class InferenceRun:
     def __init__(
         self,
         spec: ModelSpec,
-        inference_config: Inference,
+        inference_config: InferenceConfig,
         repeats: Mapping[int, int] | None = None,
         workspace: int = 0,
-        memory_meter: Meter | Recorder | None = None,
+        memory_meter: Meter | EventRecorder | None = None,
     ) -> None:
         if spec.one_pass_model and inference_config.phase == "decode":
             raise InputError(f"{spec.one_pass_model} does not decode: it reads a sequence in one pass")
         self.spec: ModelSpec = spec
-        self.inference: Inference = inference_config
+        self.inference: InferenceConfig = inference_config
         self.layers: dict[int, int] = dict(repeats or {})
         self.workspace: int = workspace
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
-        self.meter: Meter | Recorder = Meter() if memory_meter is None else memory_meter
+        self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
         self.program: Flow = spec.shared_program
         self.caches: bool = not spec.one_pass_model
-        self.lowering: Eager = self._lowering(Graph(self.meter))
+        self.lowering: Eager = self._lowering(AutogradGraph(self.meter))
 
-    def _lowering(self, autograd_graph: Graph) -> Eager:
+    def _lowering(self, autograd_graph: AutogradGraph) -> Eager:
         """Creates the object that runs the program with the chosen kernels."""
         autograd_graph.enabled = False
         inference_config = self.inference
-        run_config = self._run_config("prefill", Pass(inference_config.seq, 0))
+        run_config = self._run_config("prefill", ReplayedPass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
         profile_class = ServedRank if is_divided else Eager
         lowering = profile_class(
@@ -139,7 +139,7 @@ class InferenceRun:
         lowering.run_only, lowering.paged = self.layers, inference_config.paged
         return lowering
 
-    def _run_config(self, phase: Phase, inference_pass: Pass) -> RunConfig:
+    def _run_config(self, phase: Phase, inference_pass: ReplayedPass) -> RunConfig:
         """Returns the run config of a pass. A last prompt chunk of one token counts as a decoding step."""
         inference_config = self.inference
         if inference_pass.past and inference_pass.tokens == 1:
@@ -168,18 +168,18 @@ class InferenceRun:
         """The number of prompt passes."""
         return -(-self.inference.seq // self.chunk)
 
-    def prompt_pass(self, chunk_index: int) -> Pass:
+    def prompt_pass(self, chunk_index: int) -> ReplayedPass:
         """Returns the pass over one prompt chunk. chunk_index: the chunk's index, from 0."""
         earlier_tokens = chunk_index * self.chunk
-        return Pass(min(self.chunk, self.inference.seq - earlier_tokens), earlier_tokens)
+        return ReplayedPass(min(self.chunk, self.inference.seq - earlier_tokens), earlier_tokens)
 
     def set_up(self) -> None:
         """Allocates the parameters in the program's order, and for phase `decode` also the cache of the prompt."""
-        self.meter.place = Place("set-up")
+        self.meter.place = AllocationPlace("set-up")
         if self.inference.weights:
             self._allocate_parameters(self.lowering)
         else:
-            unmetered_lowering = self._lowering(Graph(NoMeter()))
+            unmetered_lowering = self._lowering(AutogradGraph(NoMeter()))
             self._allocate_parameters(unmetered_lowering)
             self.lowering.weights = unmetered_lowering.weights
         if self.caches:
@@ -209,10 +209,10 @@ class InferenceRun:
 
         chunks: the number of chunks.
         """
-        unmetered_lowering = self._lowering(Graph(NoMeter()))
+        unmetered_lowering = self._lowering(AutogradGraph(NoMeter()))
         unmetered_lowering.weights, unmetered_lowering.store = self.lowering.weights, {}
         first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunks - 1)
-        middle_passes = [Pass(last_pass.past - first_pass.tokens, first_pass.tokens)] if chunks > 2 else []
+        middle_passes = [ReplayedPass(last_pass.past - first_pass.tokens, first_pass.tokens)] if chunks > 2 else []
         for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunks > 1 else [])):
             self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
         with counted_as(self.meter, "cache"):
@@ -241,31 +241,31 @@ class InferenceRun:
         """
         chunks = self.chunks
         first_late_chunk = max(1, chunks - MOST_CHUNKS + 1)
-        for i in (0, *range(first_late_chunk, chunks)):
-            if i == first_late_chunk > 1:
+        for chunk_index in (0, *range(first_late_chunk, chunks)):
+            if chunk_index == first_late_chunk > 1:
                 self.lowering.store = {}
-                self.meter.place = Place("between")
-                self.fill_cache(i)
-            self.run("prefill", self.prompt_pass(i), f"prefill {i}" if chunks > 1 else "prefill")
+                self.meter.place = AllocationPlace("between")
+                self.fill_cache(chunk_index)
+            self.run("prefill", self.prompt_pass(chunk_index), f"prefill {chunk_index}" if chunks > 1 else "prefill")
 
     def decode(self) -> None:
         """Runs one decoding step after the prompt."""
-        self.run("decode", Pass(1, self.inference.seq))
+        self.run("decode", ReplayedPass(1, self.inference.seq))
 
-    def run(self, phase: Literal["prefill", "decode"], inference_pass: Pass, name: str = "") -> None:
+    def run(self, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass, pass_name: str = "") -> None:
         """Runs one pass, and frees the token ids and logits at the end.
 
-        name: name of the pass in places; default the phase.
+        pass_name: name of the pass in places; default the phase.
         """
-        self.names.append(name or phase)
-        self.meter.place = Place(name or phase)
+        self.names.append(pass_name or phase)
+        self.meter.place = AllocationPlace(pass_name or phase)
         if self.workspace and not self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces.append(Storage(self.meter, self.workspace))
         self._run_lowering(self.lowering, phase, inference_pass)
-        self.meter.place = Place("after")
+        self.meter.place = AllocationPlace("after")
 
-    def _run_lowering(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: Pass) -> None:
+    def _run_lowering(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass) -> None:
         """Runs one pass over new tokens."""
         inference_config, inputs, memory_meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
@@ -294,9 +294,9 @@ MOST_CHUNKS = 4
 
 def replay_inference(
     spec: ModelSpec,
-    inference_config: Inference,
+    inference_config: InferenceConfig,
     device: Device | None = None,
-    repeats: Mapping[int, int] | None = None,
+    repeats_by_stack: Mapping[int, int] | None = None,
     workspace: int = 0,
 ) -> ReplayResult:
     """Replays the allocation of weights and the passes. Raises `Unsupported` for an operation without a kernel.
@@ -308,7 +308,7 @@ def replay_inference(
     repeats, workspace: as in `InferenceRun`.
     """
     memory_meter = Meter(device)
-    inference_run = InferenceRun(spec, inference_config, repeats, workspace, memory_meter)
+    inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
     inference_run.set_up()
     replay_result = ReplayResult(set_up=memory_meter.now)
     memory_meter.peaks = {}
@@ -324,11 +324,11 @@ def replay_inference(
     return replay_result
 
 
-def shortened_rank(spec: RankModel, repeats: Mapping[int, int]) -> Hashable:
+def shortened_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
     """Returns a cache key of everything outside the settings that determines a rank's recorded run.
 
-    repeats: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
-    ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.
+    repeats_by_stack: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and
+    so are the ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.
     """
     layout, coordinates, program = spec.layout, spec.layout.coordinates(spec.rank), spec.program()
     assert isinstance(program, RankFlow)
@@ -337,7 +337,7 @@ def shortened_rank(spec: RankModel, repeats: Mapping[int, int]) -> Hashable:
     layer_names = [sys.intern(layer_name) for _, stack in spec.stacks() for layer_name in stack.layer_names()]
     rank_layers = [layer_names[i] for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:
-        rank_layers = shortened(rank_layers, repeats.get(0))
+        rank_layers = shortened_layers(rank_layers, repeats_by_stack.get(0))
     return (
         *(
             layout.tp,
@@ -349,16 +349,19 @@ def shortened_rank(spec: RankModel, repeats: Mapping[int, int]) -> Hashable:
             spec.chunks.first,
             spec.chunks.last,
         ),
-        *(tuple(repeats.items()), *rank_layers),
+        *(tuple(repeats_by_stack.items()), *rank_layers),
     )
 
 
 def record_inference(
-    spec: ModelSpec, inference_config: Inference, repeats: Mapping[int, int] | None = None, workspace: int = 0
+    spec: ModelSpec,
+    inference_config: InferenceConfig,
+    repeats_by_stack: Mapping[int, int] | None = None,
+    workspace: int = 0,
 ) -> RecordedEvents:
     """Records the set-up and the passes for `RepeatAnalysis`. repeats, workspace: as in `InferenceRun`."""
-    memory_meter = Recorder()
-    inference_run = InferenceRun(spec, inference_config, repeats, workspace, memory_meter)
+    memory_meter = EventRecorder()
+    inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
     inference_run.set_up()
     set_up = memory_meter.cut()
     inference_run.passes()

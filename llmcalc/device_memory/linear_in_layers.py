@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, LayerStack
-from ..simulator.meter import Peak, Place
+from ..simulator.meter import AllocationPlace, Peak
 from ..simulator.replay_result import ReplayResult
 
 LISTED = 1000
@@ -28,39 +28,46 @@ def extrapolate_layers(
 
     replay_run: stack → repeats of its pattern, to the result of that run.
     """
-    short_run_repeats = {i: SHORT_RUN_REPEATS for i, layer_stack in enumerate(stacks) if layer_stack.is_extrapolated}
+    short_run_repeats = {
+        stack_index: SHORT_RUN_REPEATS for stack_index, layer_stack in enumerate(stacks) if layer_stack.is_extrapolated
+    }
     short_run = replay_run(short_run_repeats)
     extrapolated_result = ReplayResult(
         short_run.set_up,
         short_run.after,
         peaks={allocation_place: peak.copy() for allocation_place, peak in short_run.peaks.items()},
     )
-    bytes_per_repeat: dict[Place, int] = {}
-    last_peaks: dict[Place, Peak] = {}
-    longer_runs = {i: replay_run({**short_run_repeats, i: SHORT_RUN_REPEATS + 1}) for i in short_run_repeats}
-    for i, longer_run in longer_runs.items():
-        added_repeats = stacks[i].repeats - SHORT_RUN_REPEATS
+    bytes_per_repeat: dict[AllocationPlace, int] = {}
+    last_peaks: dict[AllocationPlace, Peak] = {}
+    longer_runs = {
+        stack_index: replay_run({**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
+        for stack_index in short_run_repeats
+    }
+    for stack_index, longer_run in longer_runs.items():
+        added_repeats = stacks[stack_index].repeats - SHORT_RUN_REPEATS
         extrapolated_result.set_up += added_repeats * (longer_run.set_up - short_run.set_up)
         extrapolated_result.after += added_repeats * (longer_run.after - short_run.after)
         for allocation_place, peak in extrapolated_result.peaks.items():
             _extrapolate_peak(
                 peak,
                 short_run.peaks[allocation_place],
-                longer_run.peaks[_place_in_longer_run(allocation_place, stacks[i], 1)],
+                longer_run.peaks[_place_in_longer_run(allocation_place, stacks[stack_index], 1)],
                 added_repeats,
             )
-    for i, longer_run in longer_runs.items():
+    for stack_index, longer_run in longer_runs.items():
         for allocation_place in [
             allocation_place
             for allocation_place in extrapolated_result.peaks
-            if stacks[i].is_in_second_repeat(allocation_place)
+            if stacks[stack_index].is_in_second_repeat(allocation_place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
-            third_peak = longer_run.peaks[stacks[i].place_in_later_repeat(allocation_place, 1)]
+            third_peak = longer_run.peaks[stacks[stack_index].place_in_later_repeat(allocation_place, 1)]
             bytes_per_repeat[allocation_place] = third_peak.bytes - second_peak.bytes
-            last_place = stacks[i].place_in_later_repeat(allocation_place, stacks[i].repeats - SHORT_RUN_REPEATS)
+            last_place = stacks[stack_index].place_in_later_repeat(
+                allocation_place, stacks[stack_index].repeats - SHORT_RUN_REPEATS
+            )
             last_peaks[last_place] = peak = extrapolated_result.peaks[allocation_place].copy()
-            _extrapolate_peak(peak, second_peak, third_peak, stacks[i].repeats - SHORT_RUN_REPEATS)
+            _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeats - SHORT_RUN_REPEATS)
     peaks = {
         _place_in_model(allocation_place, stacks): peak for allocation_place, peak in extrapolated_result.peaks.items()
     }
@@ -71,81 +78,85 @@ def extrapolate_layers(
     )
 
 
-def highest_pass(replay: ReplayResult) -> ReplayResult:
+def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     """Returns the result with only the highest pass of each phase, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
     """
     highest_passes: dict[str, tuple[int, str]] = {}
-    for allocation_place, peak in replay.peaks.items():
+    for allocation_place, peak in replay_result.peaks.items():
         phase_name = allocation_place.phase.partition(" ")[0]
         highest_passes[phase_name] = max(highest_passes.get(phase_name, (0, "")), (peak.bytes, allocation_place.phase))
     phase_by_name = {phase_name: phase for phase_name, (_, phase) in highest_passes.items()}
     if all(phase_name == phase for phase_name, phase in phase_by_name.items()):
-        return replay
+        return replay_result
 
-    def under_phase_name(allocation_place: Place) -> Place | None:
+    def under_phase_name(allocation_place: AllocationPlace) -> AllocationPlace | None:
         """Returns the place under the phase's name; None if the highest pass also has a peak in the module."""
         phase_name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[phase_name])
-        if highest_place == allocation_place or highest_place not in replay.peaks:
+        if highest_place == allocation_place or highest_place not in replay_result.peaks:
             return allocation_place._replace(phase=phase_name)
         return None
 
-    peaks: dict[Place, Peak] = {}
-    bytes_per_repeat: dict[Place, int] = {}
-    for allocation_place, peak in replay.peaks.items():
+    peaks: dict[AllocationPlace, Peak] = {}
+    bytes_per_repeat: dict[AllocationPlace, int] = {}
+    for allocation_place, peak in replay_result.peaks.items():
         new_place = under_phase_name(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
-            if allocation_place in replay.slopes:
-                bytes_per_repeat[new_place] = replay.slopes[allocation_place]
-    return replace(replay, peaks=peaks, slopes=bytes_per_repeat)
+            if allocation_place in replay_result.slopes:
+                bytes_per_repeat[new_place] = replay_result.slopes[allocation_place]
+    return replace(replay_result, peaks=peaks, slopes=bytes_per_repeat)
 
 
-def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, multiple: int) -> None:
-    """Adds `multiple` times the bytes by which `peak_after` exceeds `peak_before` to `peak`."""
-    peak.bytes += multiple * (peak_after.bytes - peak_before.bytes)
+def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, layer_factor: int) -> None:
+    """Adds `layer_factor` times the bytes by which `peak_after` exceeds `peak_before` to `peak`."""
+    peak.bytes += layer_factor * (peak_after.bytes - peak_before.bytes)
     for memory_kind in peak.by_kind:
-        peak.by_kind[memory_kind] += multiple * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])
+        peak.by_kind[memory_kind] += layer_factor * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])
 
 
-def _place_in_longer_run(allocation_place: Place, stack: LayerStack, added_repeats: int) -> Place:
+def _place_in_longer_run(
+    allocation_place: AllocationPlace, layer_stack: LayerStack, added_repeats: int
+) -> AllocationPlace:
     """Returns the matching module in a run with `added_repeats` more repeats of the layer pattern."""
     if (
-        not stack.contains(allocation_place)
-        or allocation_place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period
+        not layer_stack.contains(allocation_place)
+        or allocation_place.layer_index < layer_stack.before + (SHORT_RUN_REPEATS - 1) * layer_stack.period
     ):
         return allocation_place
-    return stack.place_in_later_repeat(allocation_place, added_repeats)
+    return layer_stack.place_in_later_repeat(allocation_place, added_repeats)
 
 
-def _place_in_model(allocation_place: Place, stacks: list[LayerStack]) -> Place:
+def _place_in_model(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> AllocationPlace:
     """Returns the full model's module that matches a module of a shortened run."""
-    for stack in stacks:
-        if stack.is_extrapolated:
-            allocation_place = _place_in_longer_run(allocation_place, stack, stack.repeats - SHORT_RUN_REPEATS)
+    for layer_stack in stacks:
+        if layer_stack.is_extrapolated:
+            allocation_place = _place_in_longer_run(
+                allocation_place, layer_stack, layer_stack.repeats - SHORT_RUN_REPEATS
+            )
     return allocation_place
 
 
-def node_path(allocation_place: Place, stacks: list[LayerStack]) -> str:
+def node_path(allocation_place: AllocationPlace, stacks: list[LayerStack]) -> str:
     """Returns a module's path in the model's tree, with the layer index."""
-    for stack in stacks:
-        if allocation_place.layer_index >= 0 and stack.contains(allocation_place):
-            return stack.node(allocation_place)
+    for layer_stack in stacks:
+        if allocation_place.layer_index >= 0 and layer_stack.contains(allocation_place):
+            return layer_stack.node(allocation_place)
     return allocation_place.path
 
 
-def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
+def list_places(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
     """Returns phase, module and peak of every module of the model, in execution order.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 
-    replay: from `extrapolate_layers`, or of a run of all layers.
+    replay_result: from `extrapolate_layers`, or of a run of all layers.
     """
     module_peaks: list[tuple[str, str, int]] = []
-    stack_places: list[tuple[Place, int]] = []
+    stack_places: list[tuple[AllocationPlace, int]] = []
     block_stack: LayerStack | None = None
 
     def list_stack_places() -> None:
@@ -153,13 +164,13 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
         if block_stack is None:
             return
         phase = stack_places[0][0].phase
-        prefix, prefix_length = f"{block_stack.path}.", len(block_stack.path)
+        stack_prefix, prefix_length = f"{block_stack.path}.", len(block_stack.path)
         peaks_by_place = [
             (
                 allocation_place.layer_index,
                 allocation_place.path[prefix_length:],
                 bytes,
-                replay.slopes.get(allocation_place, 0),
+                replay_result.slopes.get(allocation_place, 0),
             )
             for allocation_place, bytes in stack_places
         ]
@@ -171,20 +182,26 @@ def list_places(replay: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
             added_layers = repeat_index * block_stack.period
             module_peaks.extend(
                 [
-                    (phase, f"{prefix}{layer_index + added_layers}{path}", bytes + repeat_index * bytes_per_repeat)
+                    (
+                        phase,
+                        f"{stack_prefix}{layer_index + added_layers}{path}",
+                        bytes + repeat_index * bytes_per_repeat,
+                    )
                     for layer_index, path, bytes, bytes_per_repeat in peaks_by_place
                 ]
             )
         stack_places.clear()
 
-    repeated_stacks = [layer_stack for layer_stack in stacks if layer_stack.is_extrapolated] if replay.slopes else []
+    repeated_stacks = (
+        [layer_stack for layer_stack in stacks if layer_stack.is_extrapolated] if replay_result.slopes else []
+    )
     repeat_ends = {
         layer_stack.place_in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
-        for allocation_place in replay.slopes
+        for allocation_place in replay_result.slopes
         for layer_stack in stacks
         if layer_stack.contains(allocation_place)
     }
-    for allocation_place, peak in replay.peaks.items():
+    for allocation_place, peak in replay_result.peaks.items():
         if allocation_place in repeat_ends:
             continue
         layer_stack = next(

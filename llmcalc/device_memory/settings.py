@@ -633,7 +633,7 @@ class Settings:
         return self.base in ("nf4", "nf4-dq") and not self.quantized_experts
 
     def with_usual_recomputation(self) -> Settings:
-        """Returns the settings; for frozen weights of 4 or 8 bits, recomputation of every layer is the default.
+        """Returns the settings with the default recomputation: of every layer, if frozen weights have 4 or 8 bits.
         `peft.prepare_model_for_kbit_training` turns gradient checkpointing on (peft/utils/other.py).
         """
         return self.with_(recompute="full") if self.recompute is None and self.has_kbit_base else self
@@ -671,19 +671,19 @@ class Settings:
             )
 
 
-def _check_model(settings: Settings, spec: ModelSpec) -> None:
+def _check_model(run_settings: Settings, spec: ModelSpec) -> None:
     """Raises `InputError` for a setting that the model's architecture does not have."""
     from ..costs.context_length import check_source
     from ..ops import ExpertLinear
 
-    check_source(spec, settings.source)
+    check_source(spec, run_settings.source)
     if spec.one_pass_model:
-        if settings.phase == "decode":
+        if run_settings.phase == "decode":
             raise InputError(f"--phase decode: {spec.one_pass_model} does not decode; expected prefill or training")
         for setting_name in ("chunk", "kv_block", "kv_dtype"):
-            if getattr(settings, setting_name) is not None:
+            if getattr(run_settings, setting_name) is not None:
                 raise InputError(f"{option(setting_name)}: an encoder-only model keeps no cache")
-    if settings.moe is not None and not any(
+    if run_settings.moe is not None and not any(
         isinstance(tree_node.node.op, ExpertLinear) for tree_node in spec.tree().walk()
     ):
         raise InputError("--moe: the model has no experts; expected no --moe")
@@ -708,27 +708,31 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
     Without a phase it is training if a value is of an option that only training has, else inference.
     Raises `InputError` where two of them say one setting.
     """
-    settings = Settings(
+    run_settings = Settings(
         **{
             setting_name: setting_value
             for setting_name, setting_value in setting_values.items()
             if setting_name not in SHORTHANDS and setting_value is not None
         }
     )
-    if setting_values.get("phase") is None and (training_option(settings) or setting_values.get(CHECKPOINTING.name)):
-        settings = settings.with_(phase="training")
-    conflicting_option = training_option(settings)
+    if setting_values.get("phase") is None and (
+        training_option(run_settings) or setting_values.get(CHECKPOINTING.name)
+    ):
+        run_settings = run_settings.with_(phase="training")
+    conflicting_option = training_option(run_settings)
     if setting_values.get(USERS.name) is not None and conflicting_option:
         raise users_in_training(conflicting_option)
-    settings = settings.with_(batch=batch_of(settings.batch, setting_values.get(USERS.name), settings.phase))
+    run_settings = run_settings.with_(
+        batch=batch_of(run_settings.batch, setting_values.get(USERS.name), run_settings.phase)
+    )
     if not setting_values.get(CHECKPOINTING.name):
-        return settings
-    if settings.recompute not in (None, "full"):
+        return run_settings
+    if run_settings.recompute not in (None, "full"):
         raise InputError(
-            f"--gradient-checkpointing: it is --recompute full, and --recompute is {settings.recompute}; expected "
+            f"--gradient-checkpointing: it is --recompute full, and --recompute is {run_settings.recompute}; expected "
             "one of the two"
         )
-    return settings.with_(recompute="full")
+    return run_settings.with_(recompute="full")
 
 
 def settings_of(**setting_values: Any) -> Settings:

@@ -8,65 +8,69 @@ from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import TOWERS
 from ..simulator.adapters import Adapters
-from ..simulator.choices import Choices
+from ..simulator.choices import KernelChoices
 from ..simulator.sdpa import takes_input_as_mask
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
 from ..workload.expert_capacity import capacity_of
 from ..workload.fake_quantization import fake_quantization_of
-from .cuda_runtime import Runtime
-from .inference import Inference
+from .cuda_runtime import CudaRuntime
+from .inference import InferenceConfig
 from .optimizers.registry import optimizer
 from .settings import KV_BLOCK, SERVED_TOKENS, Settings
 from .static import MemoryUse
-from .training import Training
+from .training import TrainingConfig
 
 COMPUTED = ("bfloat16", "float16", "float32", "float64")
 """Number formats of activations."""
 
 
-def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
+def kernel_choices(
+    run_settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None
+) -> KernelChoices:
     """Returns the kernel choices of the run.
 
     attention: the implementation if the settings name none; default: the phase's default.
     """
-    is_serving = settings.serves
+    is_serving = run_settings.serves
     phase_default: AttentionImplementation = "flash" if is_serving else "sdpa"
-    matches_transformers = settings.fused_qkv is None and not is_serving
-    trains_like_transformers = matches_transformers and settings.phase == "training"
-    return Choices(
-        attention=settings.attn_implementation or attention or phase_default,
-        norm="fused" if settings.norm == "liger" else settings.norm or ("fused" if is_serving else "eager"),
-        fused_gate=settings.norm == "liger",
-        cross_entropy=settings.cross_entropy or "eager",
-        logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
+    matches_transformers = run_settings.fused_qkv is None and not is_serving
+    trains_like_transformers = matches_transformers and run_settings.phase == "training"
+    return KernelChoices(
+        attention=run_settings.attn_implementation or attention or phase_default,
+        norm="fused" if run_settings.norm == "liger" else run_settings.norm or ("fused" if is_serving else "eager"),
+        fused_gate=run_settings.norm == "liger",
+        cross_entropy=run_settings.cross_entropy or "eager",
+        logits_dtype=None if run_settings.logits_dtype is None else dtype(run_settings.logits_dtype),
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
         caps_logits=trains_like_transformers and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
-        loss_chunk=settings.loss_chunk,
-        logits_to_keep=settings.logits_to_keep,
-        divides_logits=bool(settings.divide_logits),
-        keeps_logits=bool(settings.keep_logits),
-        fused_qkv=bool(settings.fused_qkv),
+        loss_chunk=run_settings.loss_chunk,
+        logits_to_keep=run_settings.logits_to_keep,
+        divides_logits=bool(run_settings.divide_logits),
+        keeps_logits=bool(run_settings.keep_logits),
+        fused_qkv=bool(run_settings.fused_qkv),
         like_classes=matches_transformers,
-        compiled=bool(settings.compile),
-        capacity=None if settings.moe is None else capacity_of(settings.moe),
-        fused_layer_norm=settings.norm is None,
-        fake_quantization=None if settings.fake_quantize is None else fake_quantization_of(settings.fake_quantize),
-        multiprocessors=Runtime.multiprocessors,
+        compiled=bool(run_settings.compile),
+        capacity=None if run_settings.moe is None else capacity_of(run_settings.moe),
+        fused_layer_norm=run_settings.norm is None,
+        fake_quantization=None
+        if run_settings.fake_quantize is None
+        else fake_quantization_of(run_settings.fake_quantize),
+        multiprocessors=CudaRuntime.multiprocessors,
     )
 
 
-def choices_on(kernel_choices: Choices, cuda_runtime: Runtime) -> Choices:
+def choices_on(kernel_choices: KernelChoices, cuda_runtime: CudaRuntime) -> KernelChoices:
     """Returns the kernels that run on an accelerator with this runtime."""
     return replace(kernel_choices, capability=cuda_runtime.capability, multiprocessors=cuda_runtime.multiprocessors)
 
 
-def optimizer_implementation(settings: Settings, memory_use: MemoryUse) -> OptimizerImplementation | None:
+def optimizer_implementation(run_settings: Settings, memory_use: MemoryUse) -> OptimizerImplementation | None:
     """Returns the implementation of the optimizer's step; None without an optimizer."""
     if memory_use.optimizer is None:
         return None
-    return settings.optimizer_impl or optimizer(memory_use.optimizer.name).default
+    return run_settings.optimizer_impl or optimizer(memory_use.optimizer.name).default
 
 
 def supports_sdpa(spec: ModelSpec) -> bool:
@@ -97,21 +101,21 @@ SCORES_BY_THEMSELVES = ("joint_softmax", "local_mask", "at_distance")
 """Verbs of attention that no call of scaled_dot_product_attention replaces."""
 
 
-def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplementation:
+def default_attention(run_settings: Settings, spec: ModelSpec) -> AttentionImplementation:
     """Returns the default attention implementation: flash for a server, otherwise sdpa as in transformers.
 
     A model whose scores sdpa does not take, or is not modelled with, trains with eager attention, as transformers
     does; its prefill and its decoding run flash, as the engines that serve it do.
     """
-    implementation = kernel_choices(settings, spec).attention
-    if settings.attn_implementation is None and implementation == "sdpa" and not supports_sdpa(spec):
-        return "eager" if settings.phase == "training" else "flash"
+    implementation = kernel_choices(run_settings, spec).attention
+    if run_settings.attn_implementation is None and implementation == "sdpa" and not supports_sdpa(spec):
+        return "eager" if run_settings.phase == "training" else "flash"
     return implementation
 
 
 def training_run(
-    settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation | None = None
-) -> Training:
+    run_settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation | None = None
+) -> TrainingConfig:
     """Returns the configuration of the training replay. memory_use: the persistent memory.
 
     attention: the implementation if the settings choose none; default: the default of the phase.
@@ -119,20 +123,20 @@ def training_run(
     Raises `InputError` for settings of another framework, and for number formats that no pass computes in.
     """
     assert memory_use.optimizer is not None
-    if settings.precision_aware_optimizer:
+    if run_settings.precision_aware_optimizer:
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
-    if settings.optimizer_offload:
+    if run_settings.optimizer_offload:
         raise InputError(
             "--optimizer-offload: expected --framework megatron --zero 1 with --devices (llmcalc memory counts that of "
             "--framework deepspeed --zero 2, too), or an FSDP config with fsdp_offload_params in --launch"
         )
-    if settings.fake_quantize is not None and settings.compile:
+    if run_settings.fake_quantize is not None and run_settings.compile:
         raise InputError("--fake-quantize: what torch.compile keeps of it is not modelled; expected no --compile")
     optimizer_record = optimizer(memory_use.optimizer.name)
-    if settings.optimizer_impl is not None and settings.optimizer_impl not in optimizer_record.implementations:
+    if run_settings.optimizer_impl is not None and run_settings.optimizer_impl not in optimizer_record.implementations:
         implementation_names = ", ".join(optimizer_record.implementations)
         raise InputError(
-            f"--optimizer-impl {settings.optimizer_impl}: {optimizer_record.name} has {implementation_names}"
+            f"--optimizer-impl {run_settings.optimizer_impl}: {optimizer_record.name} has {implementation_names}"
         )
     state_format = memory_use.optimizer.dtype
     update_dtype = (
@@ -151,42 +155,42 @@ def training_run(
         adapters = Adapters(
             memory_use.adapters.rank,
             memory_use.adapters.targets,
-            bool(settings.lora_dropout),
+            bool(run_settings.lora_dropout),
             DTYPES[computing_format(memory_use.adapter_dtype, "--lora-dtype")],
             memory_use.adapters.base,
             memory_use.adapters.library,
             memory_use.adapters.copies,
             memory_use.adapters.quantized_head,
-            settings.bitsandbytes or "",
+            run_settings.bitsandbytes or "",
             memory_use.adapters.quantized_experts,
             memory_use.adapters.experts,
             memory_use.adapters.has_magnitudes,
             {(layer.module, layer.projection): layer.layer for layer in memory_use.adapters.joined_layers},
         )
-    return Training(
+    return TrainingConfig(
         batch=memory_use.workload.batch,
         seq=memory_use.workload.seq,
-        source=settings.source,
-        microbatches=settings.num_microbatches or 1,
+        source=run_settings.source,
+        microbatches=run_settings.num_microbatches or 1,
         dtype=computing_format(memory_use.dtype, "--dtype"),
         master=memory_use.has_master,
         optimizer=memory_use.optimizer.name,
-        implementation=optimizer_implementation(settings, memory_use),
-        momentum=bool(settings.momentum),
-        recompute=settings.recomputed(),
+        implementation=optimizer_implementation(run_settings, memory_use),
+        momentum=bool(run_settings.momentum),
+        recompute=run_settings.recomputed(),
         choices=replace(
-            kernel_choices(settings, spec, attention),
+            kernel_choices(run_settings, spec, attention),
             gelu_by_steps=adapters is None or adapters.library == "peft",  # the others have models of their own
         ),
-        autocast=settings.precision == "autocast",
+        autocast=run_settings.precision == "autocast",
         first_trained_layer=memory_use.first_trained_layer,
         trained_dtype=DTYPES[memory_use.trained_dtype] if memory_use.trained_dtype else None,
         adapters=adapters,
         include=memory_use.count.include - {TOWERS.name},
-        keeps_gradients=settings.zero_grad == "zeros",
-        optimizer_in_backward=bool(settings.optimizer_in_backward),
-        offload=bool(settings.offload_activations),
-        torch=settings.torch or "",
+        keeps_gradients=run_settings.zero_grad == "zeros",
+        optimizer_in_backward=bool(run_settings.optimizer_in_backward),
+        offload=bool(run_settings.offload_activations),
+        torch=run_settings.torch or "",
         state_dtype=None if state_format in usual_formats else storage_format(state_format, "--optimizer-dtype"),
         gradient_dtype=None
         if memory_use.grad_dtype == memory_use.trained_format
@@ -194,27 +198,27 @@ def training_run(
     )
 
 
-def cache_block(settings: Settings, memory_use: MemoryUse) -> int:
+def cache_block(run_settings: Settings, memory_use: MemoryUse) -> int:
     """Returns the tokens per block of a paged cache; 0 for a cache that grows by concatenation, or without a cache."""
     if not memory_use.kv_dtype:
         return 0
-    if settings.kv_block is not None:
-        return settings.kv_block
-    return KV_BLOCK if settings.serves or memory_use.kv_dtype != activation_format(memory_use) else 0
+    if run_settings.kv_block is not None:
+        return run_settings.kv_block
+    return KV_BLOCK if run_settings.serves or memory_use.kv_dtype != activation_format(memory_use) else 0
 
 
-def prompt_chunk(settings: Settings, memory_use: MemoryUse) -> int | None:
+def prompt_chunk(run_settings: Settings, memory_use: MemoryUse) -> int | None:
     """Returns the tokens per sequence in a prompt pass; None if one pass reads the whole prompt."""
-    if settings.chunk is None and settings.serves and memory_use.kv_dtype:
+    if run_settings.chunk is None and run_settings.serves and memory_use.kv_dtype:
         return int(max(1, SERVED_TOKENS // memory_use.workload.batch))
-    return settings.chunk
+    return run_settings.chunk
 
 
 def inference_passes(
-    settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
-) -> list[Inference]:
+    run_settings: Settings, spec: ModelSpec, memory_use: MemoryUse, attention: AttentionImplementation
+) -> list[InferenceConfig]:
     """Returns the inference passes to replay. memory_use: the persistent memory."""
-    block_tokens = cache_block(settings, memory_use)
+    block_tokens = cache_block(run_settings, memory_use)
     seq = memory_use.workload.seq
     compute_format = activation_format(memory_use)
     if memory_use.kv_dtype and not block_tokens and memory_use.kv_dtype != compute_format:
@@ -222,22 +226,22 @@ def inference_passes(
             f"--kv-dtype {short_dtype(memory_use.kv_dtype)}: a cache that grows by concatenation has the format of the "
             f"activations, {short_dtype(compute_format)}; expected --kv-block {KV_BLOCK}"
         )
-    prefill_config = Inference(
+    prefill_config = InferenceConfig(
         phase="prefill",
         batch=memory_use.workload.batch,
         seq=seq,
-        source=settings.source,
-        chunk=prompt_chunk(settings, memory_use),
+        source=run_settings.source,
+        chunk=prompt_chunk(run_settings, memory_use),
         dtype=compute_format,
-        choices=replace(kernel_choices(settings, spec, attention), attention=attention),
-        mla=settings.mla or "auto",
+        choices=replace(kernel_choices(run_settings, spec, attention), attention=attention),
+        mla=run_settings.mla or "auto",
         include=memory_use.count.include - {TOWERS.name},
         paged=bool(block_tokens),
         weights=not has_storage_format(memory_use),
     )
-    if settings.phase == "prefill" or spec.one_pass_model:
+    if run_settings.phase == "prefill" or spec.one_pass_model:
         return [prefill_config]
-    if settings.phase == "decode":
+    if run_settings.phase == "decode":
         return [replace(prefill_config, phase="decode", chunk=None)]
     return [prefill_config, *([replace(prefill_config, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
 

@@ -18,7 +18,7 @@ from ..costs.context_length import longest_sequence, usual_context, usual_sequen
 from ..costs.encoders import EncodedInputs, encoded_inputs
 from ..costs.params import ParameterCount
 from ..costs.quantization import QuantizedSize, Scheme, quantized_size, scheme_named, scheme_of_config
-from ..costs.trained_tensors import TrainedTensor, bytes_of, elements_of, tensors_from_layer, trained_tensors
+from ..costs.trained_tensors import TrainedTensor, packed_bytes, tensors_from_layer, total_elements, trained_tensors
 from ..errors import InputError
 from ..flow.module_names import Checkpoint
 from ..frozen import frozen
@@ -76,14 +76,15 @@ class MemoryUse:
         if self.quantized is not None:
             return self.quantized.total
         if self.trained_dtype:
-            trained_bytes = bytes_of(self.trained, self.trained_dtype)
-            return bytes_of(self.count.total - self.trained, self.dtype) + trained_bytes
+            trained_bytes = packed_bytes(self.trained, self.trained_dtype)
+            return packed_bytes(self.count.total - self.trained, self.dtype) + trained_bytes
         if self.adapters is None:
-            return bytes_of(self.count.total, self.dtype)
+            return packed_bytes(self.count.total, self.dtype)
         quantized_weights, stored_bytes = self.adapters.quantized_base(self.count.tree, self.count.include)
-        frozen_bytes = bytes_of(self.count.total - quantized_weights, self.dtype) + stored_bytes
+        frozen_bytes = packed_bytes(self.count.total - quantized_weights, self.dtype) + stored_bytes
         return add(
-            frozen_bytes, add(*(bytes_of(elements_of(tensors), dtype) for tensors, dtype in self._adapters_and_copies))
+            frozen_bytes,
+            add(*(packed_bytes(total_elements(tensors), dtype) for tensors, dtype in self._adapters_and_copies)),
         )
 
     @property
@@ -92,17 +93,20 @@ class MemoryUse:
         if self.phase != "training":
             return 0
         if self.first_trained_layer is not None:
-            return elements_of(tensors_from_layer(self.count.tree, self.first_trained_layer, self.count.include))
+            return total_elements(tensors_from_layer(self.count.tree, self.first_trained_layer, self.count.include))
         if self.adapters is None:
             return self.count.total
-        return add(*(elements_of(tensors) for tensors, _ in self._adapters_and_copies))
+        return add(*(total_elements(tensors) for tensors, _ in self._adapters_and_copies))
 
     @property
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
-        tree, include = self.count.tree, self.count.include
-        adapters, module_copies = self.adapters.adapters(tree, include), self.adapters.trained_copies(tree, include)
+        tree, extra_parts = self.count.tree, self.count.include
+        adapters, module_copies = (
+            self.adapters.adapters(tree, extra_parts),
+            self.adapters.trained_copies(tree, extra_parts),
+        )
         return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 
     @property
@@ -116,16 +120,19 @@ class MemoryUse:
         if not self.grad_dtype:
             return 0
         if self.adapters is None:
-            return bytes_of(self.trained, self.grad_dtype)
+            return packed_bytes(self.trained, self.grad_dtype)
         (adapters, adapter_dtype), (module_copies, copy_dtype) = self._adapters_and_copies
         if self.grad_dtype != adapter_dtype:
             copy_dtype = self.grad_dtype
-        return add(bytes_of(elements_of(adapters), self.grad_dtype), bytes_of(elements_of(module_copies), copy_dtype))
+        return add(
+            packed_bytes(total_elements(adapters), self.grad_dtype),
+            packed_bytes(total_elements(module_copies), copy_dtype),
+        )
 
     @property
     def master_weights(self) -> Number:
         """Bytes of the fp32 master copy of all trained parameters; 0 without a master copy."""
-        return bytes_of(self.trained, "float32") if self.has_master else 0
+        return packed_bytes(self.trained, "float32") if self.has_master else 0
 
     @property
     def optimizer_bytes(self) -> Number:
@@ -178,7 +185,7 @@ class MemoryUse:
             for part_option, adapter_elements in self.count.left_out.items()
         ]
         if self.adapters is not None:
-            adapter_elements = elements_of(self.adapters.uncounted_adapters(self.count.tree, self.count.include))
+            adapter_elements = total_elements(self.adapters.uncounted_adapters(self.count.tree, self.count.include))
             if not is_zero(adapter_elements):
                 notes.append(
                     f"adapters of routed experts: {adapter_elements:,} parameters, which PEFT's all-linear trains "
@@ -202,13 +209,13 @@ USUAL = Settings()
 
 def memory(
     spec: ModelSpec,
-    settings: Settings = USUAL,
+    run_settings: Settings = USUAL,
     published_dtype: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
     model_config: Mapping[str, Any] | Checkpoint | None = None,
     quantized_sizes: QuantizedSizes | None = None,
 ) -> MemoryUse:
-    """Returns the persistent memory of a model under `settings`.
+    """Returns the persistent memory of a model under `run_settings`.
 
     published_dtype: number format of the published weights; default bfloat16.
     extra_parts: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
@@ -218,98 +225,106 @@ def memory(
     Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
     phase or to the optimizer.
     """
-    settings.check(spec)
-    if settings.inputs.is_given and spec.towers:
+    run_settings.check(spec)
+    if run_settings.inputs.is_given and spec.towers:
         extra_parts = extra_parts | {TOWERS.name}
     params = ParameterCount(spec, spec.tree(), extra_parts)
-    if settings.phase == "training":
-        return _training_memory(spec, params, settings, model_config)
+    if run_settings.phase == "training":
+        return _training_memory(spec, params, run_settings, model_config)
     known_sizes = {} if quantized_sizes is None else quantized_sizes
-    return _inference_memory(spec, params, settings, published_dtype, model_config, known_sizes)
+    return _inference_memory(spec, params, run_settings, published_dtype, model_config, known_sizes)
 
 
 def _inference_memory(
     spec: ModelSpec,
     params: ParameterCount,
-    settings: Settings,
+    run_settings: Settings,
     published_dtype: str,
     model_config: Mapping[str, Any] | Checkpoint | None,
     quantized_sizes: QuantizedSizes,
 ) -> MemoryUse:
     """Counts the weights, adapters and cache of inference."""
-    weight_format, stored_bytes = dtype(settings.dtype or published_dtype), None
-    scheme = quantization_scheme(settings, model_config)
+    weight_format, stored_bytes = dtype(run_settings.dtype or published_dtype), None
+    scheme = quantization_scheme(run_settings, model_config)
     if scheme is not None:
-        weight_format = _unconverted_format(settings, published_dtype)
-        size_key = settings.quantize, weight_format, params.include
+        weight_format = _unconverted_format(run_settings, published_dtype)
+        size_key = run_settings.quantize, weight_format, params.include
         if size_key not in quantized_sizes:
             module_names = model_config.names(params.tree, spec.kind) if isinstance(model_config, Checkpoint) else None
             quantized_sizes[size_key] = quantized_size(spec, scheme, weight_format, params.include, module_names)
         stored_bytes = quantized_sizes[size_key]
-    batch = 1 if settings.batch is None else settings.batch
-    seq = usual_context(spec, settings.phase == "decode") if settings.seq is None else settings.seq
-    if settings.inputs.is_given and isinstance(spec, RankModel):
-        raise InputError(f"{settings.inputs.option}: encoders are counted beside a whole model; expected no layout")
-    inputs = encoded_inputs(spec, settings.inputs, batch) if settings.inputs.is_given else None
-    seq += 0 if inputs is None else inputs.added_tokens
-    workload = Workload(batch, seq, source=settings.source, phase="prefill")
+    batch = 1 if run_settings.batch is None else run_settings.batch
+    seq = usual_context(spec, run_settings.phase == "decode") if run_settings.seq is None else run_settings.seq
+    if run_settings.inputs.is_given and isinstance(spec, RankModel):
+        raise InputError(f"{run_settings.inputs.option}: encoders are counted beside a whole model; expected no layout")
+    model_inputs = encoded_inputs(spec, run_settings.inputs, batch) if run_settings.inputs.is_given else None
+    seq += 0 if model_inputs is None else model_inputs.added_tokens
+    workload = Workload(batch, seq, source=run_settings.source, phase="prefill")
     if spec.one_pass_model:
-        return MemoryUse(params, settings.phase, weight_format, workload, quantized=stored_bytes, inputs=inputs)
+        return MemoryUse(
+            params, run_settings.phase, weight_format, workload, quantized=stored_bytes, inputs=model_inputs
+        )
     activation_format = (
-        weight_format if settings.phase != "inference" and DTYPE_BITS[weight_format] >= 16 else "bfloat16"
+        weight_format if run_settings.phase != "inference" and DTYPE_BITS[weight_format] >= 16 else "bfloat16"
     )
-    cache = cache_format(settings.kv_dtype or activation_format).name
+    cache_format_name = cache_format(run_settings.kv_dtype or activation_format).name
     return MemoryUse(
-        params, settings.phase, weight_format, workload, kv_dtype=cache, quantized=stored_bytes, inputs=inputs
+        params,
+        run_settings.phase,
+        weight_format,
+        workload,
+        kv_dtype=cache_format_name,
+        quantized=stored_bytes,
+        inputs=model_inputs,
     )
 
 
-def quantization_scheme(settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
+def quantization_scheme(run_settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
     """Returns the quantization scheme of `quantize` or of the config; None if only `dtype` is set."""
-    if settings.quantize is not None:
-        return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)
+    if run_settings.quantize is not None:
+        return None if run_settings.quantize.strip().lower() == "none" else scheme_named(run_settings.quantize)
     config_table = model_config.config if isinstance(model_config, Checkpoint) else model_config
-    return scheme_of_config(config_table) if settings.dtype is None else None
+    return scheme_of_config(config_table) if run_settings.dtype is None else None
 
 
-def _unconverted_format(settings: Settings, published_dtype: str) -> str:
+def _unconverted_format(run_settings: Settings, published_dtype: str) -> str:
     """Returns the number format of unquantized tensors: the published format, or bf16 for narrower formats."""
-    if settings.dtype is None:
+    if run_settings.dtype is None:
         return dtype(published_dtype) if DTYPE_BITS[dtype(published_dtype)] >= 16 else "bfloat16"
-    if DTYPE_BITS[dtype(settings.dtype)] < 16:
+    if DTYPE_BITS[dtype(run_settings.dtype)] < 16:
         raise InputError(
-            f"--dtype {settings.dtype}: with --quantize this is the format of the unconverted tensors; expected 16 "
+            f"--dtype {run_settings.dtype}: with --quantize this is the format of the unconverted tensors; expected 16 "
             "bits or more"
         )
-    return dtype(settings.dtype)
+    return dtype(run_settings.dtype)
 
 
 def _training_memory(
-    spec: ModelSpec, params: ParameterCount, settings: Settings, config: Mapping[str, Any] | Checkpoint | None
+    spec: ModelSpec, params: ParameterCount, run_settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None
 ) -> MemoryUse:
     """Counts the weights, gradients and optimizer states of training."""
-    batch = 1 if settings.batch is None else settings.batch
-    seq = usual_sequence(spec) if settings.seq is None else settings.seq
-    weight_format, has_master = _training_formats(settings)
-    optimizer_record = _checked_optimizer(settings)
-    adapters, adapter_dtype = _adapters_and_format(spec, settings, params, weight_format, config)
+    batch = 1 if run_settings.batch is None else run_settings.batch
+    seq = usual_sequence(spec) if run_settings.seq is None else run_settings.seq
+    weight_format, has_master = _training_formats(run_settings)
+    optimizer_record = _checked_optimizer(run_settings)
+    adapters, adapter_dtype = _adapters_and_format(spec, run_settings, params, weight_format, model_config)
     if adapters is not None:
-        if settings.master_weights is not None:
+        if run_settings.master_weights is not None:
             raise InputError("--master-weights: adapters are trained in a format of their own")
         has_master = False
-    first_trained_layer = _first_trained_layer(spec, settings)
-    trains_in_float32 = first_trained_layer is not None and settings.precision == "autocast"
+    first_trained_layer = _first_trained_layer(spec, run_settings)
+    trains_in_float32 = first_trained_layer is not None and run_settings.precision == "autocast"
     trained_dtype = "float32" if trains_in_float32 and DTYPE_BITS[weight_format] < 32 else ""
     return MemoryUse(
         params,
         "training",
         weight_format,
-        Workload(batch, seq, source=settings.source, phase="training"),
-        grad_dtype=_gradient_format(settings.grad_dtype, adapter_dtype or trained_dtype or weight_format),
+        Workload(batch, seq, source=run_settings.source, phase="training"),
+        grad_dtype=_gradient_format(run_settings.grad_dtype, adapter_dtype or trained_dtype or weight_format),
         has_master=has_master,
         optimizer=_optimizer_state(
             optimizer_record,
-            settings,
+            run_settings,
             params,
             trained_dtype or weight_format,
             has_master,
@@ -317,7 +332,7 @@ def _training_memory(
             adapter_dtype,
             first_trained_layer,
         ),
-        precision="autocast" if trained_dtype else _precision_name(settings, weight_format, has_master),
+        precision="autocast" if trained_dtype else _precision_name(run_settings, weight_format, has_master),
         adapters=adapters,
         adapter_dtype=adapter_dtype,
         first_trained_layer=first_trained_layer,
@@ -325,45 +340,45 @@ def _training_memory(
     )
 
 
-def _first_trained_layer(spec: ModelSpec, settings: Settings) -> int | None:
+def _first_trained_layer(spec: ModelSpec, run_settings: Settings) -> int | None:
     """Returns the index of the first trained layer; None if all weights or adapters are trained.
 
     Raises `InputError` for a number of layers that the model does not have, and for models without a single stack.
     """
-    if settings.trainable_layers is None:
+    if run_settings.trainable_layers is None:
         return None
-    if settings.lora_rank is not None:
+    if run_settings.lora_rank is not None:
         raise InputError("--trainable-layers with --lora-rank: adapters train no layers; expected one of the two")
     if isinstance(spec, RankModel) or spec.decoder is None or spec.encoder is not None:
         raise InputError("--trainable-layers: is modelled for decoders on whole devices; expected none")
     layers = spec.decoder.num_hidden_layers
-    if not 0 < settings.trainable_layers <= layers:
+    if not 0 < run_settings.trainable_layers <= layers:
         raise InputError(
-            f"--trainable-layers {settings.trainable_layers}: the model has {layers} layers; expected 1 to {layers}"
+            f"--trainable-layers {run_settings.trainable_layers}: the model has {layers} layers; expected 1 to {layers}"
         )
-    return layers - settings.trainable_layers
+    return layers - run_settings.trainable_layers
 
 
-def _training_formats(settings: Settings) -> tuple[str, bool]:
+def _training_formats(run_settings: Settings) -> tuple[str, bool]:
     """Returns the number format of the weights, and whether there are fp32 master weights."""
-    default_weights, default_master = PRECISIONS[settings.precision or "bf16-master"]
-    weight_format = _float_format(settings.dtype, "--dtype", default_weights)
+    default_weights, default_master = PRECISIONS[run_settings.precision or "bf16-master"]
+    weight_format = _float_format(run_settings.dtype, "--dtype", default_weights)
     is_float32 = DTYPE_BITS[weight_format] >= 32
-    master_weights = settings.master_weights or ("none" if is_float32 else default_master)
+    master_weights = run_settings.master_weights or ("none" if is_float32 else default_master)
     if master_weights == "fp32" and is_float32:
         raise InputError(f"--master-weights fp32: the weights are {short_dtype(weight_format)} already; expected none")
     return weight_format, master_weights == "fp32"
 
 
-def _checked_optimizer(settings: Settings) -> Optimizer:
+def _checked_optimizer(run_settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
-    optimizer_record, has_momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
-    if settings.momentum is not None and not optimizer_record.has_momentum:
+    optimizer_record, has_momentum = optimizer(run_settings.optimizer or DEFAULT), bool(run_settings.momentum)
+    if run_settings.momentum is not None and not optimizer_record.has_momentum:
         momentum_optimizers = " or ".join(
             other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
         )
         raise InputError(f"--momentum: for --optimizer {momentum_optimizers}, not {optimizer_record.name}")
-    if settings.optimizer_dtype is not None and (
+    if run_settings.optimizer_dtype is not None and (
         optimizer_record.state_format or (optimizer_record.has_momentum and not has_momentum)
     ):
         raise InputError(
@@ -373,8 +388,8 @@ def _checked_optimizer(settings: Settings) -> Optimizer:
 
 
 def _optimizer_state(
-    record: Optimizer,
-    settings: Settings,
+    optimizer_record: Optimizer,
+    run_settings: Settings,
     params: ParameterCount,
     weight_format: str,
     has_master: bool,
@@ -383,66 +398,72 @@ def _optimizer_state(
     first_trained_layer: int | None,
 ) -> OptimizerState:
     """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
-    momentum = bool(settings.momentum)
+    momentum = bool(run_settings.momentum)
     if adapters is None:
         state_format = _float_format(
-            settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weight_format
+            run_settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weight_format
         )
         tensors = (
             trained_tensors(params.tree, params.include)
             if first_trained_layer is None
             else tensors_from_layer(params.tree, first_trained_layer, params.include)
         )
-        return record.state(list(tensors), state_format, momentum)
-    state_format = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
-    copy_state = record.state(
-        adapters.trained_copies(params.tree, params.include), settings.optimizer_dtype or weight_format, momentum
+        return optimizer_record.state(list(tensors), state_format, momentum)
+    state_format = _float_format(run_settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
+    copy_state = optimizer_record.state(
+        adapters.trained_copies(params.tree, params.include), run_settings.optimizer_dtype or weight_format, momentum
     )
-    return record.state(adapters.adapters(params.tree, params.include), state_format, momentum).with_more(copy_state)
+    return optimizer_record.state(adapters.adapters(params.tree, params.include), state_format, momentum).with_more(
+        copy_state
+    )
 
 
 def _adapters_and_format(
     spec: ModelSpec,
-    settings: Settings,
+    run_settings: Settings,
     params: ParameterCount,
     weight_format: str,
-    config: Mapping[str, Any] | Checkpoint | None,
+    model_config: Mapping[str, Any] | Checkpoint | None,
 ) -> tuple[LowRank | None, str]:
     """Returns the adapters and their number format; None and an empty text without adapters.
 
     weight_format: the number format of the weights, which adapters of Megatron-Core have, too.
-    config: the checkpoint whose classes PEFT searches for layers; None or a plain table if it is not known.
+    model_config: the checkpoint whose classes PEFT searches for layers; None or a plain table if it is not known.
     """
-    if settings.lora_rank is None:
+    if run_settings.lora_rank is None:
         return None, ""
-    is_parallel = settings.lora_library in PARALLEL_LIBRARIES
-    targets = (ALL_LINEAR,) if is_parallel and settings.lora_targets is None else settings.lora_targets
-    module_names = config.names(params.tree, spec.kind) if isinstance(config, Checkpoint) and config.modules else None
-    requested_adapters = LowRank(
-        settings.lora_rank,
-        frozenset(),
-        settings.base or "none",
-        settings.lora_library or "peft",
-        frozenset(settings.modules_to_save or ()),
-        bool(settings.quantized_head),
-        bool(settings.fused_qkv),
-        bool(settings.quantized_experts),
-        bool(settings.lora_experts),
-        bool(settings.use_dora),
+    is_parallel = run_settings.lora_library in PARALLEL_LIBRARIES
+    targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
+    module_names = (
+        model_config.names(params.tree, spec.kind)
+        if isinstance(model_config, Checkpoint) and model_config.modules
+        else None
     )
-    if settings.lora_experts and settings.lora_dropout:
+    requested_adapters = LowRank(
+        run_settings.lora_rank,
+        frozenset(),
+        run_settings.base or "none",
+        run_settings.lora_library or "peft",
+        frozenset(run_settings.modules_to_save or ()),
+        bool(run_settings.quantized_head),
+        bool(run_settings.fused_qkv),
+        bool(run_settings.quantized_experts),
+        bool(run_settings.lora_experts),
+        bool(run_settings.use_dora),
+    )
+    if run_settings.lora_experts and run_settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
-    joins_as_class = requested_adapters.library == "peft" and settings.fused_qkv is None
+    joins_as_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
     adapters = low_rank(params.tree, requested_adapters, targets, params.include, module_names, joins_as_class)
-    return adapters, _float_format(settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
+    return adapters, _float_format(run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
 
 
-def _precision_name(settings: Settings, weight_format: str, has_master: bool) -> str:
+def _precision_name(run_settings: Settings, weight_format: str, has_master: bool) -> str:
     """Returns the name of the settings' training precision, such as mixed or pure bf16."""
-    if settings.precision in NARROW_PRODUCTS and has_master and weight_format == "bfloat16":
-        return str(settings.precision)
+    if run_settings.precision in NARROW_PRODUCTS and has_master and weight_format == "bfloat16":
+        return str(run_settings.precision)
     if DTYPE_BITS[weight_format] >= 32:
-        return "autocast" if settings.precision == "autocast" else short_dtype(weight_format)
+        return "autocast" if run_settings.precision == "autocast" else short_dtype(weight_format)
     return short_dtype(weight_format) + ("-master" if has_master else "")
 
 

@@ -16,12 +16,12 @@ from ..flow.record import Flow
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.adapters import Adapters
-from ..simulator.autograd import Graph, backward
+from ..simulator.autograd import AutogradGraph, backward
 from ..simulator.caching_allocator import PrefixCache
-from ..simulator.choices import EAGER, Choices
-from ..simulator.event_log import Event, RecordedEvents, Recorder, is_repeatable, is_self_contained, rename_events
+from ..simulator.choices import EAGER, KernelChoices
+from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repeatable, is_self_contained, rename_events
 from ..simulator.lowering import Path
-from ..simulator.meter import Device, Meter, Place
+from ..simulator.meter import AllocationPlace, Device, Meter
 from ..simulator.offload import Offload
 from ..simulator.profiles.eager import Eager
 from ..simulator.repeat_microbatches import EventMeter
@@ -38,7 +38,7 @@ from .optimizers.step import OptimizedParameter
 
 
 @frozen
-class Training:
+class TrainingConfig:
     """The configuration of a training replay.
 
     batch: sequences of a micro-batch, default 1.
@@ -79,7 +79,7 @@ class Training:
     implementation: OptimizerImplementation | None = None
     momentum: bool = False
     recompute: Recompute = NONE
-    choices: Choices = EAGER
+    choices: KernelChoices = EAGER
     autocast: bool = False
     adapters: Adapters | None = None
     include: frozenset[str] = frozenset()
@@ -98,7 +98,7 @@ class Training:
         """The number of layers after which the run's pattern of layers repeats; with frozen layers it never repeats."""
         return self.recompute.every if self.first_trained_layer is None else MOST_LAYERS
 
-    def step_optimizer(self, autograd_graph: Graph, parameters: Sequence[OptimizedParameter]) -> None:
+    def step_optimizer(self, autograd_graph: AutogradGraph, parameters: Sequence[OptimizedParameter]) -> None:
         """Replays the optimizer's step on these parameters."""
         run_step(
             autograd_graph,
@@ -138,18 +138,18 @@ class TrainingRun:
     def __init__(
         self,
         spec: ModelSpec,
-        training_config: Training,
+        training_config: TrainingConfig,
         repeats: Mapping[int, int] | None = None,
         workspace: int = 0,
-        memory_meter: Meter | Recorder | None = None,
+        memory_meter: Meter | EventRecorder | None = None,
         program: Flow | None = None,
     ) -> None:
         self.spec: ModelSpec = spec
-        self.training: Training = training_config
+        self.training: TrainingConfig = training_config
         self.workspace: int = workspace
         self.workspaces: list[Storage] = []
-        self.meter: Meter | Recorder = Meter() if memory_meter is None else memory_meter
-        self.graph: Graph = Graph(self.meter)
+        self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
+        self.graph: AutogradGraph = AutogradGraph(self.meter)
         self.graph.keeps_gradients = training_config.gradient_dtype is None
         run_config = RunConfig(
             Workload(
@@ -196,7 +196,7 @@ class TrainingRun:
 
     def set_up(self) -> None:
         """Allocates the parameters in the program's order of use, then master weights and gradient buffers."""
-        self.meter.place = Place("set-up")
+        self.meter.place = AllocationPlace("set-up")
         self.lowering.prepare(self.program)
         self.prepare_training()
 
@@ -266,7 +266,7 @@ class TrainingRun:
 
     def next_batch(self) -> None:
         """Allocates the tokens of the next micro-batch."""
-        self.meter.place = Place("forward")
+        self.meter.place = AllocationPlace("forward")
         with counted_as(self.meter, "activations"):
             self._batch()
 
@@ -277,13 +277,13 @@ class TrainingRun:
 
     def forward(self) -> Tensor:
         """Runs the forward pass. Returns the loss, or the model's output without a language-model head."""
-        self.meter.place = Place("forward")
+        self.meter.place = AllocationPlace("forward")
         self.graph.autocast = BFLOAT16 if self.training.autocast else None
         offload = Offload(self.graph)
         self.graph.pack_elsewhere, self.offloaded = (offload.pack if self.training.offload else None), offload.moved
         logits = self.lowering.run(self.program)
         self.graph.pack_elsewhere = None
-        self.meter.place = Place("forward", path="loss")
+        self.meter.place = AllocationPlace("forward", path="loss")
         if self.labels is not None:
             logits = self.lowering.cap_logits(logits)
         loss = self.lowering.losses(logits, self.labels) if self.labels is not None else logits
@@ -294,7 +294,7 @@ class TrainingRun:
 
     def backward(self, loss: Tensor) -> None:
         """Runs the backward pass from a loss."""
-        self.meter.place = Place("backward", path="loss")
+        self.meter.place = AllocationPlace("backward", path="loss")
         self._take_workspace(2)
         loss_gradient = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
         self.graph.on_leaf_gradient = self.on_gradient
@@ -343,7 +343,7 @@ class TrainingRun:
 
     def update(self) -> None:
         """Runs the optimizer's step, with master weights on fp32 copies of the gradients."""
-        self.meter.place = Place("step")
+        self.meter.place = AllocationPlace("step")
         gradient_copies: list[Tensor] = []
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
         for trained_parameter, gradient in zip(self.trained, gradients, strict=True):
@@ -367,7 +367,7 @@ class TrainingRun:
 
 def replay(
     spec: ModelSpec,
-    training_config: Training,
+    training_config: TrainingConfig,
     device: Device | None = None,
     repeats: Mapping[int, int] | None = None,
     workspace: int = 0,
@@ -381,7 +381,7 @@ def replay(
     return replay_steps(TrainingRun(spec, training_config, repeats, workspace, memory_meter), memory_meter)
 
 
-class Steps(Protocol):
+class TrainingSteps(Protocol):
     """The interface of a run of identical training steps."""
 
     def set_up(self) -> None:
@@ -391,20 +391,20 @@ class Steps(Protocol):
         """Runs one training step."""
 
 
-def replay_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
+def replay_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResult:
     """Replays the set-up and two training steps, and returns the result. memory_meter: the run's meter."""
     training_run.set_up()
     return _replay_two_steps(training_run, memory_meter)
 
 
-def _replay_two_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
+def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResult:
     """Replays a run's set-up and two steps, and returns the result."""
     replay_result = ReplayResult(set_up=memory_meter.now)
     training_run.step()
     first_peaks, memory_meter.peaks = memory_meter.peaks, {}
-    memory_meter.place = Place()
+    memory_meter.place = AllocationPlace()
     training_run.step()
-    memory_meter.place = Place("after")
+    memory_meter.place = AllocationPlace("after")
     replay_result.keep_step_peaks(first_peaks, memory_meter.peaks)
     replay_result.after = memory_meter.now
     if memory_meter.device is not None:
@@ -412,7 +412,9 @@ def _replay_two_steps(training_run: Steps, memory_meter: Meter) -> ReplayResult:
     return replay_result
 
 
-def replay_steps_on_allocator(training_run: Steps, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
+def replay_steps_on_allocator(
+    training_run: TrainingSteps, memory_meter: EventMeter, prefix_cache: PrefixCache
+) -> ReplayResult:
     """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
     replay_result = _replay_two_steps(training_run, memory_meter)
     memory_meter.cut()
@@ -425,8 +427,8 @@ def replay_steps_on_allocator(training_run: Steps, memory_meter: EventMeter, pre
 
 
 def replay_shorter_on_allocator(
-    full_run: tuple[Steps, EventMeter],
-    shorter_run: tuple[Steps, EventMeter],
+    full_run: tuple[TrainingSteps, EventMeter],
+    shorter_run: tuple[TrainingSteps, EventMeter],
     prefix_cache: PrefixCache,
     micro_batches: int,
 ) -> ReplayResult:
@@ -441,20 +443,20 @@ def replay_shorter_on_allocator(
 
 
 def record(
-    spec: ModelSpec, training_config: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
+    spec: ModelSpec, training_config: TrainingConfig, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
     """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace: as in `TrainingRun`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(
-            TrainingRun(spec, training_config, layers, workspace, memory_meter := Recorder()), memory_meter
+            TrainingRun(spec, training_config, layers, workspace, memory_meter := EventRecorder()), memory_meter
         )
     return recorded_steps or record_two_steps(
-        TrainingRun(spec, training_config, layers, workspace, memory_meter := Recorder()), memory_meter
+        TrainingRun(spec, training_config, layers, workspace, memory_meter := EventRecorder()), memory_meter
     )
 
 
-def _record_passes_once(training_run: TrainingRun, memory_meter: Recorder) -> RecordedEvents | None:
+def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) -> RecordedEvents | None:
     """Records two training steps from a single run of the micro-batches; None if the steps differ.
 
     The first pass allocates the parameters in the order in which it reads them, as the set-up would.
@@ -467,7 +469,7 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: Recorder) -> Re
     memory_meter.parameter_events = None
     if training_run.lowering.has_skipped_steps:
         return None
-    memory_meter.place = Place("set-up")
+    memory_meter.place = AllocationPlace("set-up")
     training_run.lowering.prepare_unread(training_run.program)
     training_run.prepare_training()
     return repeat_steps(training_run, memory_meter, set_up_events + memory_meter.cut(), batch, pass_events)
@@ -475,29 +477,32 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: Recorder) -> Re
 
 def repeat_steps(
     training_run: TrainingRun,
-    memory_meter: Recorder,
+    memory_meter: EventRecorder,
     set_up_events: Sequence[Event],
     batch: Sequence[Event],
-    passes: Sequence[Event],
+    pass_events: Sequence[Event],
 ) -> RecordedEvents | None:
     """Returns two training steps whose micro-batches repeat the recorded passes; None if the steps differ."""
     training_run.update()
     first_events = memory_meter.cut()
     training_run.update()
-    update = memory_meter.cut()
+    update_events = memory_meter.cut()
     training_run.zero_grad()
     zero_grad = memory_meter.cut()
     training_run.next_batch()
     next_batch = memory_meter.cut()
-    if not (is_repeatable(batch, passes, zero_grad, next_batch) and is_self_contained(update)):
+    if not (is_repeatable(batch, pass_events, zero_grad, next_batch) and is_self_contained(update_events)):
         return None
     next_batch += rename_events(batch, next_batch)
     return RecordedEvents(
-        set_up_events, [batch, passes, first_events, zero_grad], [next_batch, passes, update, zero_grad], PHASES
+        set_up_events,
+        [batch, pass_events, first_events, zero_grad],
+        [next_batch, pass_events, update_events, zero_grad],
+        PHASES,
     )
 
 
-def record_two_steps(training_run: TrainingRun, memory_meter: Recorder) -> RecordedEvents:
+def record_two_steps(training_run: TrainingRun, memory_meter: EventRecorder) -> RecordedEvents:
     """Records two training steps in sequence."""
     training_run.set_up()
     set_up_events = memory_meter.cut()

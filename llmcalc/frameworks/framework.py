@@ -18,7 +18,7 @@ from ..parallel.layout_rules import LayoutRules
 from .launch.record import Launch, LaunchFile, Plugin
 
 if TYPE_CHECKING:
-    from ..device_memory.cuda_runtime import Runtime
+    from ..device_memory.cuda_runtime import CudaRuntime
     from ..device_memory.device_memory import DeviceMemory
     from ..device_memory.estimate import Memory
     from ..parallel.layout import Layout
@@ -45,17 +45,17 @@ class RunOnRanks:
     version: str = ""
     own_settings: Any = None
     frozen: FrozenModel | SecondLoss | None = None
-    _recorded_ranks: dict[Runtime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
-    _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
+    _recorded_ranks: dict[CudaRuntime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
+    _settings: dict[CudaRuntime, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def recorded_ranks(self, cuda_runtime: Runtime) -> dict[Any, Any]:
+    def recorded_ranks(self, cuda_runtime: CudaRuntime) -> dict[Any, Any]:
         """Returns the recorded passes of ranks with this CUDA runtime, shared by ranks with equal passes.
 
         Passes do not depend on the allocator, so runs with and without expandable segments share them.
         """
         return self._recorded_ranks.setdefault(replace(cuda_runtime, expandable=False), {})
 
-    def settings_on(self, cuda_runtime: Runtime, make_settings: Callable[[], Any]) -> Any:
+    def settings_on(self, cuda_runtime: CudaRuntime, make_settings: Callable[[], Any]) -> Any:
         """Returns the framework's settings on an accelerator, created by `make_settings` at the first call."""
         if cuda_runtime not in self._settings:
             self._settings[cuda_runtime] = make_settings()
@@ -104,7 +104,7 @@ class EstimateErrors(NamedTuple):
         return estimated_bytes + int(self.over * estimated_bytes)
 
 
-RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
+RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, CudaRuntime], DeviceMemory]"
 """The memory of one rank. Raises `InputError` for what the framework does not have or is not modelled."""
 
 
@@ -168,7 +168,7 @@ class Framework:
     estimate_errors: EstimateErrors
     gradient_rules: Callable[[], GradientRules]
     layouts: LayoutRules
-    tensor_bytes: Callable[[RunOnRanks, int, Runtime], int] | None = None
+    tensor_bytes: Callable[[RunOnRanks, int, CudaRuntime], int] | None = None
     own_messages: Callable[[RunOnRanks, int], list[Message] | None] | None = None
     attention: AttentionImplementation | None = None
     world_communicators: bool = False

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from ..device_memory.cuda_runtime import Runtime
-from ..device_memory.device_memory import TORCH, DeviceMemory, Point
+from ..device_memory.cuda_runtime import CudaRuntime
+from ..device_memory.device_memory import TORCH, DeviceMemory, ModulePeak
 from ..device_memory.estimate import Memory, memory
 from ..errors import InputError
 from ..parallel.layout import Layout
@@ -29,7 +29,7 @@ WITHOUT_PLAN = (
 """Source of the memory of a rank with parts that torch itself does not divide."""
 
 
-def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime: Runtime) -> Memory:
+def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime: CudaRuntime) -> Memory:
     """Returns the memory of one inference rank. whole_model: the unsharded model and its workload.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
@@ -58,7 +58,7 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
     assert isinstance(model, RankModel)
     device, first_layer = memory_estimate.device, min(model.chunks.layers, default=0)
 
-    def with_model_layer_indices(timeline_point: Point) -> Point:
+    def with_model_layer_indices(timeline_point: ModulePeak) -> ModulePeak:
         layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + first_layer}", timeline_point.node)
         return timeline_point._replace(node=layer)
 

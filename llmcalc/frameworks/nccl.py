@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..device_memory.cuda_runtime import Runtime
-from ..device_memory.device_memory import DeviceMemory, Term
+from ..device_memory.cuda_runtime import CudaRuntime
+from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..parallel.layout import Layout
 from ..simulator.versions import is_older
 from .framework import Framework
@@ -66,7 +66,7 @@ def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
 
 
 def with_nccl(
-    rank_memory: DeviceMemory, layout: Layout, framework: Framework, cuda_runtime: Runtime, torch_version: str = ""
+    rank_memory: DeviceMemory, layout: Layout, framework: Framework, cuda_runtime: CudaRuntime, torch_version: str = ""
 ) -> DeviceMemory:
     """Returns a rank's memory plus NCCL's buffers, if the size of the buffers is known."""
     if (
@@ -83,5 +83,5 @@ def with_nccl(
     return replace(
         rank_memory,
         device_bytes=rank_memory.device_bytes + nccl_bytes,
-        terms=(*rank_memory.terms, Term(NAME, nccl_bytes, "estimate", citation, "NCCL 2.14 to 2.28", True)),
+        terms=(*rank_memory.terms, MemoryTerm(NAME, nccl_bytes, "estimate", citation, "NCCL 2.14 to 2.28", True)),
     )

@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number, ceil_div, exact_div, times
 from ..costs.params import total_params_of
-from ..costs.trained_tensors import bytes_of, is_in_layer
+from ..costs.trained_tensors import is_in_layer, packed_bytes
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
-from ..device_memory.training import Training
+from ..device_memory.training import TrainingConfig
 from ..errors import InputError
 from ..flow.program import Scope
 from ..flow.tree import OpUse, Place
@@ -28,12 +28,12 @@ from ..parallel.rank_program import shared_rank_program, similar_stage
 from ..parallel.schedule_formulas import peak_in_flight
 from ..parallel.schedules import check
 from ..parallel.search import routed_experts
-from ..simulator.event_log import Recorder
+from ..simulator.event_log import EventRecorder
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_pattern, layer_kinds
 from ..simulator.meter import Meter
 from ..simulator.profiles.context_parallel import RingAttention, rank_ring, tokens_of_rank
-from ..simulator.profiles.dtensor import Divided
+from ..simulator.profiles.dtensor import DTensorKernels
 from .torch.pipeline import Chunk, RankSetup
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
@@ -600,7 +600,7 @@ def _has_routed_experts(tree_node: Place) -> bool:
     return isinstance(tree_node.node.op, ExpertLinear)
 
 
-class RingKernels(Divided, RingAttention):
+class RingKernels(DTensorKernels, RingAttention):
     """Kernels with tensor-parallel products and ring attention."""
 
 
@@ -610,13 +610,13 @@ class RingChunk(Chunk):
     profiles = RingAttention, RingKernels
     lowering: RingAttention
 
-    def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
+    def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         rank_training = replace(rank_setup.training, seq=tokens_of_rank(rank_setup.layout, rank_setup.training.seq))
         super().__init__(replace(rank_setup, training=rank_training), stage, memory_meter)
         self.lowering.ring = rank_ring(rank_setup.layout, rank_setup.rank)
 
 
-def torch_passes(spec: ModelSpec, training_config: Training) -> MeasurePasses:
+def torch_passes(spec: ModelSpec, training_config: TrainingConfig) -> MeasurePasses:
     """Returns a function that measures the memory of passes with torch's kernels. Raises `Unsupported`."""
 
     def measure_passes(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
@@ -681,7 +681,7 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
         states_per_parameter = optimizer(memory_use.optimizer.name).per_element(has_flat_parameters)
         if states_per_parameter is not None:
             bytes_per_matrix_element, adamw_extra = (
-                states_count * bytes_of(1, memory_use.optimizer.dtype) for states_count in states_per_parameter
+                states_count * packed_bytes(1, memory_use.optimizer.dtype) for states_count in states_per_parameter
             )
             master_bytes = memory_use.master_weights / n
             return BytesPerParameter(
@@ -696,7 +696,7 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
 def estimate_with_torch_kernels(
     memory_estimate: Memory,
     per_parameter: BytesPerParameter,
-    training_config: Training,
+    training_config: TrainingConfig,
     transient_bytes_of: TransientBytesOfRank,
     pads_rows: bool = False,
 ) -> PeakEstimate:

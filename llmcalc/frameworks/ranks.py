@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from ..components.evidence import evidence_of_parts
-from ..device_memory.cuda_runtime import Runtime
-from ..device_memory.device_memory import DeviceMemory, Term, memory_with_evidence
+from ..device_memory.cuda_runtime import CudaRuntime
+from ..device_memory.device_memory import DeviceMemory, MemoryTerm, memory_with_evidence
 from ..device_memory.estimate import Memory
 from ..device_memory.host import host_terms, paged_bytes
 from ..device_memory.settings import Settings
@@ -54,7 +54,7 @@ class Cluster:
 
     run: RunOnRanks
     framework: Framework
-    _replayed: dict[tuple[int, Runtime], RankMemory] = field(default_factory=dict, repr=False, compare=False)
+    _replayed: dict[tuple[int, CudaRuntime], RankMemory] = field(default_factory=dict, repr=False, compare=False)
     _inference_ranks: dict[int, Memory] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -149,20 +149,20 @@ class Cluster:
         ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
         return tuple(sorted({*ranks, self.layout.world - 1}))
 
-    def memory_of_ranks(self, cuda_runtime: Runtime) -> tuple[RankMemory, ...]:
+    def memory_of_ranks(self, cuda_runtime: CudaRuntime) -> tuple[RankMemory, ...]:
         """Returns the memory of each rank in `ranks` on an accelerator with this runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """
         return tuple(self.rank_memory(rank, cuda_runtime) for rank in self.ranks)
 
-    def rank_memory(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
+    def rank_memory(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
         """Returns the memory of one rank, from a cached replay."""
         if (rank, cuda_runtime) not in self._replayed:
             self._replayed[rank, cuda_runtime] = self._replay(rank, cuda_runtime)
         return self._replayed[rank, cuda_runtime]
 
-    def tensor_bytes(self, rank: int, cuda_runtime: Runtime) -> int:
+    def tensor_bytes(self, rank: int, cuda_runtime: CudaRuntime) -> int:
         """Returns a rank's tensor bytes at the peak in training; 0 if only a replay can compute them."""
         framework = self.framework
         return framework.tensor_bytes(self.run, rank, cuda_runtime) if self.trains and framework.tensor_bytes else 0
@@ -176,7 +176,7 @@ class Cluster:
             self._inference_ranks[rank] = inference_rank(self.memory, self.layout, rank, self.memory.runtime)
         return self._inference_ranks[rank]
 
-    def _replay(self, rank: int, cuda_runtime: Runtime) -> RankMemory:
+    def _replay(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
         if self.trains:
             device_memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
             device_memory = replace(device_memory, host=(*device_memory.host, *self._host_terms))
@@ -195,7 +195,7 @@ class Cluster:
         return RankMemory(rank, self.layout.coordinates(rank).pp, device_memory)
 
     @cached_property
-    def _host_terms(self) -> tuple[Term, ...]:
+    def _host_terms(self) -> tuple[MemoryTerm, ...]:
         """The host memory of a rank that runs whole layers: offloaded activations, and on one device paged states."""
         keeps_on_host = self.settings.offload_activations or paged_bytes(self.memory.states)
         if self.layout.dp < self.layout.world or not keeps_on_host:
@@ -304,7 +304,7 @@ def _with_frozen_model(
         moments={
             phase_name: with_frozen_bytes(bytes_by_kind) for phase_name, bytes_by_kind in device_memory.moments.items()
         },
-        terms=(tensors, Term(frozen_model.name, frozen_bytes, "estimate", frozen_model.source), *other_terms),
+        terms=(tensors, MemoryTerm(frozen_model.name, frozen_bytes, "estimate", frozen_model.source), *other_terms),
     )
 
 

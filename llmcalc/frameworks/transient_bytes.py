@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeAlias
 
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.optimizers.step import OptimizedParameter
-from ..device_memory.training import Training
+from ..device_memory.training import TrainingConfig
 from ..parallel.layout import Layout
-from ..simulator.autograd import Graph
+from ..simulator.autograd import AutogradGraph
 from ..simulator.meter import Meter
 from ..simulator.tensor import DTYPES, FLOAT32, Dtype, empty
 
@@ -140,7 +140,7 @@ SIDE = 1024
 """Rows and columns of the matrices on which an optimizer's step is measured."""
 
 
-def measure_optimizer_step(training_config: Training, has_flat_parameters: bool = False) -> OptimizerStepBytes:
+def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters: bool = False) -> OptimizerStepBytes:
     """Measures the temporary bytes of an optimizer step on one, two and three matrices.
 
     The step over two shows what one matrix leaves to the next one's update; the third adds what each parameter takes.
@@ -177,7 +177,7 @@ def measure_optimizer_step(training_config: Training, has_flat_parameters: bool 
 
 
 def _step_peak(
-    training_config: Training,
+    training_config: TrainingConfig,
     gradient_type: Dtype,
     has_copies: bool,
     parameter_count: int,
@@ -190,7 +190,7 @@ def _step_peak(
     for matrices in a layer. has_flat_parameters: whether they are vectors.
     """
     memory_meter = Meter()
-    autograd_graph, tensor_shape = Graph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
+    autograd_graph, tensor_shape = AutogradGraph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
     weight_type = FLOAT32 if training_config.master else DTYPES[training_config.dtype]
     trained_parameters = [
         OptimizedParameter(empty(memory_meter, tensor_shape, weight_type), is_matrix and not has_flat_parameters)

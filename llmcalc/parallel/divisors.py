@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import isqrt
 
 
-def divisors(number: int, maximum: int | None = None) -> list[int]:
+def divisors(dividend: int, maximum: int | None = None) -> list[int]:
     """Returns the divisors of a positive number in ascending order, in √number operations.
 
     maximum: the largest divisor to return; None (default) for no limit.
     """
-    if maximum is not None and maximum < isqrt(number):
-        return [divisor for divisor in range(1, maximum + 1) if number % divisor == 0]
-    sorted_divisors, remainder, prime_factor = [1], number, 2
+    if maximum is not None and maximum < isqrt(dividend):
+        return [divisor for divisor in range(1, maximum + 1) if dividend % divisor == 0]
+    sorted_divisors, remainder, prime_factor = [1], dividend, 2
     while prime_factor * prime_factor <= remainder:
         factor_powers, factor_power = [1], prime_factor
         while remainder % prime_factor == 0:

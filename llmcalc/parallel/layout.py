@@ -183,19 +183,19 @@ class Layout:
 
     def options(self) -> str:
         """Returns the command-line options of this layout, without defaults and without the schedule of `--vpp`."""
-        arguments: list[str] = []
+        option_texts: list[str] = []
         for field in fields(self):
             field_value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
             if field_value == field.default or (field_value == "interleaved" and self.vpp > 1):
                 continue
             if isinstance(field_value, bool):
-                arguments.append(option if field_value else f"--no-{option[2:]}")
+                option_texts.append(option if field_value else f"--no-{option[2:]}")
             else:
-                arguments += [
+                option_texts += [
                     option,
                     stage_layers_option(field_value) if isinstance(field_value, tuple) else str(field_value),
                 ]
-        return " ".join(arguments)
+        return " ".join(option_texts)
 
 
 def stage_layers_option(layers: Sequence[int]) -> str:
@@ -226,7 +226,7 @@ class Stage(NamedTuple):
     last: bool
 
 
-class Chunks(NamedTuple):
+class RankChunks(NamedTuple):
     """The layers of one pipeline rank, chunk by chunk.
 
     rank: the rank of the pipeline.
@@ -240,7 +240,7 @@ class Chunks(NamedTuple):
     last: bool
 
 
-def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
+def rank_chunks(layout: Layout, layers: int, rank: int) -> RankChunks:
     """Returns the layers of one pipeline rank. A DualPipe rank has two stages, one from each end.
 
     layers: number of layers of the model.
@@ -248,8 +248,10 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
     """
     ranks = {rank, layout.pp - 1 - rank} if layout.is_two_way else {rank}
     rank_stages = [stage for stage in stages(layout, layers) if stage.rank in ranks]
-    indices = tuple(i for stage in rank_stages for i in stage.layers)
-    return Chunks(rank, indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages))
+    indices = tuple(layer_index for stage in rank_stages for layer_index in stage.layers)
+    return RankChunks(
+        rank, indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages)
+    )
 
 
 def stage_sizes_between_ends(
@@ -291,7 +293,13 @@ def stages(layout: Layout, layers: int) -> Iterator[Stage]:
     layers_per_stage = layout.pp_layout or (layers // stage_count,) * stage_count
     if sum(layers_per_stage) != layers:
         raise ImpossibleLayout(f"--pp-layout: {sum(layers_per_stage)} layers in all; expected the model's {layers}")
-    start = 0
-    for i, stage_layers in enumerate(layers_per_stage):
-        yield Stage(i % layout.pp, i // layout.pp, range(start, start + stage_layers), i == 0, i == stage_count - 1)
-        start += stage_layers
+    first_layer = 0
+    for stage_index, stage_layers in enumerate(layers_per_stage):
+        yield Stage(
+            stage_index % layout.pp,
+            stage_index // layout.pp,
+            range(first_layer, first_layer + stage_layers),
+            stage_index == 0,
+            stage_index == stage_count - 1,
+        )
+        first_layer += stage_layers

@@ -61,7 +61,7 @@ class Message(NamedTuple):
 
 
 @frozen
-class Chunk:
+class StageChunk:
     """A pipeline stage of this rank, and the stage's program.
 
     stage: the stage; None without a pipeline.
@@ -100,7 +100,9 @@ class GradientRules(NamedTuple):
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a ZeRO stage that the framework does not support."""
         if layout.zero not in self.zero_stages:
-            expected_stages = " or ".join(f"--zero {stage}" if stage else "none" for stage in self.zero_stages)
+            expected_stages = " or ".join(
+                f"--zero {zero_stage}" if zero_stage else "none" for zero_stage in self.zero_stages
+            )
             raise InputError(
                 f"--zero {layout.zero}: is not modelled of --framework {self.framework}; expected {expected_stages}"
             )
@@ -137,14 +139,16 @@ def rank_messages(
     messages: list[Message] = []
     for chunk in chunks:
         placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
-        for collective in _program_collectives(chunk.program, run_config, *placement_options):
-            group, ranks, collective_kind, message_bytes = (
-                collective.group,
-                collective.ranks,
-                collective.kind,
-                collective.bytes,
+        for collective_message in _program_collectives(chunk.program, run_config, *placement_options):
+            process_group, ranks, collective_kind, message_bytes = (
+                collective_message.group,
+                collective_message.ranks,
+                collective_message.kind,
+                collective_message.bytes,
             )
-            messages.append(Message(group, ranks, collective_kind, message_bytes, collective.times * chunk.batches))
+            messages.append(
+                Message(process_group, ranks, collective_kind, message_bytes, collective_message.times * chunk.batches)
+            )
         messages += _loss_messages(layout, chunk, run_config)
         messages += _pipeline_messages(layout, chunk, run_config, element_bytes)
     messages += _tensor_group_gradients(spec, layout, chunks, extra_parts, gradients, element_bytes)
@@ -181,13 +185,13 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
 
 def _chunks_of_rank(
     spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, keeps_indices: bool
-) -> Iterator[Chunk]:
+) -> Iterator[StageChunk]:
     """Yields a rank's stages. A DualPipe rank has two stages, each for half of the micro-batches.
 
     keeps_indices: whether messages depend on the indices of layers.
     """
     if layout.pp == 1:
-        yield Chunk(None, shared_rank_program(spec, layout, rank), micro_batches)
+        yield StageChunk(None, shared_rank_program(spec, layout, rank), micro_batches)
         return
     pp, layers = layout.coordinates(rank).pp, spec.main.num_hidden_layers
     all_stages = list(stages(layout, layers))
@@ -197,20 +201,22 @@ def _chunks_of_rank(
     for chunk_index, stage in enumerate(rank_stages):
         chunk_batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_two_way else micro_batches
         recorded_stage = stage if keeps_indices else similar_stage(spec, stage)
-        yield Chunk(recorded_stage, shared_rank_program(spec, layout, rank, recorded_stage), chunk_batches)
+        yield StageChunk(recorded_stage, shared_rank_program(spec, layout, rank, recorded_stage), chunk_batches)
 
 
 # --- per micro-batch -------------------------------------------------------------------------------------------------
 
 
-def _loss_messages(layout: Layout, chunk: Chunk, run_config: RunConfig) -> Iterator[Message]:
+def _loss_messages(layout: Layout, chunk: StageChunk, run_config: RunConfig) -> Iterator[Message]:
     """Returns the all-reduces of the loss, which exist only if the vocabulary is divided over ranks."""
     logits = chunk.program.result
     if logits is not None and (chunk.stage is None or chunk.stage.last) and is_divided(logits.axes):
         yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * chunk.batches)
 
 
-def _pipeline_messages(layout: Layout, chunk: Chunk, run_config: RunConfig, element_bytes: int) -> Iterator[Message]:
+def _pipeline_messages(
+    layout: Layout, chunk: StageChunk, run_config: RunConfig, element_bytes: int
+) -> Iterator[Message]:
     """Returns the outputs that stages send forward, and the input gradients that stages send back."""
     token_ranks = layout.tp if layout.sequence_parallel else 1
     sent_values: tuple[Value | None, ...] = ()
@@ -229,7 +235,7 @@ def _pipeline_messages(layout: Layout, chunk: Chunk, run_config: RunConfig, elem
 def _tensor_group_gradients(
     spec: ModelSpec,
     layout: Layout,
-    chunks: list[Chunk],
+    chunks: list[StageChunk],
     extra_parts: frozenset[str],
     gradients: GradientRules,
     element_bytes: int,
@@ -263,7 +269,7 @@ def _tensor_group_gradients(
 
 
 def _data_messages(
-    layout: Layout, chunks: list[Chunk], extra_parts: frozenset[str], gradients: GradientRules, element_bytes: int
+    layout: Layout, chunks: list[StageChunk], extra_parts: frozenset[str], gradients: GradientRules, element_bytes: int
 ) -> Iterator[Message]:
     """Returns messages of gradients and weights among ranks with equal weights; experts have separate groups."""
     for chunk in chunks:
@@ -314,7 +320,7 @@ class ReplicatedWeights:
     """The weights of a stage that a group of ranks replicates. width: bytes per element."""
 
     layout: Layout
-    chunk: Chunk
+    chunk: StageChunk
     weights: list[WeightShard]
     ranks: ReplicaGroup
     width: int
@@ -331,7 +337,7 @@ GroupMessages: TypeAlias = Callable[[ReplicatedWeights], Iterator[Message]]
 def _embedding_messages(
     spec: ModelSpec,
     layout: Layout,
-    chunks: list[Chunk],
+    chunks: list[StageChunk],
     extra_parts: frozenset[str],
     gradients: GradientRules,
     element_bytes: int,

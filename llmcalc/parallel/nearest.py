@@ -95,8 +95,8 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
     """
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     yielded_layouts: set[Layout] = set()
-    candidates = _near_layouts(spec, layout_request, layers)
-    for _, layout in sorted(candidates, key=lambda candidate: (candidate[0], candidate[1].options())):
+    near_layouts = _near_layouts(spec, layout_request, layers)
+    for _, layout in sorted(near_layouts, key=lambda candidate: (candidate[0], candidate[1].options())):
         if layout not in yielded_layouts and _divides_sequence(layout, seq) and _is_possible(spec, layout, layers):
             yield layout
         yielded_layouts.add(layout)
@@ -139,10 +139,10 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
             {layout_request.etp or size_table["tp"], 1} if size_table["ep"] > 1 or layout_request.etp else {None}
         ):
             for dp in _replica_counts(layout_request, requested_sizes["dp"], size_table, etp or size_table["tp"]):
-                candidate = size_table | {"dp": dp, "etp": etp}
-                layout = _layout_of_sizes(layout_request, layers, requested_sizes, candidate)
+                near_sizes = size_table | {"dp": dp, "etp": etp}
+                layout = _layout_of_sizes(layout_request, layers, requested_sizes, near_sizes)
                 if layout is not None:
-                    yield _layout_distance(layout_request, requested_sizes, candidate, layout), layout
+                    yield _layout_distance(layout_request, requested_sizes, near_sizes, layout), layout
 
 
 def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *extra_sizes: int) -> list[int]:
@@ -219,22 +219,22 @@ def _layout_distance(
     layout_request: LayoutRequest, requested_sizes: dict[str, int], group_sizes: dict[str, Any], layout: Layout
 ) -> float:
     """Returns a layout's distance from the requested layout: a weighted sum over the group sizes."""
-    distance = UNEVEN if layout.pp_layout is not None and layout.pp_layout != layout_request.pp_layout else 0.0
+    layout_distance = UNEVEN if layout.pp_layout is not None and layout.pp_layout != layout_request.pp_layout else 0.0
     for option_name in ("tp", "pp", "dp", "ep", "vpp"):
         is_requested = getattr(layout_request, option_name) is not None or (
             option_name == "dp" and layout_request.fsdp is not None
         )
         if option_name != "dp" or layout_request.devices is None:
-            distance += (GIVEN if is_requested else 1.0) * abs(
+            layout_distance += (GIVEN if is_requested else 1.0) * abs(
                 log2(group_sizes[option_name] / requested_sizes[option_name])
             )
     if layout_request.etp is not None:
-        distance += GIVEN * abs(log2(layout.expert_tp / layout_request.etp))
+        layout_distance += GIVEN * abs(log2(layout.expert_tp / layout_request.etp))
     elif layout.expert_tp != layout.tp:
-        distance += UNEVEN
+        layout_distance += UNEVEN
     if layout_request.devices is not None:
-        distance += GIVEN * abs(log2(layout.world / layout_request.devices))
-    return distance
+        layout_distance += GIVEN * abs(log2(layout.world / layout_request.devices))
+    return layout_distance
 
 
 def _divides_sequence(layout: Layout, seq: int | None) -> bool:

@@ -144,25 +144,29 @@ class Placements:
             id(flow_value.storage), self.default_placement if has_tokens(flow_value.rows) else "whole"
         )
 
-    def _run_items(self, program_items: Iterable[Item], path: str, repeats: Number) -> None:
-        """Runs through a module's operations. path: the module's path. repeats: how often the module runs."""
+    def _run_items(self, program_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+        """Runs through a module's operations. repeat_count: how often the module runs."""
         for program_item in program_items:
             if isinstance(program_item, Alternatives):
-                self._run_items(next(iter(program_item.branches.values())).items, path, repeats)
+                self._run_items(next(iter(program_item.branches.values())).items, module_path, repeat_count)
                 continue
             item_attributes = program_item.about
             if item_attributes.get("role") in NEVER_RUN or (
                 item_attributes.get("optional") and item_attributes["optional"] not in self.include
             ):
                 continue
-            item_path = f"{path}.{program_item.name}" if path and program_item.name else path or program_item.name
-            self.where, self.repeats = item_path or getattr(program_item, "verb", ""), repeats
+            item_path = (
+                f"{module_path}.{program_item.name}"
+                if module_path and program_item.name
+                else module_path or program_item.name
+            )
+            self.where, self.repeats = item_path or getattr(program_item, "verb", ""), repeat_count
             if isinstance(program_item, Step):
                 self._run_step(program_item)
                 if program_item.verb not in KEEPS_NOTHING:
                     self.last_saved = len(self.messages)
                 continue
-            scope_repeats, has_gradient = times(repeats, item_attributes.get("repeat", 1)), self.has_gradient
+            scope_repeats, has_gradient = times(repeat_count, item_attributes.get("repeat", 1)), self.has_gradient
             self.has_gradient = has_gradient and item_attributes.get("role") != "no_grad"
             if program_item.first_input is not None:
                 self._reduce_partial_sum(program_item.first_input)
@@ -197,8 +201,8 @@ class Placements:
         recomputed_count = layer_repeats if layer_indices is None else sum(map(recompute.includes_layer, layer_indices))
         for message in self.messages[first_message:last_message]:
             if not message.backward:
-                repetitions = exact_div(times(message.times, recomputed_count), layer_repeats)
-                self.messages.append(message._replace(backward=True, times=repetitions))
+                message_count = exact_div(times(message.times, recomputed_count), layer_repeats)
+                self.messages.append(message._replace(backward=True, times=message_count))
 
     def _add_message(
         self,
@@ -302,11 +306,11 @@ class Placements:
         """
         if operation.verb not in MIXES_ROWS and type(operation.op).__name__ not in SCANS:
             return
-        widths = self._mamba_exchange_widths(operation) if self.regathers else None
-        if widths is not None:
+        vector_widths = self._mamba_exchange_widths(operation) if self.regathers else None
+        if vector_widths is not None:
             for backward in (False, True):
-                for width in widths:
-                    self._add_message("all_to_all", Value(operation.ins[0].rows, ()), "cp", backward, width)
+                for vector_width in vector_widths:
+                    self._add_message("all_to_all", Value(operation.ins[0].rows, ()), "cp", backward, vector_width)
             return
         q, k, v = operation.ins[:3] if operation.verb == "attention" else (None, None, None)
         if (
@@ -327,15 +331,15 @@ class Placements:
         ranks, exchange_kind, row_value = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
         first_message = len(self.messages)
         if exchange_kind == "a2a":
-            output = operation.outs[0].width
+            output_width = operation.outs[0].width
             for backward in (False, True):
-                for width in (q.width, key_width, value_width, output):
-                    self._add_message("all_to_all", row_value, "cp", backward, width)
+                for vector_width in (q.width, key_width, value_width, output_width):
+                    self._add_message("all_to_all", row_value, "cp", backward, vector_width)
         elif exchange_kind == "allgather":
-            for width in (key_width, value_width):
-                self._add_message("all_gather", row_value, "cp", False, width * ranks)
-                self._add_message("all_gather", row_value, "cp", True, width * ranks)
-                self._add_message("reduce_scatter", row_value, "cp", True, width * ranks)
+            for vector_width in (key_width, value_width):
+                self._add_message("all_gather", row_value, "cp", False, vector_width * ranks)
+                self._add_message("all_gather", row_value, "cp", True, vector_width * ranks)
+                self._add_message("reduce_scatter", row_value, "cp", True, vector_width * ranks)
         else:
             for backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
                 self._add_message("send", row_value, "cp", backward, key_width + value_width, (ranks - 1) * tensors)
@@ -388,6 +392,8 @@ def _has_whole_groups(operation: Step) -> bool:
     return group_axis is not None and is_divided((group_axis,)) and not has_equal_shards((group_axis,))
 
 
-def has_tokens(rows: Rows) -> bool:
+def has_tokens(value_rows: Rows) -> bool:
     """Whether a tensor's rows are tokens, which sequence parallelism shards."""
-    return isinstance(rows, (Tokens, SourceTokens)) or (isinstance(rows, Routed) and has_tokens(rows.of))
+    return isinstance(value_rows, (Tokens, SourceTokens)) or (
+        isinstance(value_rows, Routed) and has_tokens(value_rows.of)
+    )

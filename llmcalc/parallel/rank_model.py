@@ -23,7 +23,7 @@ from ..ops import ExpertLinear, IdentityExperts, Linear
 from ..ops.base import Op
 from ..ops.shares import ExpertShare, IdentityShare, LinearShare
 from ..workload.run_config import RunConfig
-from .layout import ONE_DEVICE, Chunks, Layout, rank_chunks
+from .layout import ONE_DEVICE, Layout, RankChunks, rank_chunks
 from .rank_program import RankAxes, RankFlow, has_whole_towers, shared_rank_program
 
 
@@ -45,7 +45,7 @@ class RankModel(ModelSpec):
         return self._rank
 
     @cached_property
-    def chunks(self) -> Chunks:
+    def chunks(self) -> RankChunks:
         """The layers of the rank's pipeline stages."""
         layers = sum(stack.num_hidden_layers for _, stack in self.stacks())
         return rank_chunks(self._layout, layers, self._layout.coordinates(self._rank).pp)
@@ -81,7 +81,7 @@ class RankModel(ModelSpec):
         )
 
     @property
-    def _stage_of_rank(self) -> Chunks | None:
+    def _stage_of_rank(self) -> RankChunks | None:
         return None if self._layout.pp == 1 else self.chunks
 
     @property
@@ -123,16 +123,16 @@ class RankModel(ModelSpec):
                     ) + times(tensor.size, node_position.times)
         return parameters_by_component
 
-    def _is_copied(self, node_position: Place, size: Number, undivided_size: Number) -> bool:
+    def _is_copied(self, node_position: Place, element_count: Number, undivided_count: Number) -> bool:
         """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return bool(op.ranks * op.parts < tp)
         if (
-            node_position.kind in ("embedding", "lm_head") and size != undivided_size
+            node_position.kind in ("embedding", "lm_head") and element_count != undivided_count
         ):  # the last part of a vocabulary may be shorter
             return False
-        return tp > 1 and bool(size * tp > undivided_size)
+        return tp > 1 and bool(element_count * tp > undivided_count)
 
 
 class RankShare(NamedTuple):
@@ -190,12 +190,14 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
 
     Compared are the first ranks of all stages: no other rank of a stage has a higher cost.
     """
-    candidates: dict[tuple[Any, ...], RankModel] = {}
+    models_by_counts: dict[tuple[Any, ...], RankModel] = {}
     for stage in range(layout.pp):
         model = rank_model(spec, layout, layout.rank(pp=stage))
-        layer_counts = tuple(sum(i in model.chunks.layers for i in indices) for indices in _layer_indices(spec))
-        candidates.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
-    return max(candidates.values(), key=lambda model: (rank_cost(model), -model.rank))
+        layer_counts = tuple(
+            sum(layer_index in model.chunks.layers for layer_index in indices) for indices in _layer_indices(spec)
+        )
+        models_by_counts.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
+    return max(models_by_counts.values(), key=lambda model: (rank_cost(model), -model.rank))
 
 
 def _layer_indices(spec: ModelSpec) -> Iterator[Any]:

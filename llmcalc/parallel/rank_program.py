@@ -26,7 +26,7 @@ from ..model import ModelSpec
 from ..optional import TOWERS
 from ..workload.rows import TOKENS, Rows
 from .divisors import divisors
-from .layout import ONE_DEVICE, Chunks, Coordinates, ImpossibleLayout, Layout, Stage
+from .layout import ONE_DEVICE, Coordinates, ImpossibleLayout, Layout, RankChunks, Stage
 
 TENSOR = frozenset(
     {"heads", "kv_heads", "key_heads", "block_index_heads", "ffn", "vocab", "groups", "output_groups", "inner"}
@@ -62,7 +62,7 @@ NEAR_ROWS = frozenset({"vocab"})
 
 
 @frozen(slots=True)
-class Shard(Axis):
+class AxisShard(Axis):
     """One rank's shard of an axis. full_size: the length before sharding. degree: the number of ranks."""
 
     full_size: Number = None
@@ -73,8 +73,8 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
     """Yields every axis of a shape, with the parts of concatenated axes."""
     for axis in shape:
         if isinstance(axis, JoinedShapes):
-            for component in axis.parts:
-                yield from flat_axes(component)
+            for axis_part in axis.parts:
+                yield from flat_axes(axis_part)
         else:
             yield axis
 
@@ -82,7 +82,7 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
 def has_equal_shards(shape: Shape) -> bool:
     """Whether several ranks have the same shard, because an axis has fewer parts than there are ranks."""
     return any(
-        isinstance(axis, Shard) and isinstance(axis.size, int) and axis.size * axis.degree > axis.full_size
+        isinstance(axis, AxisShard) and isinstance(axis.size, int) and axis.size * axis.degree > axis.full_size
         for axis in flat_axes(shape)
         if axis.name not in NEAR_ROWS
     )
@@ -94,7 +94,7 @@ def is_divided(shape: Shape) -> bool:
         if isinstance(axis, JoinedShapes):
             if any(map(is_divided, axis.parts)):
                 return True
-        elif isinstance(axis, Shard) and axis.degree > 1:
+        elif isinstance(axis, AxisShard) and axis.degree > 1:
             return True
     return False
 
@@ -119,14 +119,14 @@ class RankAxes:
 
     def axis_on_rank(self, axis: Axis) -> Axis:
         """Returns the rank's part of an axis. Raises `InputError` for a length that the layout does not divide."""
-        if isinstance(axis, Shard):
+        if isinstance(axis, AxisShard):
             return axis
         rank_index = self.coordinates.etp if axis.name == "expert_ffn" else self.coordinates.tp
         return self.axis_part(axis, self.degree(axis.name), rank_index)
 
     def expert_axis(self, axis: Axis) -> Axis:
         """Returns the rank's part of an axis of experts, or of heads with separate weights."""
-        if isinstance(axis, Shard) or axis.name != "experts":
+        if isinstance(axis, AxisShard) or axis.name != "experts":
             return self.axis_on_rank(axis)
         return self.axis_part(axis, self.layout.ep, self.coordinates.ep)
 
@@ -134,15 +134,17 @@ class RankAxes:
         """Returns part number `part_index` of an axis that is divided into `degree` parts."""
         axis_size = axis.size
         if degree == 1 or not isinstance(axis_size, int):
-            return axis if degree == 1 else Shard(axis.name, axis_size / degree, axis_size, degree)
+            return axis if degree == 1 else AxisShard(axis.name, axis_size / degree, axis_size, degree)
         if axis.name in NEAR_ROWS:
             part_length = -(-axis_size // degree)
-            return Shard(axis.name, max(0, min(part_length, axis_size - part_length * part_index)), axis_size, degree)
+            return AxisShard(
+                axis.name, max(0, min(part_length, axis_size - part_length * part_index)), axis_size, degree
+            )
         is_single_group = (
             axis.name == "groups" and axis_size == 1
         )  # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
         if is_single_group or (axis.name in COPIED and degree > axis_size and degree % axis_size == 0):
-            return Shard(axis.name, 1, axis_size, degree)
+            return AxisShard(axis.name, 1, axis_size, degree)
         if axis_size % degree:
             option = {"experts": "--ep", "expert_ffn": "--etp"}.get(axis.name, "--tp")
             expected_degrees = ", ".join(map(str, divisors(axis_size, 4 * degree)))
@@ -150,7 +152,7 @@ class RankAxes:
             raise ImpossibleLayout(
                 f"{option} {degree}: does not divide {field_name} {axis_size}; expected one of {expected_degrees}"
             )
-        return Shard(axis.name, axis_size // degree, axis_size, degree)
+        return AxisShard(axis.name, axis_size // degree, axis_size, degree)
 
 
 def divides_state_space_groups(axes: Iterable[Axis], layout: Layout) -> bool:
@@ -172,7 +174,9 @@ def _with_rank_axes(verb: Verb) -> Verb:
     def record_on_rank(self: RankFlow, *args: Any, **options: Any) -> Any:
         rank_part = self.rank_part
         return verb(
-            self, *map(rank_part, args), **{option_name: rank_part(value) for option_name, value in options.items()}
+            self,
+            *map(rank_part, args),
+            **{option_name: rank_part(argument) for option_name, argument in options.items()},
         )
 
     return record_on_rank  # type: ignore[return-value]
@@ -192,11 +196,11 @@ class RankFlow(Flow):
         ranks do not divide.
     """
 
-    def __init__(self, rank_axes: RankAxes, stage: Stage | Chunks | None, whole_towers: bool = False) -> None:
+    def __init__(self, rank_axes: RankAxes, stage: Stage | RankChunks | None, whole_towers: bool = False) -> None:
         super().__init__()
         self.whole_towers: bool = whole_towers
         self.rank_axes: RankAxes = rank_axes
-        self.stage: Stage | Chunks | None = stage
+        self.stage: Stage | RankChunks | None = stage
         self.exit: Value | None = None
         self.layer_items: range = range(0)
         self.path: list[str] = []
@@ -206,12 +210,12 @@ class RankFlow(Flow):
     @cached_property
     def divides_evenly(self) -> bool:
         """Whether all ranks of a tensor-parallel group have equally long parts."""
-        axes: set[Axis] = set()
+        divided_axes: set[Axis] = set()
         for operation in self.root.steps():
             weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
             for shape in (*weight, *(flow_value.axes for flow_value in (*operation.ins, *operation.outs))):
-                axes.update(flat_axes(shape))
-        row_axes = [axis for axis in axes if isinstance(axis, Shard) and axis.name in NEAR_ROWS]
+                divided_axes.update(flat_axes(shape))
+        row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in NEAR_ROWS]
         return all(axis.size * axis.degree == axis.full_size for axis in row_axes)
 
     def rank_part(self, argument: Any) -> Any:
@@ -219,7 +223,7 @@ class RankFlow(Flow):
         if isinstance(argument, Axis):
             return self.rank_axes.axis_on_rank(argument)
         if isinstance(argument, JoinedShapes):
-            return JoinedShapes(tuple(self.rank_part(component) for component in argument.parts), argument.name)
+            return JoinedShapes(tuple(self.rank_part(axis_part) for axis_part in argument.parts), argument.name)
         if type(argument) is tuple and argument and all(isinstance(axis, (Axis, JoinedShapes)) for axis in argument):
             return tuple(map(self.rank_part, argument))
         if isinstance(argument, Weight):
@@ -261,10 +265,10 @@ class RankFlow(Flow):
             if flow_value.of is not None and is_divided(flow_value.axes) != is_divided(flow_value.storage.axes):
                 raise self._not_modelled(verb, step_name, "groups values across the parts of ranks")
             for axis in flat_axes(flow_value.axes):
-                shard_degree = axis.degree if isinstance(axis, Shard) else 1
+                shard_degree = axis.degree if isinstance(axis, AxisShard) else 1
                 if degrees.setdefault(axis.name, shard_degree) != shard_degree:
-                    axes = FIELDS.get(axis.name, axis.name)
-                    raise self._not_modelled(verb, step_name, f"joins a part of {axes} with all of it")
+                    axis_label = FIELDS.get(axis.name, axis.name)
+                    raise self._not_modelled(verb, step_name, f"joins a part of {axis_label} with all of it")
         if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outputs[0].axes):
             raise self._not_modelled(verb, step_name, "reads divided values and makes divided ones")
 
@@ -295,20 +299,32 @@ class RankFlow(Flow):
         return super().linear(name, x, *map(self.rank_part, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
-        table = self._stage_copy(weight)
-        if not table.is_counted:
-            self._record_copy(table)
-        return super().look_up(table, of, by)
+        table_weight = self._stage_copy(weight)
+        if not table_weight.is_counted:
+            self._record_copy(table_weight)
+        return super().look_up(table_weight, of, by)
 
-    def _record_copy(self, table: Weight) -> None:
+    def _record_copy(self, table_weight: Weight) -> None:
         """Records this stage's copy of the embedding before the module that uses it."""
-        reader = self.root.items[-1]
-        scope_attributes = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
-        op = ops.Embedding(table.ins[0].size, self.element_count(table.out))
-        self.root.items.insert(
-            -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **scope_attributes})
+        reading_scope = self.root.items[-1]
+        scope_attributes = (
+            {} if isinstance(reading_scope, Alternatives) else {"optional": reading_scope.about.get("optional", "")}
         )
-        table.is_counted = True
+        op = ops.Embedding(table_weight.ins[0].size, self.element_count(table_weight.out))
+        self.root.items.insert(
+            -1,
+            Step(
+                "unread_table",
+                table_weight.name,
+                (),
+                (),
+                op,
+                table_weight,
+                None,
+                {"kind": "embedding", **scope_attributes},
+            ),
+        )
+        table_weight.is_counted = True
 
     def table(self, name: str, rows: Axis, *dim: Axis | JoinedShapes, **options: Any) -> tuple[Value, Weight]:
         rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, dim), **options)
@@ -345,7 +361,7 @@ class RankFlow(Flow):
             return super().layers(x, run, repeat, indices, name, **node_fields)
         layer_indices = range(repeat) if indices is None else indices
         stage_layers = frozenset(self.stage.layers)
-        stage_indices = [i for i in layer_indices if i in stage_layers]
+        stage_indices = [layer_index for layer_index in layer_indices if layer_index in stage_layers]
         first_item = self.layer_items.start if self.layer_items.stop else len(self.root.items)
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
@@ -441,7 +457,7 @@ def _marks_function(scope_item: Item) -> bool:
     return isinstance(scope_item, Step) and scope_item.verb in ("enter", "leave")
 
 
-def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
+def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | RankChunks | None = None) -> RankFlow:
     """Returns a newly recorded program of one rank of a layout.
 
     stage: the stage whose layers are recorded; None (default) for the whole model.
@@ -450,7 +466,7 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
     return _record_program(spec, RankAxes(layout, layout.coordinates(rank)), stage)
 
 
-def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) -> RankFlow:
+def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | RankChunks | None) -> RankFlow:
     if stage is not None and not (stage.first and stage.last) and (reason := no_pipeline_reason(spec)):
         raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
     rank_flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
@@ -467,10 +483,10 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     root = spec.shared_program.root
     encoders = [module_scope for module_scope in root.scopes() if module_scope.about.get("optional") == TOWERS.name]
     encoder_operations = {id(operation) for module_scope in encoders for operation in module_scope.steps()}
-    steps = (operation for operation in root.steps() if id(operation) not in encoder_operations)
+    operations = (operation for operation in root.steps() if id(operation) not in encoder_operations)
     return list(
         dict.fromkeys(
-            axis for operation in steps for flow_value in operation.outs for axis in flat_axes(flow_value.axes)
+            axis for operation in operations for flow_value in operation.outs for axis in flat_axes(flow_value.axes)
         )
     )
 
@@ -494,7 +510,7 @@ MAX_SHARED_PROGRAMS = 512
 
 
 def shared_rank_program(
-    spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None
+    spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | RankChunks | None = None
 ) -> RankFlow:
     """Returns the program of one rank; layouts with equal shard sizes share one recording.
 

@@ -22,8 +22,8 @@ def peak_in_flight(
         (bytes,), in_flight = bytes_of_chunks, min(micro_batches, layout.pp - rank)
         return bytes * in_flight, InFlight((in_flight,), (0,))
     if schedule == "interleaved":
-        order = interleaved_order(layout.pp, layout.vpp, micro_batches, layout.pp, rank)
-        return Pipeline(layout.pp, layout.vpp, micro_batches, (order,)).peak_in_flight(0, bytes_of_chunks)
+        rank_actions = interleaved_order(layout.pp, layout.vpp, micro_batches, layout.pp, rank)
+        return Pipeline(layout.pp, layout.vpp, micro_batches, (rank_actions,)).peak_in_flight(0, bytes_of_chunks)
     return pipeline(layout, micro_batches).peak_in_flight(rank, bytes_of_chunks)
 
 

@@ -141,12 +141,12 @@ class Pipeline:
             }
         rank_passes = [action[:2] for action in self.orders[rank]]
         chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
-        peak = max(chunks_in_flight)
-        counts = Counter(rank_passes[: chunks_in_flight.index(peak) + 1])
+        peak_count = max(chunks_in_flight)
+        pass_counts = Counter(rank_passes[: chunks_in_flight.index(peak_count) + 1])
         chunks = range(self.chunks)
-        return peak, InFlight(
-            tuple(counts["F", chunk] - counts["B", chunk] - counts["I", chunk] for chunk in chunks),
-            tuple(counts["I", chunk] - counts["W", chunk] for chunk in chunks),
+        return peak_count, InFlight(
+            tuple(pass_counts["F", chunk] - pass_counts["B", chunk] - pass_counts["I", chunk] for chunk in chunks),
+            tuple(pass_counts["I", chunk] - pass_counts["W", chunk] for chunk in chunks),
         )
 
 
@@ -176,9 +176,12 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
     if schedule_name == "zb-h1":
         return Pipeline(p, 1, m, tuple(_zero_bubble_h1(p, m, rank) for rank in range(p)))
     if schedule_name == "1f1b":
-        forwards, backward_passes = _passes_in_order("F", m), _passes_in_order("B", m)
+        forward_passes, backward_passes = _passes_in_order("F", m), _passes_in_order("B", m)
         return Pipeline(
-            p, 1, m, tuple(tuple(_alternating_passes(forwards, backward_passes, p - 1 - rank)) for rank in range(p))
+            p,
+            1,
+            m,
+            tuple(tuple(_alternating_passes(forward_passes, backward_passes, p - 1 - rank)) for rank in range(p)),
         )
     group_size = p if group_size is None else group_size
     return Pipeline(p, v, m, tuple(interleaved_order(p, v, m, group_size, rank) for rank in range(p)))
@@ -208,15 +211,17 @@ def torch_group_size(ranks: int, micro_batches: int) -> int:
 
 def _passes_in_order(pass_kind: Kind, micro_batches: int) -> list[Action]:
     """Returns the passes of every micro-batch through one chunk."""
-    return [Action(pass_kind, 0, i) for i in range(micro_batches)]
+    return [Action(pass_kind, 0, micro_batch) for micro_batch in range(micro_batches)]
 
 
-def _alternating_passes(forwards: list[Action], backward_passes: list[Action], warmup_count: int) -> Iterator[Action]:
+def _alternating_passes(
+    forward_passes: list[Action], backward_passes: list[Action], warmup_count: int
+) -> Iterator[Action]:
     """Returns warm-up forward passes, alternating forward and backward passes, then the remaining backward passes."""
-    steady_count = max(0, len(forwards) - warmup_count)
+    steady_count = max(0, len(forward_passes) - warmup_count)
     return chain(
-        forwards[:warmup_count],
-        chain.from_iterable(zip(forwards[warmup_count:], backward_passes[:steady_count], strict=True)),
+        forward_passes[:warmup_count],
+        chain.from_iterable(zip(forward_passes[warmup_count:], backward_passes[:steady_count], strict=True)),
         backward_passes[steady_count:],
     )
 
@@ -234,10 +239,10 @@ def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group_
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
     chunk_order = range(chunks) if pass_kind == "F" else range(chunks - 1, -1, -1)
     return [
-        Action(pass_kind, chunk, i)
+        Action(pass_kind, chunk, micro_batch)
         for first_micro_batch in range(0, micro_batches, group_size)
         for chunk in chunk_order
-        for i in range(first_micro_batch, min(first_micro_batch + group_size, micro_batches))
+        for micro_batch in range(first_micro_batch, min(first_micro_batch + group_size, micro_batches))
     ]
 
 
@@ -300,9 +305,9 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
         if kind == "I":
             delayed_actions.append(Action("W", chunk, pass_index + chunk * half_microbatches))
 
-    def add_overlapped_passes(forward: int, backward: int) -> None:
-        add_action("F", forward, is_overlapped=True)
-        add_action("B", backward)
+    def add_overlapped_passes(forward_direction: int, backward_direction: int) -> None:
+        add_action("F", forward_direction, is_overlapped=True)
+        add_action("B", backward_direction)
 
     for _ in range(2 * distance_to_middle):  # step 1
         add_action("F", 0)
@@ -335,7 +340,7 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-class Costs(NamedTuple):
+class PassDurations(NamedTuple):
     """The durations of one chunk's passes in any unit, equal for all chunks.
 
     forward, backward_inputs, backward_weights: 1 by default, so a whole backward pass takes 2.
@@ -351,15 +356,17 @@ class Costs(NamedTuple):
 
     def duration(self, pass_kind: Kind) -> float:
         """Returns the duration of a single action."""
-        inputs, weights = self.backward_inputs, self.backward_weights
-        return {"F": self.forward, "B": inputs + weights, "I": inputs, "W": weights}[pass_kind]
+        input_duration, weight_duration = self.backward_inputs, self.backward_weights
+        return {"F": self.forward, "B": input_duration + weight_duration, "I": input_duration, "W": weight_duration}[
+            pass_kind
+        ]
 
     def pair(self) -> float:
         """Returns the duration of a forward and a backward pass that overlap."""
         return self.duration("F") + self.duration("B") if self.overlapped is None else self.overlapped
 
 
-class Span(NamedTuple):
+class ActionSpan(NamedTuple):
     """An action with start and end time."""
 
     action: Action
@@ -380,20 +387,22 @@ class Timetable:
     """
 
     pipeline: Pipeline
-    costs: Costs
-    spans: tuple[tuple[Span, ...], ...]
+    costs: PassDurations
+    spans: tuple[tuple[ActionSpan, ...], ...]
     outputs_sent: tuple[int, ...]
     gradients_sent: tuple[int, ...]
 
     @property
     def time(self) -> float:
         """The duration of the step, from the first action to the end of the last."""
-        return max(spans[-1].end for spans in self.spans)
+        return max(action_spans[-1].end for action_spans in self.spans)
 
     def busy(self, rank: int) -> float:
         """Returns the time during which a rank runs actions."""
-        spans = self.spans[rank]
-        return sum(span.end - span.start for span in spans if not span.action.overlapped)
+        action_spans = self.spans[rank]
+        return sum(
+            action_span.end - action_span.start for action_span in action_spans if not action_span.action.overlapped
+        )
 
     @property
     def idle(self) -> float:
@@ -412,17 +421,17 @@ class Timetable:
         return sum(self.outputs_sent) + sum(self.gradients_sent)
 
 
-def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
+def timetable(pipeline: Pipeline, pass_durations: PassDurations | None = None) -> Timetable:
     """Computes the times of all actions. An action starts when the rank is free and the inputs have arrived.
 
     Raises `Deadlock` where ranks wait for ever.
     """
-    simulation = _StepSimulation(pipeline, costs or Costs())
+    simulation = _StepSimulation(pipeline, pass_durations or PassDurations())
     while simulation.ready:
         simulation.advance(simulation.ready.pop())
-    for rank, order in enumerate(pipeline.orders):
-        if len(simulation.spans[rank]) < len(order):
-            raise Deadlock(f"rank {rank} waits for ever to run {order[len(simulation.spans[rank])]}")
+    for rank, rank_actions in enumerate(pipeline.orders):
+        if len(simulation.spans[rank]) < len(rank_actions):
+            raise Deadlock(f"rank {rank} waits for ever to run {rank_actions[len(simulation.spans[rank])]}")
     outputs, gradients = tuple(simulation.sent["F"]), tuple(simulation.sent["B"])
     return Timetable(pipeline, simulation.costs, tuple(map(tuple, simulation.spans)), outputs, gradients)
 
@@ -447,16 +456,16 @@ class _StepSimulation:
     waiting: pass → the rank that waits for it.
     """
 
-    def __init__(self, pipeline: Pipeline, costs: Costs) -> None:
-        self.pipeline, self.costs = pipeline, costs
+    def __init__(self, pipeline: Pipeline, pass_durations: PassDurations) -> None:
+        self.pipeline, self.costs = pipeline, pass_durations
         ranks, self.micro_batches = pipeline.ranks, pipeline.micro_batches
         self.last_stage = (pipeline.stages - 1) * self.micro_batches
         self.first_pass = [
             [pipeline.stage(rank, chunk) * self.micro_batches for chunk in range(pipeline.chunks)]
             for rank in range(ranks)
         ]
-        self.durations = {pass_kind: costs.duration(pass_kind) for pass_kind in get_args(Kind)}
-        self.spans: list[list[Span]] = [[] for _ in range(ranks)]
+        self.durations = {pass_kind: pass_durations.duration(pass_kind) for pass_kind in get_args(Kind)}
+        self.spans: list[list[ActionSpan]] = [[] for _ in range(ranks)]
         self.sent: dict[Kind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
         self.ready, self.free = list(range(ranks)), [0.0] * ranks
         self.ended: dict[StagePass, float] = {}
@@ -465,22 +474,22 @@ class _StepSimulation:
 
     def advance(self, rank: int) -> None:
         """Runs a rank's actions until it must wait for another rank."""
-        order, next_index = self.pipeline.orders[rank], len(self.spans[rank])
-        while next_index < len(order):
-            overlapped_actions = order[next_index : next_index + 1 + order[next_index].overlapped]
-            start = self.free[rank]
+        rank_actions, next_index = self.pipeline.orders[rank], len(self.spans[rank])
+        while next_index < len(rank_actions):
+            overlapped_actions = rank_actions[next_index : next_index + 1 + rank_actions[next_index].overlapped]
+            start_time = self.free[rank]
             for action in overlapped_actions:
                 required_pass, ready_at = self.awaited_pass(action, rank)
                 if ready_at is None:
                     self.waiting[required_pass] = rank
                     return
-                start = max(start, ready_at)
-            end = start + (
+                start_time = max(start_time, ready_at)
+            end_time = start_time + (
                 self.costs.pair() if len(overlapped_actions) > 1 else self.durations[overlapped_actions[0].kind]
             )
-            self.free[rank] = end
+            self.free[rank] = end_time
             for action in overlapped_actions:
-                self.finish(action, rank, start, end)
+                self.finish(action, rank, start_time, end_time)
             next_index += len(overlapped_actions)
 
     def awaited_pass(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
@@ -500,22 +509,22 @@ class _StepSimulation:
             return required_pass, self.arrives.get(required_pass)
         return required_pass, self.ended.get(required_pass)
 
-    def finish(self, action: Action, rank: int, start: float, end: float) -> None:
+    def finish(self, action: Action, rank: int, start_time: float, end_time: float) -> None:
         """Records a finished action, sends its result, and wakes the waiting rank."""
         first_pass = self.first_pass[rank][action.chunk]
         pass_index = first_pass + action.micro_batch
         if (action.kind, pass_index) in self.ended:
             raise Deadlock(f"rank {rank} runs {action} twice")
-        self.ended[action.kind, pass_index] = end
-        self.spans[rank].append(Span(action, start, end))
+        self.ended[action.kind, pass_index] = end_time
+        self.spans[rank].append(ActionSpan(action, start_time, end_time))
         if action.kind == "W":
             return
         direction: Kind = "F" if action.kind == "F" else "B"
-        receiver = first_pass + self.micro_batches if direction == "F" else first_pass - self.micro_batches
+        receiving_pass = first_pass + self.micro_batches if direction == "F" else first_pass - self.micro_batches
         sends_result = False
-        if 0 <= receiver <= self.last_stage:
-            sends_result = self.pipeline.rank_of(receiver // self.micro_batches, action.micro_batch) != rank
-        self.arrives[direction, pass_index] = end + self.costs.send if sends_result else end
+        if 0 <= receiving_pass <= self.last_stage:
+            sends_result = self.pipeline.rank_of(receiving_pass // self.micro_batches, action.micro_batch) != rank
+        self.arrives[direction, pass_index] = end_time + self.costs.send if sends_result else end_time
         self.sent[direction][rank] += sends_result
         waiting_rank = self.waiting.pop((direction, pass_index), None)
         if waiting_rank is not None:

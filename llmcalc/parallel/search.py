@@ -42,7 +42,7 @@ HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE, NO_REPLICAS = (
 
 
 @dataclass
-class Search:
+class LayoutSearch:
     """The results of a layout search.
 
     possible: the layouts that the model can have, each with its micro-batches per step.
@@ -56,9 +56,9 @@ class Search:
 
     def refuse(self, refusal_error: InputError) -> None:
         """Counts a refused layout under the reason, which is the error text before the semicolon."""
-        reason = str(refusal_error).partition(";")[0]
-        self.refused[reason] += 1
-        self.errors[reason] = refusal_error
+        refusal_reason = str(refusal_error).partition(";")[0]
+        self.refused[refusal_reason] += 1
+        self.errors[refusal_reason] = refusal_error
 
     @property
     def tried(self) -> int:
@@ -75,7 +75,7 @@ def search(
     layout_rules: LayoutRules,
     layout_request: LayoutRequest = NO_LAYOUT_OPTIONS,
     devices_per_node: int = 8,
-) -> Search:
+) -> LayoutSearch:
     """Tries every layout of a number of devices that a framework supports.
 
     global_batch: sequences per step.
@@ -94,8 +94,8 @@ def search(
         layout_request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
     )
 
-    def search_stages(stage_counts: Iterable[int]) -> Search:
-        layout_search = Search()
+    def search_stages(stage_counts: Iterable[int]) -> LayoutSearch:
+        layout_search = LayoutSearch()
         for tp, cp, pp in product(tp_sizes, cp_sizes, stage_counts):
             if devices % (tp * cp * pp):
                 continue
@@ -138,9 +138,13 @@ def check_depth(spec: ModelSpec, most_stages: int) -> None:
         )
 
 
-def _sizes_to_try(fixed_size: int | None, multiple: int, maximum: int | None = None) -> list[int]:
-    """Returns the group sizes to try: the requested size, or the divisors of `multiple` up to a maximum."""
-    return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed_size is None else [fixed_size]
+def _sizes_to_try(fixed_size: int | None, size_multiple: int, maximum_size: int | None = None) -> list[int]:
+    """Returns the group sizes to try: the requested size, or the divisors of `size_multiple` up to a maximum."""
+    return (
+        divisors(size_multiple, None if maximum_size is None else max(1, maximum_size))
+        if fixed_size is None
+        else [fixed_size]
+    )
 
 
 def tokens_multiple(cp: int) -> int:
@@ -195,8 +199,8 @@ def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, 
 
 def divisible_batch(devices: int, global_batch: int, micro_batch: int) -> int:
     """Returns the global batch of at least `global_batch` that as many replicas as devices divide."""
-    multiple = devices * micro_batch
-    return max(1, math.ceil(global_batch / multiple)) * multiple
+    batch_multiple = devices * micro_batch
+    return max(1, math.ceil(global_batch / batch_multiple)) * batch_multiple
 
 
 def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int]) -> bool:
@@ -273,7 +277,7 @@ def _layout_of_sizes(
 
 
 def _try_layout(
-    layout_search: Search,
+    layout_search: LayoutSearch,
     axes: Iterable[Axis],
     layers: int,
     layout: Layout | None,
@@ -287,15 +291,15 @@ def _try_layout(
         return
     micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
     if remainder or not micro_batches:
-        reason = BATCH
+        refusal_reason = BATCH
     elif not divides_state_space_groups(axes, layout):
-        reason = WIDTHS
+        refusal_reason = WIDTHS
     else:
-        reason = refusal(axes, layout, layers, micro_batches)
-    if not reason and layout_rules.fills_pipeline and layout.schedule == "1f1b" and micro_batches < layout.pp:
-        reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
-    if reason:
-        layout_search.refused[reason] += 1
+        refusal_reason = refusal(axes, layout, layers, micro_batches)
+    if not refusal_reason and layout_rules.fills_pipeline and layout.schedule == "1f1b" and micro_batches < layout.pp:
+        refusal_reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
+    if refusal_reason:
+        layout_search.refused[refusal_reason] += 1
     else:
         layout_search.possible.append((layout, micro_batches))
 
@@ -303,8 +307,11 @@ def _try_layout(
 def even_stage_sizes(layers: int, stage_count: int) -> tuple[int, ...]:
     """Returns the number of layers per stage, as even as possible; the middle stages get the remainder."""
     layers_per_stage, remainder = divmod(layers, stage_count)
-    start = (stage_count - remainder) // 2
-    return tuple(layers_per_stage + (start <= i < start + remainder) for i in range(stage_count))
+    first_larger_stage = (stage_count - remainder) // 2
+    return tuple(
+        layers_per_stage + (first_larger_stage <= stage_index < first_larger_stage + remainder)
+        for stage_index in range(stage_count)
+    )
 
 
 def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:

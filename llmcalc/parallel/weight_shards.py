@@ -53,13 +53,17 @@ def weight_shards(program: RankFlow, extra_parts: frozenset[str] = frozenset()) 
 
 
 def _weight_shards(
-    program_items: Iterable[Item], path: Path, module_count: Number, extra_parts: frozenset[str], expert_groups: bool
+    program_items: Iterable[Item],
+    module_path: Path,
+    module_count: Number,
+    extra_parts: frozenset[str],
+    expert_groups: bool,
 ) -> Iterator[WeightShard]:
     """Yields the parameters of a program's items. expert_groups: whether experts have separate replica groups."""
     for scope_item in program_items:
         if isinstance(scope_item, Alternatives):
             yield from _weight_shards(
-                next(iter(scope_item.branches.values())).items, path, module_count, extra_parts, expert_groups
+                next(iter(scope_item.branches.values())).items, module_path, module_count, extra_parts, expert_groups
             )
             continue
         item_attributes = scope_item.about
@@ -68,7 +72,7 @@ def _weight_shards(
             continue
         layer_indices = item_attributes.get("indices")
         layer_indices = tuple(layer_indices) if isinstance(layer_indices, list) else layer_indices
-        child_path = (*path, (scope_item.name, layer_indices)) if scope_item.name else path
+        child_path = (*module_path, (scope_item.name, layer_indices)) if scope_item.name else module_path
         if not isinstance(scope_item, Step):
             yield from _weight_shards(
                 scope_item.items,
@@ -88,7 +92,7 @@ def _weight_shards(
                 yield WeightShard(child_path, tensor, module_count, expert, is_head_norm)
 
 
-def shard_rows(rows: int, ranks: int, rank_index: int) -> int:
+def shard_rows(row_count: int, ranks: int, rank_index: int) -> int:
     """Returns the rows on rank `rank_index` of `ranks`: equal parts, rounded up; the last part may be shorter."""
-    rows_per_rank: int = ceil_div(rows, ranks)
-    return max(0, min(rows_per_rank, rows - rows_per_rank * rank_index))
+    rows_per_rank: int = ceil_div(row_count, ranks)
+    return max(0, min(rows_per_rank, row_count - rows_per_rank * rank_index))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .. import units
 from ..reports.palette import BOUNDS, FAINT, INK
 from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration_text, range_ends_text, unit_of
-from ..studies.run_time import Node, TimedRun
+from ..studies.run_time import TimedNode, TimedRun
 from .figure import draw_heading, in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label
 
@@ -53,7 +53,7 @@ def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
     ]
 
 
-def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, Node]]:
+def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNode]]:
     """Returns the slowest nodes with their names. Nodes after the first `MOST_NODES` are summed."""
     nodes = timed_run.nodes(node_depth)
     paths = [node.path for node in nodes]
@@ -98,7 +98,7 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
     ax.set_xlim(0, (NARROW_ROOM if is_narrow() else ROOM) * high_end)
 
 
-def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, Node]]) -> None:
+def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNode]]) -> None:
     """Draws a bar for each node of the model and each part of the run, in the colours of the bounds."""
     time_unit = unit_of(node_bars[0][1].seconds)
     factor = FACTORS[time_unit]

@@ -187,7 +187,7 @@ def roofline_phases(model_decodes: bool, phase: str) -> tuple[Phase, ...]:
 def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
     """Draws servers under load. compute_answer: computes the answer of `serve`. Raises `InputError` if it has none."""
     require_matplotlib()
-    from ..studies.server import Limits
+    from ..studies.server import LatencyLimits
     from .servers import plot_servers
 
     answer = compute_answer()
@@ -196,4 +196,6 @@ def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
         raise InputError(
             f"{report_table.heading}: there is nothing to draw; expected more --devices or a shorter request"
         )
-    return plot_servers(report_table.heading, report_table.aside, answer.result, Limits(**answer.document["limits"]))
+    return plot_servers(
+        report_table.heading, report_table.aside, answer.result, LatencyLimits(**answer.document["limits"])
+    )

@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..reports.answer import ReportedAnswer
 from ..studies.cost import Cost, RunCost, with_lost_time
 from ..studies.step_size import default_batch, is_pretraining, usual_batch
-from ..timing.spread import Amount
+from ..timing.spread import RangedAmount
 from ..workload.setting import declared, option
 from .options import CostOptions, ServeOptions, TimeOptions
 from .runs import RunQuestion
@@ -71,7 +71,7 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
     step_count = -(-options.tokens // step_tokens)
     time_estimate: dict[str, Any] = {"is_measured": True}
     if options.step is not None:
-        step_seconds = Amount.without_range(options.step)
+        step_seconds = RangedAmount.without_range(options.step)
         run_seconds = step_seconds.scaled_by(step_count)
     else:
         time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)

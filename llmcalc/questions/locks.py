@@ -51,19 +51,19 @@ def ask_lock(model_targets: Sequence[str], read_model: Callable[[str], Preset]) 
 def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedAnswer:
     """Counts the models of a lock file, and compares the counts with the file.
 
-    The result is the changes (`studies.lock.Change`); `ok` if there are none.
+    The result is the changes (`studies.lock.LockChange`); `ok` if there are none.
 
     Raises `InputError` for a file that is no lock file, and for a model that cannot be read any more.
     """
     from ..reports.lock import check_report
-    from ..studies.lock import changes_of
+    from ..studies.lock import lock_changes
 
     lock_file = read_lock_file(file)
     lock_entries = ask_lock(list(lock_file.models), read_model).result
     changes = tuple(
         entry_change
         for lock_entry, locked_entry in zip(lock_entries, lock_file.models.values(), strict=True)
-        for entry_change in changes_of(locked_entry, lock_entry.data)
+        for entry_change in lock_changes(locked_entry, lock_entry.data)
     )
     return ReportedAnswer(
         changes, lambda: check_report(str(file), lock_file.version, len(lock_file.models), changes), not changes

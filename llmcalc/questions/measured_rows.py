@@ -23,7 +23,7 @@ from ..parallel.layout_request import LayoutRequest
 from ..sources.bounded import read_bytes
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
-from ..timing.calibration import Calibration, Factors, MeasuredRun, calibrate
+from ..timing.calibration import Calibration, CalibrationFactors, MeasuredRun, calibrate
 from ..workload.inference import USERS, batch_of
 from ..workload.setting import declared, length_of
 from ..workload.validation import whole
@@ -128,7 +128,7 @@ def _measured_run(
     assert seconds_on is not None
     device, software_stack = estimated_run.device, estimated_run.stack
 
-    def seconds_with(factors: Factors) -> float:
+    def seconds_with(factors: CalibrationFactors) -> float:
         return seconds_on(factors.device(device), factors.stack(software_stack))
 
     kernel_group = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
-from ..device_memory.cuda_runtime import Runtime, runtime_of
+from ..device_memory.cuda_runtime import CudaRuntime, runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training
 from ..errors import InputError, shown
@@ -116,7 +116,7 @@ class RunQuestion(RunOptions):
         lacks_bfloat16 = self.hardware is not None and self.hardware.lacks_bfloat16
         return settings.phase == "training" and lacks_bfloat16 and not has_format
 
-    def runtime_on(self, hardware: Hardware | None) -> Runtime:
+    def runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
         """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that is not in the run."""
         cuda_runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_tried=self.is_tried)
@@ -672,7 +672,7 @@ def ask_plan(
             global_batch,
             row_count,
             order_name=order_name,
-            nearest="if none fits",
+            suggests_nearest="if none fits",
             time_settings=time_settings,
         ),
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..frameworks.engines.engine import Engine
     from ..studies.serve_trace import Trace
     from ..studies.serving import ServeStudy
-    from ..timing.batching import Requests
+    from ..timing.batching import RequestSizes
     from ..timing.speculation import Speculation
 
 AUTO = "auto"
@@ -82,9 +82,9 @@ def serve_study(
 ) -> ServeStudy:
     """Builds the study of servers from the options of `serve`. Raises the `InputError`s of `ask_serve`."""
     from ..frameworks.engines.registry import FOLDERS, USUAL_ENGINE, engine, engine_and_version
-    from ..studies.server import Limits
+    from ..studies.server import LatencyLimits
     from ..studies.serving import ServeStudy, SizesRequest
-    from ..timing.batching import Requests
+    from ..timing.batching import RequestSizes
     from ..timing.device import device_of
     from ..timing.stack import find_stack
 
@@ -121,9 +121,9 @@ def serve_study(
             f"--input, --output: {input_tokens + output_tokens:,} tokens of a request are too many; "
             f"expected at most {LARGEST:,}"
         )
-    request_shape = Requests(input_tokens, output_tokens, int(cached_share * input_tokens))
+    request_shape = RequestSizes(input_tokens, output_tokens, int(cached_share * input_tokens))
     longest_request = request_shape.total_tokens if trace is None else trace.longest_request
-    latency_limits = Limits(options.concurrency, options.rate, options.ttft, options.tpot)
+    latency_limits = LatencyLimits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
     software_stack = find_stack(options.stack or software_stack_of_engine(options.engine, hardware), "inference")
     return ServeStudy(
@@ -162,7 +162,7 @@ MOST_REPLICAS_OF_A_SIDE = 64
 """Largest number in a ratio of `--disaggregate`."""
 
 
-def _ratio_of_options(options: ServeOptions, request_shape: Requests) -> tuple[int, int] | None:
+def _ratio_of_options(options: ServeOptions, request_shape: RequestSizes) -> tuple[int, int] | None:
     """Returns the ratio of `--disaggregate`; None for `auto`, and without the option.
 
     Raises `InputError` for other values, and for requests of which no replica decodes anything.

@@ -171,7 +171,7 @@ def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | Non
             global_batch,
             1,
             order_name="time",
-            nearest="never",
+            suggests_nearest="never",
             time_settings=lambda framework_record: time_settings(run, framework_record, options),
         ),
         lambda layout_plan: bool(layout_plan.plan.feasible),

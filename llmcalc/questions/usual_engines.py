@@ -16,7 +16,15 @@ from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..sources.preset import Preset
 from ..studies.decoding import has_gguf_weights, usual_stack
-from ..studies.fit import MOST_BATCH, MOST_SEQ, Change, Fitting, cli_options, largest_fitting_number, single_changes
+from ..studies.fit import (
+    MOST_BATCH,
+    MOST_SEQ,
+    FitAnswer,
+    SettingChange,
+    cli_options,
+    largest_fitting_number,
+    single_changes,
+)
 
 FORMATS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
@@ -118,7 +126,7 @@ class UsualEngine:
         )
         return int(largest_bytes + self.hardware.capacity_bytes - server.free_bytes)
 
-    def change(self, users: int) -> Change | None:
+    def change(self, users: int) -> SettingChange | None:
         """Returns the change of a run from torch's kernels to this engine, which reads prompts in chunks.
 
         None where the engine fills a budget, or does not hold the users.
@@ -126,9 +134,9 @@ class UsualEngine:
         device_bytes = self.device_bytes(users)
         if device_bytes is None or device_bytes > self.hardware.capacity_bytes:
             return None
-        return Change(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
+        return SettingChange(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
 
-    def fitting(self, run_memory: Memory) -> Fitting | None:
+    def fitting(self, run_memory: Memory) -> FitAnswer | None:
         """Returns whether a run fits beside the engine's buffers; None if the buffers' bytes are unknown."""
         users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
@@ -137,16 +145,16 @@ class UsualEngine:
         fit = Fit(self.hardware, device_bytes)
         batch = self._largest_fitting(self.device_bytes, users, MOST_BATCH)
         seq = self._largest_fitting(lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ)
-        memory_changes: list[Change] = []
+        memory_changes: list[SettingChange] = []
         if fit.verdict == "no":
             for settings in chain(*single_changes(run_memory, self.hardware, batch, seq)):
                 formats = {format_field: settings[format_field] for format_field in FORMATS if format_field in settings}
                 changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
                 needed_bytes = changed_engine.device_bytes(settings.get("batch", users))
                 if needed_bytes is not None and needed_bytes < device_bytes:
-                    memory_changes.append(Change(cli_options(settings), Fit(self.hardware, needed_bytes)))
+                    memory_changes.append(SettingChange(cli_options(settings), Fit(self.hardware, needed_bytes)))
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
-        return Fitting(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
+        return FitAnswer(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
     def _largest_fitting(self, bytes_function: Callable[[int], int | None], user_count: int, maximum: int) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
@@ -179,10 +187,10 @@ class ServedUsers:
 
     users: tuple[int, ...]
     notes: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SettingChange, ...] = ()
 
     @classmethod
-    def of_answer(cls, fit_result: Fitting, usual_engine: UsualEngine | None) -> ServedUsers:
+    def of_answer(cls, fit_result: FitAnswer, usual_engine: UsualEngine | None) -> ServedUsers:
         """Returns the users of a run, and the most users that fit. usual_engine: None without one."""
         run_users = int(fit_result.memory.states.workload.batch)
         is_fitting = fit_result.fit.verdict != "no"

@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from .. import units
-from ..studies.budget import Check, count_violations
+from ..studies.budget import BudgetCheck, count_violations
 from ..studies.budget_file import KINDS, Limit
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, with_notes_below, without_repetitions
 from .junit import xml_text
@@ -26,7 +26,7 @@ COLUMNS = (
 WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.flops, "bytes": units.memory}
 
 
-def report(file_name: str, checks: list[Check]) -> Report:
+def report(file_name: str, checks: list[BudgetCheck]) -> Report:
     """Returns the report of checked values: data, and a table for each model. file_name: the budget file's name."""
     broken_count = count_violations(checks)
     success_text = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
@@ -46,7 +46,7 @@ def report(file_name: str, checks: list[Check]) -> Report:
     return Report(_budget_data(file_name, checks), with_notes_below([summary_table, *tables], notes), warnings=warnings)
 
 
-def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
+def _rows_of_model(target: str, checks: list[BudgetCheck]) -> list[Row]:
     """Returns a table row for each bound on a model."""
     return [
         Row(
@@ -66,7 +66,7 @@ def _rows_of_model(target: str, checks: list[Check]) -> list[Row]:
     ]
 
 
-def _check_name(check: Check) -> str:
+def _check_name(check: BudgetCheck) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
     settings_text = ", ".join(
         f"{setting_name} {setting_value}" for setting_name, setting_value in check.settings.items()
@@ -75,7 +75,7 @@ def _check_name(check: Check) -> str:
     return f"{check_name} ({settings_text})" if settings_text else check_name
 
 
-def _value_text(check: Check, checked_value: Fraction) -> str:
+def _value_text(check: BudgetCheck, checked_value: Fraction) -> str:
     """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
     write_value = WRITE[KINDS.get(check.key, "bytes")]
     other_limits = [checked_limit.value for checked_limit in check.limits if checked_limit.value != check.measured]
@@ -86,12 +86,12 @@ def _value_text(check: Check, checked_value: Fraction) -> str:
     return f"{_number_or_none(checked_value):,}" if is_near else write_value(_number_or_none(checked_value))
 
 
-def _limits_text(check: Check, write_limit: Callable[[Limit], str]) -> str:
+def _limits_text(check: BudgetCheck, write_limit: Callable[[Limit], str]) -> str:
     """Writes both limits of a check: `>= 8.00 B, <= 8.10 B`."""
     return ", ".join(f"{checked_limit.operator} {write_limit(checked_limit)}" for checked_limit in check.limits)
 
 
-def _limit_text(check: Check, checked_limit: Limit) -> str:
+def _limit_text(check: BudgetCheck, checked_limit: Limit) -> str:
     """Writes one limit of a check, with all digits if the value must equal the limit."""
     return (
         f"{_number_or_none(checked_limit.value):,}"
@@ -100,7 +100,7 @@ def _limit_text(check: Check, checked_limit: Limit) -> str:
     )
 
 
-def _write_share(check: Check) -> float | None:
+def _write_share(check: BudgetCheck) -> float | None:
     checked_limit = check.violated_limit or check.limits[0]
     return float(check.measured / checked_limit.value) if checked_limit.value else None
 
@@ -109,7 +109,7 @@ def _number_or_none(json_value: Fraction) -> int | float:
     return int(json_value) if json_value.denominator == 1 else float(json_value)
 
 
-def _budget_data(file_name: str, checks: list[Check]) -> dict[str, Any]:
+def _budget_data(file_name: str, checks: list[BudgetCheck]) -> dict[str, Any]:
     return {
         "budget": file_name,
         "ok": not count_violations(checks),
@@ -131,7 +131,7 @@ def _budget_data(file_name: str, checks: list[Check]) -> dict[str, Any]:
     }
 
 
-def junit(file_name: str, checks: list[Check]) -> str:
+def junit(file_name: str, checks: list[BudgetCheck]) -> str:
     """Returns JUnit XML with a suite per model and a test case per bound."""
     suites_element = ET.Element("testsuites", name="llmcalc budget")
     for target in dict.fromkeys(check.target for check in checks):
@@ -152,7 +152,7 @@ def junit(file_name: str, checks: list[Check]) -> str:
     return xml_text(suites_element)
 
 
-def failure_message(check: Check, checked_limit: Limit) -> str:
+def failure_message(check: BudgetCheck, checked_limit: Limit) -> str:
     """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     check_kind = KINDS.get(check.key, "bytes")
     unit_name = "parameters" if check_kind == "count" else check_kind

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .. import units
-from ..timing.calibration import CAUTIOUS, Calibration, Errors
+from ..timing.calibration import CAUTIOUS, Calibration, ErrorStatistics
 from ..timing.spread import rounded
 from .document import Report
 from .notes import plural
@@ -35,7 +35,7 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _errors_data(validation_errors: Errors) -> dict[str, float | None]:
+def _errors_data(validation_errors: ErrorStatistics) -> dict[str, float | None]:
     return {
         error_name: None if error is None else rounded(error) for error_name, error in asdict(validation_errors).items()
     }

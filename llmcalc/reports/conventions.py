@@ -8,11 +8,11 @@ from typing import Any
 
 from .. import units
 from ..costs.flops import FlopCount
-from ..studies.rules import Rule
+from ..studies.rules import FlopRule
 from .document import Column, Row, Table
 
 
-def conventions_table(title: str, headline: str, flop_count: FlopCount, rules_of_thumb: Sequence[Rule]) -> Table:
+def conventions_table(title: str, headline: str, flop_count: FlopCount, rules_of_thumb: Sequence[FlopRule]) -> Table:
     """Returns the table of rules of thumb, below the rows of the exact counts."""
     flops_scale = units.decimal_scale(max(rule_of_thumb.total for rule_of_thumb in rules_of_thumb), "FLOPs")
     table_columns = (
@@ -76,6 +76,6 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
     return notes
 
 
-def conventions_data(rules_of_thumb: Sequence[Rule]) -> list[dict[str, Any]]:
+def conventions_data(rules_of_thumb: Sequence[FlopRule]) -> list[dict[str, Any]]:
     """Returns the rules of thumb as plain data. Errors are fractions."""
     return [asdict(rule_of_thumb) for rule_of_thumb in rules_of_thumb]

@@ -10,7 +10,7 @@ from ..sources.preset import Preset
 from ..studies.cost import LEAST_TIME_IN_STEPS, NOT_COUNTED, RunCost
 from ..studies.plan import LayoutPlan
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
-from ..timing.spread import Amount
+from ..timing.spread import RangedAmount
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import float16_notes, plural, several
 from .seconds import class_text, duration_text, range_unit
@@ -73,7 +73,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     return Report(_cost_data(preset, hardware, run_cost), [table]).for_target(preset.target)
 
 
-def _range_ends(amount: Amount) -> tuple[float, float, float]:
+def _range_ends(amount: RangedAmount) -> tuple[float, float, float]:
     return amount.low, amount.high, amount.estimate
 
 
@@ -102,7 +102,7 @@ def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
     return low_time, high_time, likely_time, time_unit
 
 
-def money_range(money_amount: Amount) -> str:
+def money_range(money_amount: RangedAmount) -> str:
     """Writes the range of money, without a currency: `1,200 to 1,900`."""
     if money_amount.low == money_amount.high:
         return amount_text(money_amount.estimate, 3)

@@ -17,7 +17,7 @@ from .summary import model_data
 
 WRITE: dict[str, Callable[[Any], str]] = {"parameters": units.count, "FLOPs": units.flops, "bytes": units.memory}
 
-SCALE: dict[str, Callable[[float], units.Scale]] = {
+SCALE: dict[str, Callable[[float], units.UnitScale]] = {
     "parameters": units.count_scale,
     "FLOPs": partial(units.decimal_scale, unit_name="FLOPs"),
     "bytes": units.memory_scale,
@@ -163,7 +163,7 @@ def _both_values_text(quantity: Quantity) -> list[str]:
     ]
 
 
-def _scaled_text(scale: units.Scale, quantity: Quantity, amount: float) -> str:
+def _scaled_text(scale: units.UnitScale, quantity: Quantity, amount: float) -> str:
     """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
     return f"{scale.write(amount)} {scale.name}" if amount and scale.factor > 1 else WRITE[quantity.unit](amount)
 

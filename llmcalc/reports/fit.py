@@ -12,10 +12,10 @@ from ..frameworks.engines.registry import FOLDERS, engine
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.decoding import has_gguf_weights
-from ..studies.fit import DEEP, FEW_CHANGES, Change, Fitting, has_many_layers
-from ..studies.fit_devices import DeviceFitting
+from ..studies.fit import DEEP, FEW_CHANGES, FitAnswer, SettingChange, has_many_layers
+from ..studies.fit_devices import DevicesFitAnswer
 from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
-from ..studies.fit_serving import ServingFitting
+from ..studies.fit_serving import ServingFitAnswer
 from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
@@ -128,7 +128,7 @@ def options_data(hardware_options: Sequence[HardwareOption]) -> list[dict[str, A
 
 
 def report(
-    preset: Preset, fit_answer: Fitting, options: Sequence[HardwareOption] = (), engine_notes: Sequence[str] = ()
+    preset: Preset, fit_answer: FitAnswer, options: Sequence[HardwareOption] = (), engine_notes: Sequence[str] = ()
 ) -> Report:
     """Returns the report for one accelerator: a table of the largest runs, and a table of changes.
 
@@ -162,7 +162,7 @@ def report(
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 
-def _decoding_table(fit_answer: Fitting, heading_aside: str) -> Table:
+def _decoding_table(fit_answer: FitAnswer, heading_aside: str) -> Table:
     """Returns the table of seconds per token and user, for the run's users and for the most users.
 
     heading_aside: the remark below the heading; empty for none.
@@ -192,11 +192,11 @@ def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]
     ]
 
 
-def _decoding_data(fit_answer: Fitting) -> list[dict[str, Any]]:
+def _decoding_data(fit_answer: FitAnswer) -> list[dict[str, Any]]:
     return [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding]
 
 
-def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
+def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     """Returns the report for many devices: best layout, fewest devices, largest numbers and changes."""
     layout_plan, accelerator_fit, best_layout, memory_use = (
         fit_answer.planned,
@@ -251,7 +251,7 @@ def devices_report(preset: Preset, fit_answer: DeviceFitting) -> Report:
     return report_parts.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, document)
 
 
-def serving_report(preset: Preset, serving_answer: ServingFitting) -> Report:
+def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest numbers and changes."""
     memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
     memory_use, accelerator_fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
@@ -346,7 +346,7 @@ class _FitScreen(NamedTuple):
         preset: Preset,
         memory: Memory,
         accelerator_fit: Fit,
-        run_changes: Sequence[Change],
+        run_changes: Sequence[SettingChange],
         document: dict[str, Any],
         changes_note: str = "",
     ) -> Report:
@@ -380,11 +380,11 @@ class _FitScreen(NamedTuple):
         return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
 
 
-def _sequences_text(fit_answer: Fitting) -> str:
+def _sequences_text(fit_answer: FitAnswer) -> str:
     return "sequences at once (--batch)" if fit_answer.memory.states.phase == "training" else "users at once (--users)"
 
 
-def _search_notes(fit_answer: Fitting) -> list[str]:
+def _search_notes(fit_answer: FitAnswer) -> list[str]:
     """Returns notes on the search for the largest numbers."""
     memory_use = fit_answer.memory.states
     notes = [concatenation_note(fit_answer.memory), "each maximum changes one number of the run"]
@@ -403,14 +403,14 @@ def _fit_data(accelerator_fit: Fit) -> dict[str, Any]:
     }
 
 
-def _changes_data(run_changes: Sequence[Change]) -> list[dict[str, Any]]:
+def _changes_data(run_changes: Sequence[SettingChange]) -> list[dict[str, Any]]:
     return [
         {"option": run_change.option, "device_bytes": run_change.fit.needed, "verdict": run_change.fit.verdict}
         for run_change in run_changes
     ]
 
 
-def _fit_document(preset: Preset, fit_answer: Fitting) -> dict[str, Any]:
+def _fit_document(preset: Preset, fit_answer: FitAnswer) -> dict[str, Any]:
     """Returns the JSON document of `accelerator_fit` on one accelerator. Bytes are exact integers."""
     accelerator_fit, is_training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
     return {

@@ -15,7 +15,7 @@ from ..model import ModelSpec
 from ..ops import AttentionCore, State
 from ..optional import MTP, TOWERS, WITHOUT_FLOPS
 from ..sources.preset import Preset
-from ..studies.rules import Rule
+from ..studies.rules import FlopRule
 from ..studies.utilization import Utilization
 from ..workload.execution import Execution
 from ..workload.recompute import Recompute
@@ -53,7 +53,7 @@ OTHER = {"full": "causal", "causal": "full"}
 def report(
     preset: Preset,
     flop_count: FlopCount,
-    rules_of_thumb: Sequence[Rule] = (),
+    rules_of_thumb: Sequence[FlopRule] = (),
     rank_share: RankShare | None = None,
     measured_run: Utilization | None = None,
 ) -> Report:
@@ -343,7 +343,7 @@ class Flops(CountedAnswer, FlopCount):
     utilization: MFU and HFU of a measured run; None (default) without one.
     """
 
-    rules: Sequence[Rule] = ()
+    rules: Sequence[FlopRule] = ()
     utilization: Utilization | None = None
 
     def report(self) -> Report:

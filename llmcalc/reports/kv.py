@@ -105,7 +105,7 @@ def _rank_notes(cache_size: CacheSize, rank_share: RankShare | None) -> list[str
 
 
 def _kinds_table(
-    preset: Preset, cache_size: CacheSize, byte_scale: units.Scale, notes: list[str], rank_share: RankShare | None
+    preset: Preset, cache_size: CacheSize, byte_scale: units.UnitScale, notes: list[str], rank_share: RankShare | None
 ) -> Table:
     table_columns = (
         Column("layer_kind", "layer type", justify="left"),
@@ -149,7 +149,7 @@ def headline(cache_size: CacheSize) -> str:
     return f"KV cache of {tokens_of(cache_size.spec, cache_size.workload)} in {dtype_text}, {per_token_text}"
 
 
-def _changed_model_rows(cache_size: CacheSize, model_changes: Iterable[WhatIf], byte_scale: units.Scale) -> Table:
+def _changed_model_rows(cache_size: CacheSize, model_changes: Iterable[WhatIf], byte_scale: units.UnitScale) -> Table:
     dtype_names = _dtype_names(cache_size)
     model_rows: list[tuple[str, float, CacheSize]] = [
         ("current", 1.0, cache_size),
@@ -175,7 +175,7 @@ def _changed_model_rows(cache_size: CacheSize, model_changes: Iterable[WhatIf], 
     return Table("", table_columns, filled_rows, name="what-if")
 
 
-def _growth_table(cache_size: CacheSize, byte_scale: units.Scale) -> Table:
+def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
     bytes_by_tokens = cache_size.growth
     token_scale = units.memory_scale(cache_size.bytes_per_token)
     batch = cache_size.workload.batch

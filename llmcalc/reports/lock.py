@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
-from ..studies.lock import Change, LockEntry, program_version
+from ..studies.lock import LockChange, LockEntry, program_version
 from .document import Column, Report, Row, Table
 from .notes import plural
 
@@ -56,7 +56,7 @@ def _entry_row(entry_data: dict[str, Any]) -> Row:
     )
 
 
-def check_report(file_name: str, locked_version: str, model_count: int, changes: Sequence[Change]) -> Report:
+def check_report(file_name: str, locked_version: str, model_count: int, changes: Sequence[LockChange]) -> Report:
     """Returns the report of values that differ from a lock file.
 
     locked_version: the version of llmcalc that wrote the file. model_count: the number of models in it.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .. import units
 from ..accelerator import Fit
-from ..device_memory.device_memory import DeviceMemory, Point
+from ..device_memory.device_memory import DeviceMemory, ModulePeak
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
 from ..sources.preset import Preset
@@ -318,7 +318,7 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
     return table_rows
 
 
-def _leaf_points(memory_points: Sequence[Point]) -> Sequence[Point]:
+def _leaf_points(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
     """Returns the points of modules without children in execution order."""
     parent_names = {memory_point.node.rpartition(".")[0] for memory_point in memory_points}
     for node_path in list(parent_names):

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..accelerator import Fit, Hardware
-from ..device_memory.cuda_runtime import Runtime, runtime_of
+from ..device_memory.cuda_runtime import CudaRuntime, runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..frozen import frozen
@@ -50,7 +50,7 @@ class MemoryAnswer(Answer):
         """The model and the settings whose memory is computed."""
 
     @abstractmethod
-    def largest_on(self, runtime: Runtime) -> DeviceMemory:
+    def largest_on(self, runtime: CudaRuntime) -> DeviceMemory:
         """Returns the memory of the device that needs most, for accelerators with the given CUDA runtime."""
 
     @property
@@ -90,7 +90,7 @@ class DeviceUse(MemoryAnswer, Memory):
     def memory(self) -> Memory:
         return self
 
-    def largest_on(self, runtime: Runtime) -> DeviceMemory:
+    def largest_on(self, runtime: CudaRuntime) -> DeviceMemory:
         return self.memory_on(runtime)
 
     def report(self) -> Report:

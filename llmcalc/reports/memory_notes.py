@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import units
 from ..components.base import TokenMixer
 from ..components.evidence import nested_parts
-from ..device_memory.device_memory import DeviceMemory, Term
+from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..device_memory.estimate import Memory
 from ..device_memory.simulated_run import cache_block, optimizer_implementation, prompt_chunk
 from ..device_memory.static import MemoryUse
@@ -30,7 +30,7 @@ TERM_NAMES = {"free blocks": "fragmentation"}
 """Term of a device's memory → its name in tables, where that differs."""
 
 
-def term_name(memory_term: Term) -> str:
+def term_name(memory_term: MemoryTerm) -> str:
     """Returns the displayed name of a memory term."""
     return TERM_NAMES.get(memory_term.name, memory_term.name)
 

@@ -35,7 +35,7 @@ CHOSEN_KEYS = "decode: attention reads the chosen keys alone; a pass over severa
 _BINARY = {"KiB": "2^10", "MiB": "2^20", "GiB": "2^30", "TiB": "2^40"}
 
 
-def binary_unit_note(unit_scale: units.Scale) -> str:
+def binary_unit_note(unit_scale: units.UnitScale) -> str:
     """Writes the meaning of a binary unit: `1 GiB = 2^30 bytes`; empty for a decimal unit."""
     return f"1 {unit_scale.name} = {_BINARY[unit_scale.name]} bytes" if unit_scale.name in _BINARY else ""
 

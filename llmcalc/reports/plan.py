@@ -13,7 +13,7 @@ from ..sources.preset import Preset
 from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, tie_flags
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
-from ..timing.spread import TIE, Range
+from ..timing.spread import TIE, TimeRange
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
@@ -266,7 +266,9 @@ def advice_on_shards(layout_plan: LayoutPlan) -> list[str]:
     return []
 
 
-def candidate_data(layout_candidate: Candidate, seconds: Range | None = None, is_tie: bool = False) -> dict[str, Any]:
+def candidate_data(
+    layout_candidate: Candidate, seconds: TimeRange | None = None, is_tie: bool = False
+) -> dict[str, Any]:
     """Returns a layout as plain data. Bytes are exact integers.
 
     is_tie: whether its time equals that of the layouts before it.

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..accelerator import Fit, Hardware
-from ..device_memory.cuda_runtime import UNIFIED, Runtime, runtime_of
+from ..device_memory.cuda_runtime import UNIFIED, CudaRuntime, runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
@@ -94,7 +94,7 @@ class RanksUse(MemoryAnswer, Cluster):
         """The bytes of the model's static memory on one device in closed form."""
         return self.memory.states
 
-    def largest_on(self, runtime: Runtime) -> DeviceMemory:
+    def largest_on(self, runtime: CudaRuntime) -> DeviceMemory:
         return largest_need(self.memory_of_ranks(runtime)).device
 
     def report(self) -> Report:

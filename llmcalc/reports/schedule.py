@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .. import units
 from ..parallel.layout import Layout, Schedule
-from ..parallel.schedules import InFlight, Kind, Span, Timetable, effective_schedule
+from ..parallel.schedules import ActionSpan, InFlight, Kind, Timetable, effective_schedule
 from .document import Column, Report, Row, Table
 from .formats.pipe import GAP, INDENT, width_of_terminal
 
@@ -156,11 +156,11 @@ class TimetableChart(NamedTuple):
             return None
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
 
-    def line(self, rank_spans: Sequence[Span], chunk: int) -> str:
+    def line(self, rank_spans: Sequence[ActionSpan], chunk: int) -> str:
         """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
         return LEFT_OUT.join(self._draw_span(rank_spans, chunk, window) for window in self.windows)
 
-    def _draw_span(self, rank_spans: Sequence[Span], chunk: int, window: range) -> str:
+    def _draw_span(self, rank_spans: Sequence[ActionSpan], chunk: int, window: range) -> str:
         name_width = round(self.scale * min(pass_span.end - pass_span.start for pass_span in rank_spans))
         line_cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
         for (pass_kind, span_chunk, micro_batch, _), span_start, span_end in sorted(

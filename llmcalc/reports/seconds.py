@@ -8,10 +8,10 @@ from typing import Any
 from .. import units
 from ..parallel.layout import Layout
 from ..sources.preset import Preset
-from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
+from ..studies.run_time import BOUNDS, NOT_COUNTED, TimedNode, TimedRun
 from ..timing.price import QUANTIZED
-from ..timing.records import Stack
-from ..timing.spread import Range, rounded
+from ..timing.records import TimeStack
+from ..timing.spread import TimeRange, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import float16_notes, plural, several, too_long_notes, warnings_of_notes
 from .share import layout_cell
@@ -86,14 +86,14 @@ def _exponent_of(number: float) -> int:
     return 0 if number == 0 else int(f"{number:e}".partition("e")[2])
 
 
-def range_text(seconds_range: Range) -> str:
+def range_text(seconds_range: TimeRange) -> str:
     """Writes the range of an estimate: `5.8 to 8.7 s, likely 6.8`."""
     time_unit = range_unit(float(seconds_range.low), float(seconds_range.estimate))
     likely_text = duration_text(float(seconds_range.estimate), time_unit).removesuffix(f" {time_unit}")
     return f"{range_ends_text(seconds_range, ' to ')} {time_unit}, likely {likely_text}"
 
 
-def range_ends_text(seconds_range: Range, separator: str = "-") -> str:
+def range_ends_text(seconds_range: TimeRange, separator: str = "-") -> str:
     """Writes the ends of a range, in the unit of the likely value (`range_unit`): `5.8-8.7`."""
     time_unit = range_unit(float(seconds_range.low), float(seconds_range.estimate))
     low_text, high_text = (
@@ -131,7 +131,7 @@ DECODING_COLUMNS = (
 )
 
 
-def class_text(seconds_range: Range, title: str) -> str:
+def class_text(seconds_range: TimeRange, title: str) -> str:
     """Writes the class of an estimate in words, with the tested errors of the class."""
     tested_errors = seconds_range.tested
     if tested_errors is None:
@@ -165,7 +165,7 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     ]
 
 
-def exchange_notes(software_stack: Stack, layout: Layout) -> list[str]:
+def exchange_notes(software_stack: TimeStack, layout: Layout) -> list[str]:
     """Returns a note on the all-to-all of experts' tokens if the engine's default gathers all tokens instead."""
     if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
         return []
@@ -269,7 +269,7 @@ def _part_rows(timed_run: TimedRun) -> list[Row]:
     return table_rows
 
 
-def _node_row(node: Node, total_seconds: float) -> Row:
+def _node_row(node: TimedNode, total_seconds: float) -> Row:
     seconds = DisplayedValue(node.seconds, duration_text(node.seconds, digit_count=3))
     return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.reached])
 
@@ -320,7 +320,7 @@ def _time_notes(timed_run: TimedRun) -> list[str]:
     ]
 
 
-def node_data(timed_node: Node, total_seconds: float) -> dict[str, Any]:
+def node_data(timed_node: TimedNode, total_seconds: float) -> dict[str, Any]:
     """Returns the seconds of a node of the model as plain data."""
     return {
         "path": timed_node.path,
@@ -333,7 +333,7 @@ def node_data(timed_node: Node, total_seconds: float) -> dict[str, Any]:
 
 
 def _time_data(
-    preset: Preset, timed_run: TimedRun, timed_nodes: list[Node], measured_run: tuple[float, list[str]] | None
+    preset: Preset, timed_run: TimedRun, timed_nodes: list[TimedNode], measured_run: tuple[float, list[str]] | None
 ) -> dict[str, Any]:
     document: dict[str, Any] = {
         "model": model_data(preset),

@@ -10,9 +10,9 @@ from ..frameworks.engines.start_command import start_command
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
 from ..studies.server import LoadPoint, Server
 from ..studies.serving import Servers, ServeStudy
-from ..timing.disaggregation import Disaggregated
+from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
-from ..timing.spread import TIE, Amount, Range, rounded
+from ..timing.spread import TIE, RangedAmount, TimeRange, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, several, too_long_notes, warnings_of_notes
 from .seconds import class_text, duration_text, exchange_notes, range_unit
@@ -249,7 +249,7 @@ def _rate_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     return [server_point.output_tokens_per_second, last_cell]
 
 
-def _range_cell(seconds: Range | Amount) -> str:
+def _range_cell(seconds: TimeRange | RangedAmount) -> str:
     """Writes a range of seconds in the upper end's unit (`range_unit`): `0.42-12 s`."""
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
     time_unit = range_unit(low_seconds, high_seconds)
@@ -339,7 +339,7 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     ]
 
 
-def _group_text(group: Disaggregated) -> str:
+def _group_text(group: DisaggregatedServer) -> str:
     """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
         f"(P+D): {plural(group.prefill, 'replica')} for prompts, {group.decode} that decode; a prompt's cache is sent "

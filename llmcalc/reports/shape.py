@@ -9,7 +9,7 @@ from typing import Any
 from .. import units
 from ..sources.preset import Preset
 from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
-from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, Shape, ShapeStudy
+from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, ModelShape, ShapeStudy
 from .compare import BAND, aspect_text
 from .document import Column, Report, Row, Table
 from .notes import MULTIPLY_ADD, cache_per_token_note, flops_per_token_note
@@ -136,19 +136,19 @@ def _has_windows(shape_study: ShapeStudy) -> bool:
     return any(shape.kv_bytes != shape.kv_bytes_per_token * shape_study.seq for shape in shape_study.shapes)
 
 
-def _size_cells(shape: Shape) -> list[Any]:
+def _size_cells(shape: ModelShape) -> list[Any]:
     layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.target else shape.stack.num_hidden_layers
     return [layers, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.in_dense_band)]
 
 
-def _cost_row(shape: Shape, has_windows: bool) -> Row:
+def _cost_row(shape: ModelShape, has_windows: bool) -> Row:
     heads = " ".join(map(str, shape.head_sizes)) or "none"
     cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
     cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
     return Row([*_size_cells(shape), *cost_cells], strong=shape.target)
 
 
-def _literature_row(model_shape: Shape) -> Row:
+def _literature_row(model_shape: ModelShape) -> Row:
     verdicts, layers = model_shape.verdicts, model_shape.stack.num_hidden_layers
     kaplan_verdict = "within" if verdicts.in_kaplan_range else "outside"
     tay_verdict = "past" if verdicts.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
@@ -164,7 +164,7 @@ def _literature_row(model_shape: Shape) -> Row:
     )
 
 
-def _shape_data(model_shape: Shape) -> dict[str, Any]:
+def _shape_data(model_shape: ModelShape) -> dict[str, Any]:
     stack_shape = model_shape.stack
     return {
         "target": model_shape.target,

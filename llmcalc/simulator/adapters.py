@@ -71,13 +71,13 @@ class Adapters:
         """Whether a 4-bit weight is first decoded to float16, and then copied to the compute format."""
         return is_older(self.bitsandbytes, KEEPS_DTYPE)
 
-    def stored_bytes(self, rows: Number, columns: Number) -> Number:
+    def stored_bytes(self, row_count: Number, column_count: Number) -> Number:
         """Returns the bytes of a quantized matrix with scales."""
-        return stored_bytes(self.base, rows, columns)
+        return stored_bytes(self.base, row_count, column_count)
 
-    def stored_tensors(self, rows: Number, columns: Number) -> dict[str, tuple[Number, Dtype]]:
+    def stored_tensors(self, row_count: Number, column_count: Number) -> dict[str, tuple[Number, Dtype]]:
         """Returns suffix → (elements, number format) of the tensors of a quantized matrix, its codes first."""
-        tensors = stored_tensors(self.base, rows, columns)
+        tensors = stored_tensors(self.base, row_count, column_count)
         return {
             tensor_suffix: (element_count, UINT8 if element_bytes == 1 else FLOAT32)
             for tensor_suffix, (element_count, element_bytes) in tensors.items()

@@ -17,17 +17,17 @@ from ..algebra import Number, is_zero
 from ..errors import InputError
 from .reductions import scratch_bytes
 from .strides import Shape, Strides, count, elementwise, is_dense, is_size_one
-from .tensor import UINT8, Backward, Dtype, Gradient, Meter, Node, Saved, Storage, Tensor, empty
+from .tensor import UINT8, AutogradNode, Backward, Dtype, Gradient, Meter, SavedTensor, Storage, Tensor, empty
 
 
-class Results(Protocol):
+class ResultStore(Protocol):
     """Stores results of operations for selective recomputation, or returns results that were stored earlier."""
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns an operation's result. make_tensor: computes the result. operation_name: the operation."""
 
 
-class Graph:
+class AutogradGraph:
     """The autograd state that all operations of a replayed run share.
 
     enabled: whether operations record nodes.
@@ -58,11 +58,11 @@ class Graph:
         self.multiprocessors = 0
         self.autocast: Dtype | None = None
         self.cast_copies: dict[int, tuple[Tensor, Tensor]] = {}
-        self.pack_hooks: list[Callable[[Tensor], Saved]] = []
+        self.pack_hooks: list[Callable[[Tensor], SavedTensor]] = []
         self.on_leaf_gradient: Callable[[Tensor], None] | None = None
         self.on_sum: Callable[[Number, bool], None] | None = None
-        self.pack_elsewhere: Callable[[Tensor], Saved] | None = None
-        self.results: Results | None = None
+        self.pack_elsewhere: Callable[[Tensor], SavedTensor] | None = None
+        self.results: ResultStore | None = None
         self.numbers: Iterator[int] = itertools.count()
 
     def new_tensor(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
@@ -78,9 +78,9 @@ class Graph:
         outputs = count(shape)
         if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(outputs):
             scratch_sizes = scratch_bytes(outputs, count(x.shape) // outputs, self.multiprocessors)
-            scratch = [self.new_tensor((size,), UINT8) for size in scratch_sizes if size]
-            while scratch:
-                scratch.pop()
+            scratch_tensors = [self.new_tensor((byte_count,), UINT8) for byte_count in scratch_sizes if byte_count]
+            while scratch_tensors:
+                scratch_tensors.pop()
         summed_tensor.has_base = 0 < len(shape) < len(x.shape)
         return summed_tensor
 
@@ -92,16 +92,16 @@ class Graph:
             return self.new_tensor(shape, dtype, strides)
         return self.results.operation_result(operation_name, lambda: self.new_tensor(shape, dtype, strides))
 
-    def save(self, tensor: Tensor) -> Saved:
+    def save(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass."""
         return self.pack_hooks[-1](tensor) if self.pack_hooks else self.keep(tensor)
 
-    def keep(self, tensor: Tensor) -> Saved:
+    def keep(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass, even inside a checkpointed region."""
         if self.pack_elsewhere is not None:
             return self.pack_elsewhere(tensor)
         self.meter.reclassify(tensor.storage.block, "activations")
-        return Saved(tensor.detached())
+        return SavedTensor(tensor.detached())
 
     def leave_autocast(self) -> None:
         """Leaves the autocast context, and frees the weights' copies that autocast cached."""
@@ -117,7 +117,7 @@ class Graph:
             self.enabled = was_enabled
 
 
-def recorded(autograd_graph: Graph, inputs: Sequence[Tensor]) -> bool:
+def recorded(autograd_graph: AutogradGraph, inputs: Sequence[Tensor]) -> bool:
     """Whether autograd records a node for an operation on these tensors."""
     if autograd_graph.enabled:
         for tensor in inputs:
@@ -127,7 +127,7 @@ def recorded(autograd_graph: Graph, inputs: Sequence[Tensor]) -> bool:
 
 
 def record(
-    autograd_graph: Graph,
+    autograd_graph: AutogradGraph,
     operation_name: str,
     inputs: Sequence[Tensor],
     output: Tensor | Callable[[], Tensor],
@@ -140,41 +140,45 @@ def record(
     """
     if not recorded(autograd_graph, inputs):
         return output() if callable(output) else output
-    node = Node(autograd_graph, operation_name, inputs, backward)
+    graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward)
     if tensors_to_save:
-        node.saved = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]
+        graph_node.saved = [autograd_graph.save(saved_tensor) for saved_tensor in tensors_to_save]
     output_tensor = output() if callable(output) else output
-    output_tensor.node = node
+    output_tensor.node = graph_node
     return output_tensor
 
 
 def record_all(
-    autograd_graph: Graph, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Backward
+    autograd_graph: AutogradGraph,
+    operation_name: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    backward: Backward,
 ) -> None:
     """Records one node for several outputs."""
     if recorded(autograd_graph, inputs):
-        node = Node(autograd_graph, operation_name, inputs, backward, len(outputs))
-        for i, output in enumerate(outputs):
-            output.node, output.output = node, i
+        graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward, len(outputs))
+        for output_index, output in enumerate(outputs):
+            output.node, output.output = graph_node, output_index
 
 
 def saved_storages(output: Tensor) -> list[Storage]:
     """Returns every storage saved in a tensor's graph for the backward pass, once."""
     storages: dict[int, Storage] = {}
     pending_nodes = [] if output.node is None else [output.node]
-    visited_ids = {id(node) for node in pending_nodes}
+    visited_ids = {id(graph_node) for graph_node in pending_nodes}
     while pending_nodes:
-        node = pending_nodes.pop()
-        storages |= {id(saved_tensor.tensor.storage): saved_tensor.tensor.storage for saved_tensor in node.saved}
-        for edge in node.edges:
-            if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in visited_ids:
-                visited_ids.add(id(edge[0]))
-                pending_nodes.append(edge[0])
+        graph_node = pending_nodes.pop()
+        storages |= {id(saved_tensor.tensor.storage): saved_tensor.tensor.storage for saved_tensor in graph_node.saved}
+        for graph_edge in graph_node.edges:
+            if graph_edge is not None and not isinstance(graph_edge, Tensor) and id(graph_edge[0]) not in visited_ids:
+                visited_ids.add(id(graph_edge[0]))
+                pending_nodes.append(graph_edge[0])
     return list(storages.values())
 
 
 def backward(
-    autograd_graph: Graph, output: Tensor, gradient: Tensor, end_callback: Callable[[], None] | None = None
+    autograd_graph: AutogradGraph, output: Tensor, gradient: Tensor, end_callback: Callable[[], None] | None = None
 ) -> None:
     """Runs the backward pass from `output` with a gradient, which the caller references until the end.
 
@@ -189,21 +193,23 @@ def backward(
     current_place = None
     with autograd_graph.no_grad():
         while ready_nodes:
-            _, node = heapq.heappop(ready_nodes)
-            if node.place is not current_place:
-                current_place = node.place
+            _, graph_node = heapq.heappop(ready_nodes)
+            if graph_node.place is not current_place:
+                current_place = graph_node.place
                 autograd_graph.meter.place = current_place.in_backward()
-            outputs = _run_node(autograd_graph, node, gradients)
-            node_attributes += node.attributes
-            node.saved = []
-            node.backward = None
-            edges, node.edges = node.edges, []
-            del node
-            for i, edge in enumerate(edges):
-                output_gradient_of_node, outputs[i] = outputs[i], None
-                if edge is None:
+            outputs = _run_node(autograd_graph, graph_node, gradients)
+            node_attributes += graph_node.attributes
+            graph_node.saved = []
+            graph_node.backward = None
+            graph_edges, graph_node.edges = graph_node.edges, []
+            del graph_node
+            for input_index, graph_edge in enumerate(graph_edges):
+                output_gradient_of_node, outputs[input_index] = outputs[input_index], None
+                if graph_edge is None:
                     continue
-                gradient_key = (id(edge), 0) if isinstance(edge, Tensor) else (id(edge[0]), edge[1])
+                gradient_key = (
+                    (id(graph_edge), 0) if isinstance(graph_edge, Tensor) else (id(graph_edge[0]), graph_edge[1])
+                )
                 if output_gradient_of_node is not None:
                     if gradient_key in gradients:
                         _add_gradient(
@@ -211,53 +217,58 @@ def backward(
                             gradients,
                             gradient_key,
                             output_gradient_of_node,
-                            None if isinstance(edge, Tensor) else edge[0],
+                            None if isinstance(graph_edge, Tensor) else graph_edge[0],
                         )
                     else:
                         gradients[gradient_key] = output_gradient_of_node
-                        if not isinstance(edge, Tensor) and gradient_key[0] not in queued_ids:
+                        if not isinstance(graph_edge, Tensor) and gradient_key[0] not in queued_ids:
                             queued_ids.add(gradient_key[0])
-                            heapq.heappush(ready_nodes, (-edge[0].number, edge[0]))
+                            heapq.heappush(ready_nodes, (-graph_edge[0].number, graph_edge[0]))
                 del output_gradient_of_node
-                if isinstance(edge, Tensor):
-                    node_attributes.append(edge)  # by the node that accumulates its gradient
+                if isinstance(graph_edge, Tensor):
+                    node_attributes.append(graph_edge)  # by the node that accumulates its gradient
                     pending_uses[gradient_key[0]] -= 1
                     if not pending_uses[gradient_key[0]] and gradient_key in gradients:
-                        _accumulate_leaf(autograd_graph, edge, gradients.pop(gradient_key))
-            del edges, edge
+                        _accumulate_leaf(autograd_graph, graph_edge, gradients.pop(gradient_key))
+            del graph_edges, graph_edge
         if end_callback is not None:
             end_callback()
 
 
-def _run_node(autograd_graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
+def _run_node(
+    autograd_graph: AutogradGraph, graph_node: AutogradNode, gradients: dict[tuple[int, int], Tensor]
+) -> list[Gradient]:
     """Runs a node's backward function, during which saved tensors and incoming gradients stay alive."""
-    if node.backward is None:
+    if graph_node.backward is None:
         raise InputError(
-            f"{node.place.path}: the backward pass runs through it twice, which torch refuses: a layer that runs again "
-            "by itself (--recompute full-reentrant) reads a tensor of the rest of the model; expected --recompute full"
+            f"{graph_node.place.path}: the backward pass runs through it twice, which torch refuses: a layer that runs "
+            "again by itself (--recompute full-reentrant) reads a tensor of the rest of the model; expected "
+            "--recompute full"
         )
-    for hook in node.hooks:
+    for hook in graph_node.hooks:
         hook()
     output_gradients: Gradient | list[Gradient]
-    if node.outputs == 1:
-        output_gradients = gradients.pop((id(node), 0), None)
+    if graph_node.outputs == 1:
+        output_gradients = gradients.pop((id(graph_node), 0), None)
     else:
-        output_gradients = [gradients.pop((id(node), i), None) for i in range(node.outputs)]
-    saved_tensors = [tensor.unpack() for tensor in node.saved] if node.saved else ()
-    needs_input_grad = [edge is not None for edge in node.edges]
-    outputs = list(node.backward(output_gradients, needs_input_grad, *saved_tensors))
+        output_gradients = [
+            gradients.pop((id(graph_node), output_index), None) for output_index in range(graph_node.outputs)
+        ]
+    saved_tensors = [tensor.unpack() for tensor in graph_node.saved] if graph_node.saved else ()
+    needs_input_grad = [graph_edge is not None for graph_edge in graph_node.edges]
+    outputs = list(graph_node.backward(output_gradients, needs_input_grad, *saved_tensors))
     del saved_tensors  # what was made again goes now; what the node keeps stays until it has run
-    for i, (shape, dtype) in enumerate(node.inputs):
-        if not needs_input_grad[i]:
-            outputs[i] = None
+    for output_index, (shape, dtype) in enumerate(graph_node.inputs):
+        if not needs_input_grad[output_index]:
+            outputs[output_index] = None
             continue
-        gradient = outputs[i]
+        gradient = outputs[output_index]
         if gradient is None:
             continue
         if gradient.shape != shape:  # the gradient of what was broadcast is summed
-            outputs[i] = gradient = autograd_graph.sum_to_shape(shape, gradient)
+            outputs[output_index] = gradient = autograd_graph.sum_to_shape(shape, gradient)
         if gradient.dtype is not dtype:  # the order of axes stays
-            outputs[i] = autograd_graph.new_tensor(
+            outputs[output_index] = autograd_graph.new_tensor(
                 shape, dtype, elementwise(((gradient.shape, gradient.strides),), shape)
             )
         del gradient
@@ -275,15 +286,15 @@ where calls borrow variables."""
 
 
 def _add_gradient(
-    autograd_graph: Graph,
+    autograd_graph: AutogradGraph,
     gradients: dict[tuple[int, int], Tensor],
     gradient_key: tuple[int, int],
     gradient: Tensor,
-    node: Node | None,
+    graph_node: AutogradNode | None,
 ) -> None:
     """Accumulates another gradient, in place if nothing else references the first gradient.
 
-    node: whose output's gradient it is; None for a trained tensor's.
+    graph_node: whose output's gradient it is; None for a trained tensor's.
 
     Of one that is whole, where the first is a rank's part of it, a part is copied before. What holds the first is
     another reference to it or to its storage, and of a view its base: a linear layer's gradients, of its weight and of
@@ -295,12 +306,14 @@ def _add_gradient(
     is_only_reference = (
         sys.getrefcount(first_gradient) <= OWN_REFERENCES + 1 and sys.getrefcount(first_gradient.storage) <= 2
     )  # besides `held` and the tensor
-    is_only_reference = is_only_reference and (not first_gradient.has_base or (node is not None and node.compiled))
+    is_only_reference = is_only_reference and (
+        not first_gradient.has_base or (graph_node is not None and graph_node.compiled)
+    )
     in_place = (
         autograd_graph.adds_in_place
         and is_only_reference
         and is_dense(first_gradient.shape, first_gradient.strides)
-        and (node is None or not node.never_adds_in_place)
+        and (graph_node is None or not graph_node.never_adds_in_place)
     )
     if autograd_graph.on_sum is not None:
         autograd_graph.on_sum(first_gradient.bytes, in_place)
@@ -311,7 +324,7 @@ def _add_gradient(
         gradients[gradient_key] = autograd_graph.new_tensor(first_gradient.shape, first_gradient.dtype, strides)
 
 
-def _accumulate_leaf(autograd_graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
+def _accumulate_leaf(autograd_graph: AutogradGraph, leaf: Tensor, gradient: Tensor) -> None:
     """Stores the gradient of a trained tensor in its `grad`.
 
     A gradient that something else refers to, or that has another order of axes than the tensor, is copied first.
@@ -331,15 +344,15 @@ def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
     return all(is_size_one(axis_size) or a == b for axis_size, a, b in axes)
 
 
-def _uses_of_leaves(root: Node) -> dict[int, int]:
+def _uses_of_leaves(root: AutogradNode) -> dict[int, int]:
     """Returns id of a trained tensor → the number of its uses in a node's graph."""
     use_counts: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]
     while pending_nodes:
-        for edge in pending_nodes.pop().edges:
-            if isinstance(edge, Tensor):
-                use_counts[id(edge)] = use_counts.get(id(edge), 0) + 1
-            elif edge is not None and id(edge[0]) not in visited_ids:
-                visited_ids.add(id(edge[0]))
-                pending_nodes.append(edge[0])
+        for graph_edge in pending_nodes.pop().edges:
+            if isinstance(graph_edge, Tensor):
+                use_counts[id(graph_edge)] = use_counts.get(id(graph_edge), 0) + 1
+            elif graph_edge is not None and id(graph_edge[0]) not in visited_ids:
+                visited_ids.add(id(graph_edge[0]))
+                pending_nodes.append(graph_edge[0])
     return use_counts

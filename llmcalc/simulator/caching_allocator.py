@@ -71,22 +71,22 @@ RepeatedSteps: TypeAlias = list[tuple[list[Step], range]]
 """Steps, each with the offsets of their storage numbers with which they occur in turn."""
 
 
-def allocation(storage_number: int, bytes: int) -> Step:
+def encode_allocation(storage_number: int, bytes: int) -> Step:
     """Encodes the allocation of storage `storage_number` with at least one byte."""
     return storage_number, (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
 
 
-def release(storage_number: int) -> Step:
+def encode_release(storage_number: int) -> Step:
     """Encodes the step that frees storage `storage_number`."""
     return storage_number, 0
 
 
-def on_stream(stream: int) -> Step:
+def encode_stream_switch(stream: int) -> Step:
     """Encodes the step that switches later allocations to a stream."""
     return -1, -1 - stream
 
 
-class Pool:
+class BlockPool:
     """The free blocks of one stream, for small or for large requests.
 
     starts: start of a free block → its size.
@@ -109,9 +109,9 @@ class Pool:
         self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
         self.bound: int = 0
 
-    def copy(self) -> Pool:
+    def copy(self) -> BlockPool:
         """Returns an independent pool with the same blocks."""
-        copied_pool = Pool(True, True)
+        copied_pool = BlockPool(True, True)
         copied_pool.starts, copied_pool.ends, copied_pool.sizes = (
             self.starts.copy(),
             self.ends.copy(),
@@ -121,44 +121,44 @@ class Pool:
         copied_pool.least_rest, copied_pool.page, copied_pool.bound = self.least_rest, self.page, self.bound
         return copied_pool
 
-    def add(self, start: int, size: int) -> None:
+    def add(self, block_start: int, block_size: int) -> None:
         """Adds a free block to the pool."""
-        self.starts[start], self.ends[start + size] = size, start
-        if size not in self.by_size:
-            self.by_size[size] = []
-            insort(self.sizes, size)
-        insort(self.by_size[size], start)
+        self.starts[block_start], self.ends[block_start + block_size] = block_size, block_start
+        if block_size not in self.by_size:
+            self.by_size[block_size] = []
+            insort(self.sizes, block_size)
+        insort(self.by_size[block_size], block_start)
 
-    def remove(self, start: int) -> int:
+    def remove(self, block_start: int) -> int:
         """Removes a free block and returns its size."""
-        block_size = self.starts.pop(start)
-        del self.ends[start + block_size]
-        self.by_size[block_size].remove(start)
+        block_size = self.starts.pop(block_start)
+        del self.ends[block_start + block_size]
+        self.by_size[block_size].remove(block_start)
         return block_size
 
-    def first_size(self, index: int) -> int:
+    def first_size(self, first_index: int) -> int:
         """Returns the first size with free blocks from an index of `sizes` on, and removes sizes without blocks."""
-        while not self.by_size[block_size := self.sizes[index]]:
-            del self.by_size[block_size], self.sizes[index]
+        while not self.by_size[block_size := self.sizes[first_index]]:
+            del self.by_size[block_size], self.sizes[first_index]
         return block_size
 
-    def reserve(self, units: int) -> tuple[int, int]:
+    def reserve(self, block_units: int) -> tuple[int, int]:
         """Makes a new segment with a free block of at least n units (get_allocation_size).
 
         Returns the size of the block and the reserved units.
         """
-        block_size = self.page if units < LARGE else -(-units // ROUND) * ROUND
+        block_size = self.page if block_units < LARGE else -(-block_units // ROUND) * ROUND
         self.add(self.bound + 1, block_size)  # blocks of two segments never touch
         self.bound += 1 + block_size
         return block_size, block_size
 
-    def grow(self, units: int) -> tuple[int, int]:
+    def grow(self, block_units: int) -> tuple[int, int]:
         """Adds pages to the expandable segment, so that its last free block has at least this many units.
 
         Returns the size of the block and the reserved units (try_allocate_expandable_block).
         """
         block_size = self.remove(self.bound) if self.bound in self.starts else 0
-        reserved_units = -(-(units - block_size) // self.page) * self.page
+        reserved_units = -(-(block_units - block_size) // self.page) * self.page
         self.bound -= reserved_units
         self.add(self.bound, block_size + reserved_units)
         return block_size + reserved_units, reserved_units
@@ -207,7 +207,7 @@ class CachingAllocator:
         self.allocated: int = 0
         self.reserved: int = 0
         self.peak_allocated: int = 0
-        self._pools: list[Pool] = []
+        self._pools: list[BlockPool] = []
         self._pool_of_stream: dict[int, int] = {}  # the number of its small pool; that of its large pool is next
         self._stream = 0
         self._block_of: list[tuple[int, int, int]] = []  # start, units and number of the pool of each storage's block
@@ -221,70 +221,73 @@ class CachingAllocator:
         """Returns the number of a stream's pool for small requests. The next number is the pool for large requests."""
         if stream not in self._pool_of_stream:
             self._pool_of_stream[stream] = len(self._pools)
-            self._pools += [Pool(is_small, self.expandable_segments) for is_small in (True, False)]
+            self._pools += [BlockPool(is_small, self.expandable_segments) for is_small in (True, False)]
         return self._pool_of_stream[stream]
 
-    def play(self, steps: Collection[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
+    def play(self, allocator_steps: Collection[Step], count: int, storage_offset: int = 0) -> None:  # noqa: PLR0915
         """Performs encoded steps. Storages keep their numbers across calls.
 
         count: the number of storages so far.
-        base: offset of the storage numbers in these steps, default 0.
+        storage_offset: offset of the storage numbers in these steps, default 0.
         """
-        EFFORT.units += len(steps)
+        EFFORT.units += len(allocator_steps)
         blocks_by_number, expandable = self._block_of, self.expandable_segments
         blocks_by_number += [NO_BLOCK] * (count - len(blocks_by_number))
-        allocated, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
+        allocated_units, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
         small_pool = self._small_pool(self._stream)
-        pools = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest) for pool in self._pools]
-        for storage_number, units in steps:
+        pool_tables = [
+            (block_pool.starts, block_pool.ends, block_pool.sizes, block_pool.by_size, block_pool.least_rest)
+            for block_pool in self._pools
+        ]
+        for storage_number, units in allocator_steps:
             if units > 0:
                 pool_number = small_pool if units <= SMALL else small_pool + 1
-                starts, ends, sizes, starts_by_size, least_rest = pools[pool_number]
+                block_starts, block_ends, block_sizes, starts_by_size, least_rest = pool_tables[pool_number]
                 starts_of_size = None if expandable else starts_by_size.get(units)
                 if starts_of_size:
                     block_start = starts_of_size.pop()
-                    del starts[block_start], ends[block_start + units]
-                    blocks_by_number[storage_number + base] = block_start, units, pool_number
-                    allocated += units
+                    del block_starts[block_start], block_ends[block_start + units]
+                    blocks_by_number[storage_number + storage_offset] = block_start, units, pool_number
+                    allocated_units += units
                 else:
-                    size_index = bisect_left(sizes, units)
-                    block_size = sizes[size_index]
+                    size_index = bisect_left(block_sizes, units)
+                    block_size = block_sizes[size_index]
                     starts_of_size = starts_by_size[block_size]
                     while not starts_of_size:
-                        del starts_by_size[block_size], sizes[size_index]
-                        block_size = sizes[size_index]
+                        del starts_by_size[block_size], block_sizes[size_index]
+                        block_size = block_sizes[size_index]
                         starts_of_size = starts_by_size[block_size]
                     if block_size == NO_SIZE or expandable:
                         block_size = self._choose_block(pool_number, units)
                         starts_of_size = starts_by_size[block_size]
                     block_start = starts_of_size.pop()
                     rest_size = block_size - units
-                    del ends[block_start + block_size]
+                    del block_ends[block_start + block_size]
                     if rest_size < least_rest:
-                        del starts[block_start]
-                        blocks_by_number[storage_number + base] = block_start, block_size, pool_number
-                        allocated += block_size
+                        del block_starts[block_start]
+                        blocks_by_number[storage_number + storage_offset] = block_start, block_size, pool_number
+                        allocated_units += block_size
                     else:
                         block_end = block_start + rest_size
-                        starts[block_start], ends[block_end] = rest_size, block_start
-                        blocks_by_number[storage_number + base] = block_end, units, pool_number
-                        allocated += units
+                        block_starts[block_start], block_ends[block_end] = rest_size, block_start
+                        blocks_by_number[storage_number + storage_offset] = block_end, units, pool_number
+                        allocated_units += units
                         starts_of_size = starts_by_size.get(rest_size)
                         if starts_of_size is None:
                             starts_by_size[rest_size] = [block_start]
-                            insort(sizes, rest_size)
+                            insort(block_sizes, rest_size)
                         elif not starts_of_size or starts_of_size[-1] < block_start:
                             starts_of_size.append(block_start)
                         else:
                             insort(starts_of_size, block_start)
-                if allocated > peak_allocated:  # noqa: PLR1730
-                    peak_allocated = allocated
+                if allocated_units > peak_allocated:  # noqa: PLR1730
+                    peak_allocated = allocated_units
             elif not units:
-                block_start, block_size, pool_number = blocks_by_number[storage_number + base]
-                starts, ends, sizes, starts_by_size, _ = pools[pool_number]
-                allocated -= block_size
+                block_start, block_size, pool_number = blocks_by_number[storage_number + storage_offset]
+                block_starts, block_ends, block_sizes, starts_by_size, _ = pool_tables[pool_number]
+                allocated_units -= block_size
                 block_end = block_start + block_size
-                merged_size = starts.pop(block_end, 0)
+                merged_size = block_starts.pop(block_end, 0)
                 if merged_size:  # the block after it is free too
                     starts_of_size = starts_by_size[merged_size]
                     if starts_of_size[-1] == block_end:
@@ -293,7 +296,7 @@ class CachingAllocator:
                         del starts_of_size[bisect_left(starts_of_size, block_end)]
                     block_size += merged_size
                     block_end += merged_size
-                merged_start = ends.pop(block_start, None)
+                merged_start = block_ends.pop(block_start, None)
                 if merged_start is not None:
                     merged_size = block_start - merged_start
                     starts_of_size = starts_by_size[merged_size]
@@ -303,11 +306,11 @@ class CachingAllocator:
                         del starts_of_size[bisect_left(starts_of_size, merged_start)]
                     block_start = merged_start
                     block_size += merged_size
-                starts[block_start], ends[block_end] = block_size, block_start
+                block_starts[block_start], block_ends[block_end] = block_size, block_start
                 starts_of_size = starts_by_size.get(block_size)
                 if starts_of_size is None:
                     starts_by_size[block_size] = [block_start]
-                    insort(sizes, block_size)
+                    insort(block_sizes, block_size)
                 elif not starts_of_size or starts_of_size[-1] < block_start:
                     starts_of_size.append(block_start)
                 else:
@@ -315,26 +318,26 @@ class CachingAllocator:
             else:
                 self._stream = -1 - units
                 small_pool = self._small_pool(self._stream)
-                pools += [
-                    (pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest)
-                    for pool in self._pools[len(pools) :]
+                pool_tables += [
+                    (block_pool.starts, block_pool.ends, block_pool.sizes, block_pool.by_size, block_pool.least_rest)
+                    for block_pool in self._pools[len(pool_tables) :]
                 ]
-        self.allocated, self.peak_allocated = allocated << UNIT, peak_allocated << UNIT
+        self.allocated, self.peak_allocated = allocated_units << UNIT, peak_allocated << UNIT
 
-    def _choose_block(self, pool_number: int, units: int) -> int:
+    def _choose_block(self, pool_number: int, block_units: int) -> int:
         """Returns the size of the free block that serves n units of a pool (get_free_block).
 
         The block is the last one of its size. One that can grow counts with the size that it can grow to, so that
         others come first. Without a block, memory is reserved.
         """
         block_pool, expandable = self._pools[pool_number], self.expandable_segments
-        size_index = bisect_left(block_pool.sizes, units)
+        size_index = bisect_left(block_pool.sizes, block_units)
         block_size = block_pool.first_size(size_index)
         if expandable and block_size != NO_SIZE and block_pool.by_size[block_size] == [block_pool.bound]:
             next_size = block_pool.first_size(size_index + 1)
             block_size = block_size if next_size == NO_SIZE else next_size
         if block_size == NO_SIZE:
-            block_size, reserved_units = (block_pool.grow if expandable else block_pool.reserve)(units)
+            block_size, reserved_units = (block_pool.grow if expandable else block_pool.reserve)(block_units)
             self.reserved += reserved_units << UNIT
         return block_size
 
@@ -345,7 +348,7 @@ class CachingAllocator:
     def copy(self) -> CachingAllocator:
         """Returns an independent allocator in the same state."""
         copied_allocator = copy(self)
-        copied_allocator._pools = [pool.copy() for pool in self._pools]
+        copied_allocator._pools = [block_pool.copy() for block_pool in self._pools]
         copied_allocator._pool_of_stream, copied_allocator._block_of = (
             self._pool_of_stream.copy(),
             self._block_of.copy(),
@@ -371,10 +374,10 @@ class PrefixCache:
         self._latest_pieces: Sequence[Stretch] = ()
         self._states_by_pieces: dict[int, CachingAllocator] = {}
 
-    def play_pieces(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
+    def play_pieces(self, pieces: Sequence[Stretch], storage_count: int, opening_pieces: int) -> CachingAllocator:
         """Returns the allocator after these pieces of a run.
 
-        count: the number of storages.
+        storage_count: the number of storages.
         opening_pieces: the number of pieces with which other runs may begin.
         """
         equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._latest_pieces, pieces, strict=False))
@@ -389,8 +392,8 @@ class PrefixCache:
             self._states_by_pieces[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)
         )
         piece_distance = -(-opening_pieces // MOST_STATES)
-        for piece_count, (steps, first_storage) in enumerate(pieces[played_pieces:], played_pieces + 1):
-            allocator.play(steps, count, first_storage)
+        for piece_count, (allocator_steps, first_storage) in enumerate(pieces[played_pieces:], played_pieces + 1):
+            allocator.play(allocator_steps, storage_count, first_storage)
             if piece_count <= opening_pieces and not piece_count % piece_distance:
                 self._states_by_pieces[piece_count] = allocator.copy()
         self._latest_pieces = pieces[:opening_pieces]
@@ -418,9 +421,9 @@ class LatestRun:
         if shared_pieces:
             allocator.restore(self.states[-1][1])
         for steps_piece in pieces[shared_pieces:]:
-            for steps, repeats in steps_piece:
-                for repeat_index in repeats:
-                    allocator.play(steps, count, repeat_index)
+            for allocator_steps, repeat_offsets in steps_piece:
+                for repeat_index in repeat_offsets:
+                    allocator.play(allocator_steps, count, repeat_index)
             self.states.append((steps_piece, allocator.copy()))
 
 
@@ -431,46 +434,46 @@ class RequestedBytes:
     requested, peak_requested: bytes of tensors so far, and their peak.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, storage_count: int) -> None:
         self.requested: int = 0
         self.peak_requested: int = 0
-        self._bytes: list[Any] = [None] * count
+        self._bytes: list[Any] = [None] * storage_count
         self._named: dict[Any, Any] = {}
 
-    def steps_of_repeats(self, events: Sequence[Event], repeats: range) -> list[Step]:
+    def steps_of_repeats(self, memory_events: Sequence[Event], repeats: range) -> list[Step]:
         """Encodes the events of consecutive equal layers. Returns the allocator steps of the first layer.
 
-        events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
+        memory_events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
         """
         if repeats == ONCE:
-            return self.steps(events)
-        first_repeat, lowest_repeat, count = repeats[0], min(repeats), len(repeats)
+            return self.steps(memory_events)
+        first_repeat, lowest_repeat, repeat_count = repeats[0], min(repeats), len(repeats)
         requested_before, peak_before = self.requested, self.peak_requested
         self.peak_requested = requested_before
-        steps = self.steps(
+        allocator_steps = self.steps(
             [
                 (storage_number + first_repeat, block_size, event_detail)
-                for storage_number, block_size, event_detail in events
+                for storage_number, block_size, event_detail in memory_events
             ]
         )
-        further_bytes = (count - 1) * (self.requested - requested_before)
+        further_bytes = (repeat_count - 1) * (self.requested - requested_before)
         self.requested += further_bytes
         self.peak_requested = max(peak_before, self.peak_requested + max(0, further_bytes))
-        for storage_number, block_size, _ in events:
+        for storage_number, block_size, _ in memory_events:
             if block_size >= 0:
-                self._bytes[storage_number + lowest_repeat : storage_number + lowest_repeat + count] = [
+                self._bytes[storage_number + lowest_repeat : storage_number + lowest_repeat + repeat_count] = [
                     block_size
-                ] * count
-        return [(storage_number - first_repeat, repeat_index) for storage_number, repeat_index in steps]
+                ] * repeat_count
+        return [(storage_number - first_repeat, repeat_index) for storage_number, repeat_index in allocator_steps]
 
-    def steps(self, events: Sequence[Event]) -> list[Step]:
+    def steps(self, memory_events: Sequence[Event]) -> list[Step]:
         """Encodes the next events as allocator steps."""
         bytes_of_storage, renamed_storages = self._bytes, self._named
         requested_bytes, peak_requested = self.requested, self.peak_requested
-        steps: list[Step] = []
-        append_step = steps.append
+        allocator_steps: list[Step] = []
+        append_step = allocator_steps.append
         storage_number: Any
-        for storage_number, block_size, event_detail in events:
+        for storage_number, block_size, event_detail in memory_events:
             if block_size == FREED:
                 if renamed_storages:
                     storage_number = renamed_storages.get(storage_number, storage_number)
@@ -494,9 +497,9 @@ class RequestedBytes:
             elif block_size == NAMED:
                 renamed_storages[storage_number] = renamed_storages.get(event_detail, event_detail)
             elif block_size == STREAMED:
-                append_step(on_stream(event_detail))
+                append_step(encode_stream_switch(event_detail))
             else:
                 bytes_of_storage[storage_number] = 0
         self.requested = requested_bytes
         self.peak_requested = peak_requested
-        return steps
+        return allocator_steps

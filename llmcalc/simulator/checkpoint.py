@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 from weakref import ref
 
-from .autograd import Graph, backward, record, recorded
-from .tensor import Dtype, Gradient, Needs, Node, Saved, Tensor
+from .autograd import AutogradGraph, backward, record, recorded
+from .tensor import AutogradNode, Dtype, Gradient, Needs, SavedTensor, Tensor
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A part of the forward pass: its tensors → its result. It may run several times."""
@@ -33,24 +33,24 @@ class Region:
 
     def __init__(
         self,
-        autograd_graph: Graph,
-        compute: Run,
-        arguments: Sequence[Tensor],
+        autograd_graph: AutogradGraph,
+        run_region: Run,
+        input_tensors: Sequence[Tensor],
         stops_early: bool,
         kept_operations: frozenset[str],
         alternate_operations: frozenset[str],
     ) -> None:
-        self.graph: Graph = autograd_graph
-        self.run = compute
+        self.graph: AutogradGraph = autograd_graph
+        self.run = run_region
         self.stops_early: bool = stops_early
         self.saved_operations: frozenset[str] = kept_operations
         self.alternate_operations: frozenset[str] = alternate_operations
         if (
             autograd_graph.pack_elsewhere is not None
         ):  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
-            autograd_graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
-        self.arguments: list[tuple[Saved, bool, bool]] = [
-            (autograd_graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments
+            autograd_graph.keep(Tensor((0,), input_tensors[0].dtype, input_tensors[0].storage))
+        self.arguments: list[tuple[SavedTensor, bool, bool]] = [
+            (autograd_graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in input_tensors
         ]
         self.autocast: Dtype | None = autograd_graph.autocast
         self.packed: list[ref[_RecomputedTensor]] = []
@@ -65,7 +65,7 @@ class Region:
             operation_name not in self.alternate_operations or calls_by_operation[operation_name] % 2 == 1
         )
 
-    def pack(self, tensor: Tensor) -> Saved:
+    def pack(self, tensor: Tensor) -> SavedTensor:
         """Saves a number instead of the tensor; `unpack` finds the recomputed tensor by this number."""
         recomputed_tensor = _RecomputedTensor(self, len(self.packed))
         self.packed.append(ref(recomputed_tensor))
@@ -113,7 +113,7 @@ class Region:
             autograd_graph.results = previous_results
             autograd_graph.autocast, autograd_graph.cast_copies = autocast, cached_casts
 
-    def _pack_recomputed(self, tensor: Tensor) -> Saved:
+    def _pack_recomputed(self, tensor: Tensor) -> SavedTensor:
         """Stores a recomputed tensor, if the node that saved the original still exists."""
         assert self.recomputed is not None
         detached_tensor = tensor.detached()
@@ -121,16 +121,16 @@ class Region:
         self.recomputed.append(detached_tensor if self.packed[len(self.recomputed)]() is not None else None)
         if self.stops_early and len(self.recomputed) == len(self.packed):
             raise _AllRecomputed
-        return Saved(detached_tensor)
+        return SavedTensor(detached_tensor)
 
 
-class _RecomputedTensor(Saved):
+class _RecomputedTensor(SavedTensor):
     """A saved tensor that is recomputed when the backward pass reads it."""
 
     __slots__ = ("__weakref__", "number", "region")
 
-    def __init__(self, region: Region, tensor_number: int) -> None:
-        self.region, self.number = region, tensor_number
+    def __init__(self, checkpointed_region: Region, tensor_number: int) -> None:
+        self.region, self.number = checkpointed_region, tensor_number
 
     def unpack(self) -> Tensor:
         """Returns the saved tensor, recomputed if necessary."""
@@ -140,25 +140,25 @@ class _RecomputedTensor(Saved):
 class _ResultKeeper:
     """Stores the results of a region's selected operations (selective checkpointing)."""
 
-    def __init__(self, region: Region) -> None:
-        self.region, self.calls = region, Counter[str]()
+    def __init__(self, checkpointed_region: Region) -> None:
+        self.region, self.calls = checkpointed_region, Counter[str]()
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Computes a result, and stores the results of selected operations."""
-        output = make_tensor()
+        operation_output = make_tensor()
         if self.region.keeps_next_result(operation_name, self.calls):
-            self.region.graph.meter.reclassify(output.storage.block, "activations")
-            results = self.region.results.setdefault(operation_name, [])
-            self.region.made_after.append((operation_name, len(results), len(self.region.packed)))
-            results.append(output.detached())
-        return output
+            self.region.graph.meter.reclassify(operation_output.storage.block, "activations")
+            stored_results = self.region.results.setdefault(operation_name, [])
+            self.region.made_after.append((operation_name, len(stored_results), len(self.region.packed)))
+            stored_results.append(operation_output.detached())
+        return operation_output
 
 
 class _KeptResults:
     """Returns stored results instead of recomputing them."""
 
-    def __init__(self, region: Region) -> None:
-        self.region, self.calls, self.next = region, Counter[str](), dict[str, int]()
+    def __init__(self, checkpointed_region: Region) -> None:
+        self.region, self.calls, self.next = checkpointed_region, Counter[str](), dict[str, int]()
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns an operation's stored result, or computes the result."""
@@ -166,13 +166,13 @@ class _KeptResults:
             return make_tensor()
         result_number = self.next.get(operation_name, 0)
         self.next[operation_name] = result_number + 1
-        output = self.region.results[operation_name][result_number]
-        assert output is not None
+        operation_output = self.region.results[operation_name][result_number]
+        assert operation_output is not None
         self.region.results[operation_name][result_number] = None
-        return output
+        return operation_output
 
 
-def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
+def _detached_result(autograd_graph: AutogradGraph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. is_leaf: whether the tensor is trained or has no gradient function.
 
     needs_gradient: whether it wants a gradient, which here nothing passes on.
@@ -180,7 +180,7 @@ def _detached_result(autograd_graph: Graph, tensor: Tensor, is_leaf: bool, needs
     detached_tensor = tensor.detached()
     detached_tensor.leaf = is_leaf
     detached_tensor.node = (
-        Node(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None
+        AutogradNode(autograd_graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None
     )
     return detached_tensor
 
@@ -193,9 +193,9 @@ def _detached_alias(tensor: Tensor, needs_gradient: bool) -> Tensor:
 
 
 def checkpoint(
-    autograd_graph: Graph,
-    compute: Run,
-    arguments: Sequence[Tensor],
+    autograd_graph: AutogradGraph,
+    run_region: Run,
+    input_tensors: Sequence[Tensor],
     stops_early: bool = True,
     kept_operations: frozenset[str] = frozenset(),
     alternate_operations: frozenset[str] = frozenset(),
@@ -210,28 +210,30 @@ def checkpoint(
         not need (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`); false by default.
     """
     if not autograd_graph.enabled:
-        return compute(arguments)
-    region = Region(autograd_graph, compute, arguments, stops_early, kept_operations, alternate_operations)
-    autograd_graph.pack_hooks.append(region.pack)
+        return run_region(input_tensors)
+    checkpointed_region = Region(
+        autograd_graph, run_region, input_tensors, stops_early, kept_operations, alternate_operations
+    )
+    autograd_graph.pack_hooks.append(checkpointed_region.pack)
     previous_results = autograd_graph.results
-    autograd_graph.results = _ResultKeeper(region) if kept_operations else None
+    autograd_graph.results = _ResultKeeper(checkpointed_region) if kept_operations else None
     try:
-        output = compute(arguments)
+        region_output = run_region(input_tensors)
     finally:
         autograd_graph.pack_hooks.pop()
         autograd_graph.results = previous_results
     if compiled:
-        region.drop_unread_results()
-    return output
+        checkpointed_region.drop_unread_results()
+    return region_output
 
 
-def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
+def reentrant(autograd_graph: AutogradGraph, run_region: Run, input_tensors: Sequence[Tensor]) -> Tensor:
     """Runs a function without autograd. The backward pass recomputes the function with autograd.
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).
     """
-    if not recorded(autograd_graph, arguments):
-        return compute(arguments)
+    if not recorded(autograd_graph, input_tensors):
+        return run_region(input_tensors)
 
     forward_autocast = autograd_graph.autocast
 
@@ -245,7 +247,7 @@ def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) 
         outer_place = autograd_graph.meter.place
         autocast, cached_casts = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = forward_autocast, {}
-        recomputed_output = compute(detached_arguments)
+        recomputed_output = run_region(detached_arguments)
         autograd_graph.autocast, autograd_graph.cast_copies = autocast, cached_casts
         backward(autograd_graph, recomputed_output, gradient)
         autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
@@ -255,8 +257,10 @@ def reentrant(autograd_graph: Graph, compute: Run, arguments: Sequence[Tensor]) 
         ]
 
     with autograd_graph.no_grad():
-        output = compute(arguments)
-    output_tensor = record(autograd_graph, "checkpoint", arguments, output, reentrant_backward, *arguments)
+        region_output = run_region(input_tensors)
+    output_tensor = record(
+        autograd_graph, "checkpoint", input_tensors, region_output, reentrant_backward, *input_tensors
+    )
     assert output_tensor.node is not None
-    output_tensor.node.attributes.append(compute)  # `ctx.run_function`, and what it reads beside its arguments
+    output_tensor.node.attributes.append(run_region)  # `ctx.run_function`, and what it reads beside its arguments
     return output_tensor

@@ -10,7 +10,7 @@ from ..workload.fake_quantization import FakeQuantization
 
 
 @frozen
-class Choices:
+class KernelChoices:
     """The chosen kernels and options of a replayed run.
 
     attention: `eager` computes all scores, step by step; `sdpa` is the backend that torch's
@@ -99,5 +99,5 @@ class Choices:
         return self.compiled and self.compiled_loss
 
 
-EAGER = Choices()
+EAGER = KernelChoices()
 """Every step by itself, as the reference runs it."""

@@ -9,16 +9,16 @@ UNITS_PER_OPERATION = 50
 """Units of work of an operation of a program; a step of an allocator is one unit, of about a microsecond."""
 
 
-class Effort:
+class SimulatedWork:
     """The work of all simulated runs so far. units: allocator steps, and program operations weighted."""
 
     units: int = 0
 
 
-EFFORT = Effort()
+EFFORT = SimulatedWork()
 
 
-class Budget:
+class WorkBudget:
     """The work that a search may do. units: of simulated runs from now on."""
 
     def __init__(self, units: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from ..algebra import Number
 from ..frozen import frozen
-from .meter import MOVABLE, Block, Place
+from .meter import MOVABLE, AllocationPlace, Block
 
 Event: TypeAlias = tuple[Any, int, Any]
 """(number of a storage, its bytes, its kind) for an allocation; other events have a mark below instead of the bytes."""
@@ -34,10 +34,10 @@ STREAMED = -7
 """(−1, STREAMED, number): from here on storages are allocated on that stream."""
 
 
-NOWHERE = Place("", -2)
+NOWHERE = AllocationPlace("", -2)
 
 
-class Recorder:
+class EventRecorder:
     """A meter that records memory events and counts no bytes. A block's handle is the number of its storage.
 
     kind, place, parameter_path, stream: as in `Meter`.
@@ -53,7 +53,7 @@ class Recorder:
         self.parameter_events: list[Event] | None = None
         self.count: int = 0
         self.repeats_place: bool = False
-        self._place = Place()
+        self._place = AllocationPlace()
         self._parameter_path: Any = None
         self._stream = 0
 
@@ -67,11 +67,11 @@ class Recorder:
         self.events.append((-1, STREAMED, stream))
 
     @property
-    def place(self) -> Place:
+    def place(self) -> AllocationPlace:
         return self._place
 
     @place.setter
-    def place(self, allocation_place: Place) -> None:
+    def place(self, allocation_place: AllocationPlace) -> None:
         if allocation_place != self._place or self.repeats_place:
             self._place = allocation_place
             self.repeats_place = False
@@ -107,9 +107,9 @@ class Recorder:
 
     def cut(self) -> list[Event]:
         """Returns the events since the last `cut`. The next event records module and phase."""
-        events, self.events = self.events, []
+        memory_events, self.events = self.events, []
         self._place = NOWHERE
-        return events
+        return memory_events
 
 
 @frozen
@@ -131,55 +131,58 @@ class RecordedEvents:
     def with_workspace(self, workspace: int) -> RecordedEvents:
         """Returns the events of a run whose workspaces have other bytes each; 0 for a run without workspaces."""
 
-        def with_bytes(events: Sequence[Event]) -> list[Event]:
+        def with_bytes(memory_events: Sequence[Event]) -> list[Event]:
             return [
                 (storage_number, nbytes, workspace if nbytes == TAKEN else event_detail)
-                for storage_number, nbytes, event_detail in events
+                for storage_number, nbytes, event_detail in memory_events
                 if workspace or nbytes != TAKEN
             ]
 
-        first_step, reported_step = (list(map(with_bytes, step)) for step in (self.first_step, self.reported_step))
+        first_step, reported_step = (
+            list(map(with_bytes, step_events)) for step_events in (self.first_step, self.reported_step)
+        )
         return RecordedEvents(with_bytes(self.set_up), first_step, reported_step, self.phases)
 
 
-def allocated(events: Sequence[Event]) -> dict[int, int]:
+def allocated_bytes(memory_events: Sequence[Event]) -> dict[int, int]:
     """Returns storage → bytes of the allocations among the events, without workspaces, which stay allocated."""
-    return {storage: nbytes for storage, nbytes, _ in events if nbytes >= 0}
+    return {storage_number: nbytes for storage_number, nbytes, _ in memory_events if nbytes >= 0}
 
 
-def released_storages(events: Sequence[Event]) -> set[int]:
+def released_storages(memory_events: Sequence[Event]) -> set[int]:
     """Returns the storages that the events release."""
-    return {storage_number for storage_number, nbytes, _ in events if nbytes == FREED}
+    return {storage_number for storage_number, nbytes, _ in memory_events if nbytes == FREED}
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
     """Returns events that move old storages into the memory of new storages, in order."""
     return [
         (old_storage, NAMED, new_storage)
-        for old_storage, new_storage in zip(allocated(old_events), allocated(new_events), strict=True)
+        for old_storage, new_storage in zip(allocated_bytes(old_events), allocated_bytes(new_events), strict=True)
     ]
 
 
 def is_repeatable(
-    batch: Sequence[Event], passes: Sequence[Event], zero_grad: Sequence[Event], next_batch: Sequence[Event]
+    batch: Sequence[Event], pass_events: Sequence[Event], zero_grad: Sequence[Event], next_batch: Sequence[Event]
 ) -> bool:
     """Whether the passes of the next training step produce the same events.
 
     They have if only gradients, workspaces and the tokens of a batch outlive a pass.
 
     batch: events that allocate the tokens.
-    passes: events of the passes.
+    pass_events: events of the passes.
     zero_grad: events that free the gradients.
     next_batch: events that allocate the next tokens.
     """
-    pass_storages, batch_storages = allocated(passes).keys(), allocated(batch).keys()
+    pass_storages, batch_storages = allocated_bytes(pass_events).keys(), allocated_bytes(batch).keys()
     return (
-        released_storages(passes) <= pass_storages | batch_storages
-        and pass_storages - released_storages(passes) - released_storages(next_batch) == released_storages(zero_grad)
-        and list(allocated(batch).values()) == list(allocated(next_batch).values())
+        released_storages(pass_events) <= pass_storages | batch_storages
+        and pass_storages - released_storages(pass_events) - released_storages(next_batch)
+        == released_storages(zero_grad)
+        and list(allocated_bytes(batch).values()) == list(allocated_bytes(next_batch).values())
     )
 
 
 def is_self_contained(update_events: Sequence[Event]) -> bool:
     """Whether an optimizer step frees exactly the storages that it allocates."""
-    return allocated(update_events).keys() == released_storages(update_events)
+    return allocated_bytes(update_events).keys() == released_storages(update_events)

@@ -8,39 +8,43 @@ from dataclasses import fields
 from ..evidence import UNTESTED, Evidence, Witness, witness_of
 from ..flow.program import Step, every_step
 from ..flow.record import Flow
-from .choices import EAGER, Choices
+from .choices import EAGER, KernelChoices
 from .lowering import Lowering
 
 CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
-"""The fields of `Choices` whose values name a kernel."""
+"""The fields of `KernelChoices` whose values name a kernel."""
 
 
-def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: Choices) -> list[Evidence]:
+def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: KernelChoices) -> list[Evidence]:
     """Returns the evidence of the kernels of a program's steps, and of kernels chosen instead of the default."""
     kernel_names = dict.fromkeys(
         kernel_name for operation in every_step(program.root.items) for kernel_name in kernels_of(operation)
     )
-    operations = [(kernel_name, getattr(profile, kernel_name, None)) for kernel_name in kernel_names]
+    kernel_methods = [(kernel_name, getattr(profile, kernel_name, None)) for kernel_name in kernel_names]
     evidence = [
         Evidence("kernel", kernel_title(kernel_name), _stated_witness(kernel))
-        for kernel_name, kernel in operations
+        for kernel_name, kernel in kernel_methods
         if kernel is not None
     ]
     return [*evidence, *chosen_kernels(profile, kernel_choices)]
 
 
-def chosen_kernels(profile: type[Lowering], kernel_choices: Choices) -> Iterator[Evidence]:
+def chosen_kernels(profile: type[Lowering], kernel_choices: KernelChoices) -> Iterator[Evidence]:
     """Yields the evidence of kernels chosen instead of the default. Kernels without a stated check are untested."""
     kernels = [
         vars(profile_class)[kernel_name] for profile_class in profile.__mro__ for kernel_name in vars(profile_class)
     ]
-    for field in fields(kernel_choices):
-        choice = getattr(kernel_choices, field.name)
-        if field.name not in CHOSEN or choice == getattr(EAGER, field.name):
+    for choice_field in fields(kernel_choices):
+        chosen_kernel = getattr(kernel_choices, choice_field.name)
+        if choice_field.name not in CHOSEN or chosen_kernel == getattr(EAGER, choice_field.name):
             continue
-        matching_kernels = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == choice)
+        matching_kernels = (
+            kernel for kernel in kernels if getattr(kernel, "choice", {}).get(choice_field.name) == chosen_kernel
+        )
         yield Evidence(
-            "kernel", choice_name(field.name, choice), next(map(_stated_witness, matching_kernels), UNTESTED)
+            "kernel",
+            choice_name(choice_field.name, chosen_kernel),
+            next(map(_stated_witness, matching_kernels), UNTESTED),
         )
 
 

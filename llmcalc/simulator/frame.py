@@ -33,7 +33,7 @@ class Unsupported(InputError):
 
 
 @dataclass
-class Frame:
+class ModuleFrame:
     """The call of a module in a replayed pass.
 
     scope: the module.

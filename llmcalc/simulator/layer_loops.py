@@ -8,7 +8,7 @@ from ..flow.program import Scope
 from ..frozen import frozen
 from ..model import ModelSpec
 from .layer_pattern import RECORDED_REPEATS, find_pattern, layer_kinds
-from .meter import Place
+from .meter import AllocationPlace
 
 SHORT_RUN_REPEATS = 3
 """Repeats in a run from which longer runs are extrapolated: the first, one between, and the last."""
@@ -48,34 +48,34 @@ class LayerStack:
         """The number of layers of the stack."""
         return self.irregular_layers + self.period * self.repeats
 
-    def contains(self, allocation_place: Place) -> bool:
+    def contains(self, allocation_place: AllocationPlace) -> bool:
         """Whether a module is in a layer of this stack."""
         return allocation_place.path == self.path or allocation_place.path.startswith(f"{self.path}.")
 
-    def is_in_second_repeat(self, allocation_place: Place) -> bool:
+    def is_in_second_repeat(self, allocation_place: AllocationPlace) -> bool:
         """Whether a module is in the second repeat of the layer pattern."""
         return (
             self.contains(allocation_place)
             and self.before + self.period <= allocation_place.layer_index < self.before + 2 * self.period
         )
 
-    def place_in_later_repeat(self, allocation_place: Place, repeats: int) -> Place:
+    def place_in_later_repeat(self, allocation_place: AllocationPlace, repeat_count: int) -> AllocationPlace:
         """Returns the place of the same module in a later repeat of the layer pattern."""
-        return Place(
-            allocation_place.phase, allocation_place.layer_index + repeats * self.period, allocation_place.path
+        return AllocationPlace(
+            allocation_place.phase, allocation_place.layer_index + repeat_count * self.period, allocation_place.path
         )
 
-    def node(self, allocation_place: Place) -> str:
+    def node(self, allocation_place: AllocationPlace) -> str:
         """Returns the path of a module in a layer, with the layer's index."""
         return f"{self.path}.{allocation_place.layer_index}{allocation_place.path[len(self.path) :]}"
 
-    def end(self, repeats: int) -> int:
+    def end(self, repeat_count: int) -> int:
         """Returns the index after the last layer, in a run with another number of repeats."""
-        return self.before + self.period * repeats + self.rest * (self.period // self.times) + self.after
+        return self.before + self.period * repeat_count + self.rest * (self.period // self.times) + self.after
 
-    def repeats_of_layer_types(self, repeats: int) -> int:
+    def repeats_of_layer_types(self, repeat_count: int) -> int:
         """Returns the repeats of the layer-type pattern that correspond to a number of repeats of this pattern."""
-        return repeats * self.times + self.rest
+        return repeat_count * self.times + self.rest
 
     @property
     def is_extrapolated(self) -> bool:
@@ -96,19 +96,19 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
     stacks = []
     for parents, layer_scopes in _stacks_of_scope(root):
         layer_order = layer_kinds(layer_scopes)
-        layers_before, period, repeats = find_pattern(layer_order)
-        layers_after = len(layer_order) - layers_before - period * repeats
-        path = ".".join((*parents, layer_scopes[0].name))
+        layers_before, period, repeat_count = find_pattern(layer_order)
+        layers_after = len(layer_order) - layers_before - period * repeat_count
+        stack_path = ".".join((*parents, layer_scopes[0].name))
         pattern_multiple = lcm(period, recompute_interval) // period
-        repeats, remaining_repeats = divmod(repeats, pattern_multiple)
-        if repeats > RECORDED_REPEATS and any(map(_shares_tensors, layer_scopes)):
-            repeats, remaining_repeats = repeats - 1, remaining_repeats + pattern_multiple
+        repeat_count, remaining_repeats = divmod(repeat_count, pattern_multiple)
+        if repeat_count > RECORDED_REPEATS and any(map(_shares_tensors, layer_scopes)):
+            repeat_count, remaining_repeats = repeat_count - 1, remaining_repeats + pattern_multiple
         stacks.append(
             LayerStack(
-                path,
+                stack_path,
                 first_layer_index + layers_before,
                 period * pattern_multiple,
-                repeats,
+                repeat_count,
                 pattern_multiple,
                 remaining_repeats,
                 layers_after,

@@ -16,15 +16,17 @@ def layer_kinds(layer_scopes: list[Scope]) -> list[Scope]:
         (layer_kind,) = layer_scopes
         indices = layer_kind.about.get("indices")
         return [layer_kind] * (layer_kind.about["repeat"] if indices is None else len(indices))
-    kinds_by_index = {i: layer_kind for layer_kind in layer_scopes for i in layer_kind.about["indices"]}
-    return [kinds_by_index[i] for i in sorted(kinds_by_index)]
+    kinds_by_index = {
+        layer_index: layer_kind for layer_kind in layer_scopes for layer_index in layer_kind.about["indices"]
+    }
+    return [kinds_by_index[layer_index] for layer_index in sorted(kinds_by_index)]
 
 
 Kind = TypeVar("Kind")
 """A kind of layers: its scope, or its name. Equal kinds are one object."""
 
 
-class Pattern(NamedTuple):
+class LayerPattern(NamedTuple):
     """A repeating sequence of layer kinds.
 
     first: index of the first layer of the pattern.
@@ -44,37 +46,40 @@ RECORDED_REPEATS = 4
 """Repeats of a pattern in a recorded run: the first, two between, and the last."""
 
 
-def find_pattern(layer_order: Sequence[object]) -> Pattern:
+def find_pattern(layer_order: Sequence[object]) -> LayerPattern:
     """Returns the repeating pattern of layer types whose `RECORDED_REPEATS` repeats have the fewest layers.
 
     If the layers do not repeat, the pattern is the whole stack.
     """
     layer_count = len(layer_order)
     if layer_count > RECORDED_REPEATS and all(map(is_, layer_order, repeat(layer_order[0]))):
-        return Pattern(0, 1, layer_count)
-    best_pattern, layers_to_run = Pattern(0, layer_count, 1), layer_count
+        return LayerPattern(0, 1, layer_count)
+    best_pattern, layers_to_run = LayerPattern(0, layer_count, 1), layer_count
     for period in range(1, min(layer_count // RECORDED_REPEATS, LONGEST) + 1):
         if RECORDED_REPEATS * period >= layers_to_run:
             break
         first_layer = 0
-        for i in range(period, layer_count + 1):
-            if i < layer_count and layer_order[i] is layer_order[i - period]:
+        for pattern_end in range(period, layer_count + 1):
+            if pattern_end < layer_count and layer_order[pattern_end] is layer_order[pattern_end - period]:
                 continue
-            repeats = (i - first_layer) // period
-            if repeats > RECORDED_REPEATS and layer_count - (repeats - RECORDED_REPEATS) * period < layers_to_run:
-                best_pattern = Pattern(first_layer, period, repeats)
-                layers_to_run = layer_count - (repeats - RECORDED_REPEATS) * period
-            first_layer = i - period + 1
+            repeat_count = (pattern_end - first_layer) // period
+            if (
+                repeat_count > RECORDED_REPEATS
+                and layer_count - (repeat_count - RECORDED_REPEATS) * period < layers_to_run
+            ):
+                best_pattern = LayerPattern(first_layer, period, repeat_count)
+                layers_to_run = layer_count - (repeat_count - RECORDED_REPEATS) * period
+            first_layer = pattern_end - period + 1
     return best_pattern
 
 
-def shortened(layer_order: list[Kind], new_repeats: int | None) -> list[Kind]:
+def shortened_layers(layer_order: list[Kind], new_repeats: int | None) -> list[Kind]:
     """Returns the layers with fewer repeats of the pattern, or all layers if `new_repeats` is None."""
     if new_repeats is None:
         return layer_order
-    first_layer, period, repeats = find_pattern(layer_order)
+    first_layer, period, repeat_count = find_pattern(layer_order)
     return [
         *layer_order[:first_layer],
         *layer_order[first_layer : first_layer + period] * new_repeats,
-        *layer_order[first_layer + period * repeats :],
+        *layer_order[first_layer + period * repeat_count :],
     ]

@@ -10,12 +10,12 @@ from ..flow.tree import OpUse
 from ..flow.value import Value
 
 
-def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[str, OpUse, Number]]:
+def unused_modules(module_scope: Scope, repeat_count: Number = 1) -> Iterator[tuple[str, OpUse, Number]]:
     """Yields name, operation and number of copies of the modules that no pass runs, without optional parts.
 
     Modules of other layers that are stored in a shared one are left out: those layers run them.
 
-    repeats: the number of copies of the scope.
+    repeat_count: the number of copies of the scope.
     """
     for scope_item in module_scope.items:
         if (
@@ -25,13 +25,13 @@ def unused_modules(module_scope: Scope, repeats: Number = 1) -> Iterator[tuple[s
             or (scope_item.per_layer and scope_item.about.get("role") == "kept")
         ):
             continue
-        copy_count = repeats * scope_item.about.get("repeat", 1)
+        copy_count = repeat_count * scope_item.about.get("repeat", 1)
         if scope_item.about.get("role") not in NEVER_RUN:
             yield from unused_modules(scope_item, copy_count)
             continue
         for node_position in scope_item.node().walk():
             if node_position.use is not None:
-                yield node_position.node.name, node_position.use, repeats * node_position.times
+                yield node_position.node.name, node_position.use, repeat_count * node_position.times
 
 
 def is_stack_layer(module_scope: Scope) -> bool:
@@ -46,20 +46,20 @@ def modules_below(module_scope: Scope, parent_path: str = "") -> Iterator[tuple[
             for branch in scope_item.branches.values():
                 yield from modules_below(branch, parent_path)
         elif isinstance(scope_item, Scope) and scope_item.about.get("role") not in NEVER_RUN:
-            path = f"{parent_path}{scope_item.name}"
+            module_path = f"{parent_path}{scope_item.name}"
             if (
                 scope_item.argument is not None
                 and scope_item.stacked_axis is None
                 and scope_item.first_layer_output is None
                 and scope_item.list_index is None
             ):
-                yield path, scope_item
-            yield from modules_below(scope_item, f"{path}.")
+                yield module_path, scope_item
+            yield from modules_below(scope_item, f"{module_path}.")
 
 
-def nearest_base_id(flow_value: Value | None, candidates: set[int]) -> int | None:
+def nearest_base_id(flow_value: Value | None, candidate_ids: set[int]) -> int | None:
     """Returns the id of the candidate that is this value or its nearest base; None without a match."""
-    while flow_value is not None and id(flow_value) not in candidates:
+    while flow_value is not None and id(flow_value) not in candidate_ids:
         flow_value = flow_value.of
     return None if flow_value is None else id(flow_value)
 
@@ -122,5 +122,7 @@ def last_readers(
         ):
             shared_values.add(id(module_scope.output.storage))  # the loop over the layers reads it after all steps
     return {
-        storage_id: step for storage_id, step in last_reader.items() if storage_id not in shared_values
+        storage_id: last_operation
+        for storage_id, last_operation in last_reader.items()
+        if storage_id not in shared_values
     }, shared_values

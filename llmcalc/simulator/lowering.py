@@ -13,12 +13,12 @@ from ..flow.program import Scope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_nodes
 from .checkpoint import Run, checkpoint, reentrant
-from .frame import CARRIED, ENTRY, Frame, ParameterSet, Path, RecomputedModule, Unsupported
+from .frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, Unsupported
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
 from .program_lowering import ProgramLowering
 from .tensor import Tensor
 
-__all__ = ["CARRIED", "ENTRY", "Frame", "Lowering", "ParameterSet", "Path", "RecomputedModule", "Unsupported"]
+__all__ = ["CARRIED", "ENTRY", "Lowering", "ModuleFrame", "ParameterSet", "Path", "RecomputedModule", "Unsupported"]
 
 
 class Lowering(ProgramLowering):
@@ -73,7 +73,7 @@ class Lowering(ProgramLowering):
         for module_scope in root.scopes():
             if module_scope.first_input is not None:
                 operations = list(module_scope.steps(idle=False))
-                outputs = {id(output) for operation in operations for output in operation.outs}
+                outputs = {id(output_value) for operation in operations for output_value in operation.outs}
                 storages_read = {id(input_value.storage) for operation in operations for input_value in operation.ins}
                 layer_input_ids = {id(module_scope.first_input.storage)} - self.shared_values
                 self.values_computed[id(module_scope)] = outputs
@@ -97,16 +97,16 @@ class Lowering(ProgramLowering):
             if is_stack_layer(module_scope)
             for module in modules_below(module_scope)
         ]
-        check_nodes(self.recompute.nodes, (path for path, _ in modules))
-        for path, module_scope in modules:
-            if path in self.recompute.nodes:
+        check_nodes(self.recompute.nodes, (module_path for module_path, _ in modules))
+        for module_path, module_scope in modules:
+            if module_path in self.recompute.nodes:
                 self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root)
 
     def _recomputed_module(self, module_scope: Scope, root: Scope) -> RecomputedModule:
         """Returns the inputs and outputs of a module that is recomputed."""
         operations = list(module_scope.steps(idle=False))
         step_ids = {id(operation) for operation in operations}
-        outputs = {id(output) for operation in operations for output in operation.outs}
+        outputs = {id(output_value) for operation in operations for output_value in operation.outs}
         values_read = {
             id(input_value): input_value
             for operation in operations
@@ -138,7 +138,7 @@ class Lowering(ProgramLowering):
         """
         module_input, module_output = module_scope.call_values
         outer_frames, values_once_computed = self._frames_copy(), self.memo
-        shared_values = {key: self.values[key] for key in self.shared_values if key in self.values}
+        shared_values = {value_id: self.values[value_id] for value_id in self.shared_values if value_id in self.values}
         shared_values |= {
             id(read_value): self.values[id(read_value)]
             for flow_value in recomputed_module.reads
@@ -150,9 +150,13 @@ class Lowering(ProgramLowering):
             self.values, self.bound = {**shared_values, id(module_input): arguments[0]}, {}
             self.frames, self.memo = list(outer_frames), values_once_computed
             try:
-                self._module(Frame(module_scope))
+                self._module(ModuleFrame(module_scope))
                 caller_state[0].update(
-                    {key: self.values[key] for key in recomputed_module.values_read_outside if key in self.values}
+                    {
+                        value_id: self.values[value_id]
+                        for value_id in recomputed_module.values_read_outside
+                        if value_id in self.values
+                    }
                 )
                 return self.tensor_of(module_output)
             finally:
@@ -178,7 +182,7 @@ class Lowering(ProgramLowering):
             del self.memo[carried_name]
         self.memo.update(tensors)
 
-    def layer_runner(self, module_call: Frame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, module_call: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:
         """Returns a function that runs a layer, in the forward pass or as a recomputation.
 
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
@@ -187,25 +191,31 @@ class Lowering(ProgramLowering):
         outer_frames, values_once_computed = self._frames_copy(), self.memo
         carried_keys, is_first_run = tuple(self.carried), True
         shared_values = {
-            key: self.values[key] for key in self.storages_read[id(module_call.scope)] if key in self.values
+            value_id: self.values[value_id]
+            for value_id in self.storages_read[id(module_call.scope)]
+            if value_id in self.values
         }
         shared_outputs = (self.shared_values & self.values_computed[id(module_call.scope)]) - {id(layer_output.storage)}
 
-        def run_layer(arguments: Sequence[Tensor]) -> Tensor:
+        def run_layer(input_tensors: Sequence[Tensor]) -> Tensor:
             """Runs the layer on a copy of the module stack."""
             nonlocal is_first_run
             caller_state = self.values, self.bound, self.frames, self.memo
-            self.values = {**shared_values, id(layer_input): arguments[0]}
+            self.values = {**shared_values, id(layer_input): input_tensors[0]}
             self.bound = {}
             self.frames = list(outer_frames)
             self.memo = values_once_computed
             carried_tensors, is_recomputed, is_first_run = self.carried, not is_first_run, False
-            self.replace_carried(dict(zip(carried_keys, arguments[1:], strict=True)))
+            self.replace_carried(dict(zip(carried_keys, input_tensors[1:], strict=True)))
             try:
-                self.module(Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner))
-                output = self.tensor_of(layer_output)
-                caller_state[0].update({key: self.values[key] for key in shared_outputs if key in self.values})
-                return output
+                self.module(
+                    ModuleFrame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
+                )
+                output_tensor = self.tensor_of(layer_output)
+                caller_state[0].update(
+                    {value_id: self.values[value_id] for value_id in shared_outputs if value_id in self.values}
+                )
+                return output_tensor
             finally:
                 if is_recomputed:
                     self.replace_carried(carried_tensors)
@@ -213,21 +223,21 @@ class Lowering(ProgramLowering):
 
         return run_layer
 
-    def run_checkpointed(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:
+    def run_checkpointed(self, run_region: Run, input_tensors: Sequence[Tensor]) -> Tensor:
         """Runs a function whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
-            return reentrant(self.graph, compute, arguments)
+            return reentrant(self.graph, run_region, input_tensors)
         recompute, compiled = self.recompute, self.choices.compiled
         return checkpoint(
             self.graph,
-            compute,
-            arguments,
+            run_region,
+            input_tensors,
             kept_operations=recompute.saved_operations,
             alternate_operations=recompute.alternate,
             compiled=compiled,
         )
 
-    def module(self, module_call: Frame) -> None:
+    def module(self, module_call: ModuleFrame) -> None:
         """Runs a module, with activation checkpointing if selected."""
         recomputed_module = self.recomputed_modules.get(id(module_call.scope))
         if recomputed_module is None:
@@ -235,7 +245,7 @@ class Lowering(ProgramLowering):
         else:
             self._checkpointed_module(module_call.scope, recomputed_module)
 
-    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
+    def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer. With recomputation, only its input is saved.
 
         The first trained layer's input wants a gradient, and no frozen layer is checkpointed

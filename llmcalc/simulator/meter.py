@@ -16,7 +16,7 @@ MOVABLE = ("temporary", "activations")
 """Kinds of storages that change to another kind when a tensor is saved."""
 
 
-class Place(NamedTuple):
+class AllocationPlace(NamedTuple):
     """The module and the phase of the run in which memory is allocated.
 
     phase: part of the step (`forward`, `backward`, …).
@@ -28,9 +28,9 @@ class Place(NamedTuple):
     layer_index: int = -1
     path: str = ""
 
-    def in_backward(self) -> Place:
+    def in_backward(self) -> AllocationPlace:
         """Returns the place of the same module in the backward pass."""
-        return Place("backward", self.layer_index, self.path)
+        return AllocationPlace("backward", self.layer_index, self.path)
 
 
 class Device(Protocol):
@@ -111,17 +111,17 @@ class Meter:
         self.now: int = 0
         self.peak: int = 0
         self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
-        self.peaks: dict[Place, Peak] = {}
-        self._place = Place()
+        self.peaks: dict[AllocationPlace, Peak] = {}
+        self._place = AllocationPlace()
         self._current_peak = self.peaks.setdefault(self._place, Peak())
         self._peak_is_unsettled = False
 
     @property
-    def place(self) -> Place:
+    def place(self) -> AllocationPlace:
         return self._place
 
     @place.setter
-    def place(self, allocation_place: Place) -> None:
+    def place(self, allocation_place: AllocationPlace) -> None:
         if allocation_place != self._place:
             if self._peak_is_unsettled:
                 self._settle_peak()
@@ -171,7 +171,7 @@ class NoMeter:
     """A meter without counts."""
 
     kind: str = ""
-    place: Place = Place()
+    place: AllocationPlace = AllocationPlace()
     parameter_path: Any = None
     stream = 0
 

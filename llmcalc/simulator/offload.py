@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from .autograd import Graph
-from .tensor import Saved, Tensor
+from .autograd import AutogradGraph
+from .tensor import SavedTensor, Tensor
 
 STASH = 5
 """Of the last so many tensors that were saved, those that are moved stay on the device too, until the backward pass."""
@@ -23,23 +23,23 @@ class Offload:
     moved: bytes of each tensor on the host.
     """
 
-    def __init__(self, autograd_graph: Graph) -> None:
+    def __init__(self, autograd_graph: AutogradGraph) -> None:
         self.graph = autograd_graph
         self.moved: list[int] = []
         self.stash: deque[Tensor | None] = deque(maxlen=STASH)
 
-    def pack(self, tensor: Tensor) -> Saved:
+    def pack(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass, on the host if large, otherwise on the device."""
         if tensor.storage.block.kind == "weights" or tensor.bytes < LEAST_BYTES:
             self.stash.append(None)
             self.graph.meter.reclassify(tensor.storage.block, "activations")
-            return Saved(tensor.detached())
+            return SavedTensor(tensor.detached())
         self.stash.append(tensor.detached())
         self.moved.append(tensor.bytes)
         return _HostTensor(self, tensor)
 
 
-class _HostTensor(Saved):
+class _HostTensor(SavedTensor):
     """A saved tensor on the host, which is copied back to the device on use."""
 
     __slots__ = ("layout", "offload")

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from .caching_allocator import Step
 from .event_log import NOWHERE
-from .meter import Block, Meter, Place
+from .meter import AllocationPlace, Block, Meter
 from .repeat_layers import NotRepeating
 from .strides import Shape, Strides
 from .tensor import Dtype, Storage, Tensor
@@ -79,10 +79,10 @@ class PassTrace:
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
-    peaks: list[tuple[Place, int, dict[str, int]]] = field(default_factory=list)
+    peaks: list[tuple[AllocationPlace, int, dict[str, int]]] = field(default_factory=list)
     kinds_at_first_release: dict[str, int] = field(default_factory=dict)
-    start: Place = NOWHERE
-    end: Place = NOWHERE
+    start: AllocationPlace = NOWHERE
+    end: AllocationPlace = NOWHERE
     ends_rising: bool = False
     outputs: tuple[tuple[int, OutputTensor], ...] = ()
     input_kind: str | None = None
@@ -94,19 +94,21 @@ class PassTrace:
         """
         chunk, _, pass_number = pass_id
         releases: dict[PassId, list[tuple[int, int]]] = {}
-        for other_pass, steps in self.releases_of_other_passes.items():
+        for other_pass, pass_releases in self.releases_of_other_passes.items():
             other_chunk, pass_kind, other_number = other_pass
             if other_chunk != chunk:
                 raise NotRepeating
             is_previous = other_pass == previous_pass
-            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_number - pass_number)] = steps
+            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_number - pass_number)] = (
+                pass_releases
+            )
         return replace(self, releases_of_other_passes=releases)
 
     def has_equal_events(self, other_trace: PassTrace) -> bool:
         """Whether another trace has the same events, except for numbers of the previous pass's storages."""
         without_numbers = (
             {
-                pass_id: [step for step, _ in releases] if pass_id[1] == PREVIOUS else releases
+                pass_id: [release_step for release_step, _ in releases] if pass_id[1] == PREVIOUS else releases
                 for pass_id, releases in pass_trace.releases_of_other_passes.items()
             }
             for pass_trace in (self, other_trace)
@@ -129,6 +131,8 @@ class PassTrace:
         if any(storage_number not in new_numbers for _, storage_number in releases):
             return None
         renumbered_releases = {
-            (chunk, PREVIOUS, 0): [(i, new_numbers[storage_number]) for i, storage_number in releases]
+            (chunk, PREVIOUS, 0): [
+                (event_index, new_numbers[storage_number]) for event_index, storage_number in releases
+            ]
         }
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

@@ -14,17 +14,17 @@ from ..evidence import by_torch, compared, kernels_compared
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value
-from .autograd import Graph
+from .autograd import AutogradGraph
 from .cache_tensors import CacheTensors
 from .effort import EFFORT, UNITS_PER_OPERATION
-from .frame import ENTRY, INPUTS, Frame, ParameterSet
-from .layer_pattern import layer_kinds, shortened
+from .frame import ENTRY, INPUTS, ModuleFrame, ParameterSet
+from .layer_pattern import layer_kinds, shortened_layers
 from .liveness import last_readers
 from .meter import NoMeter
 from .tensor import INT64, Tensor, counted_as, empty
 
 
-@kernels_compared(BY_TORCH, unchecked=("module_kernel",))
+@kernels_compared(BY_TORCH, unchecked_kernels=("module_kernel",))
 class ProgramLowering(CacheTensors):
     """Runs the modules and operations of a program in order, without recomputation."""
 
@@ -44,12 +44,12 @@ class ProgramLowering(CacheTensors):
         self.stack_number: int = 0
         if program.entry is not None:
             self.bind(program.entry, self.inputs.pop(ENTRY))
-        self.module(Frame(program.root))
-        output = self.tensor_of(program.result)
+        self.module(ModuleFrame(program.root))
+        program_result = self.tensor_of(program.result)
         self.values.clear()
         self.bound.clear()
         self.memo = {}
-        return output
+        return program_result
 
     def find_dataflow(self, root: Scope) -> None:
         """Analyses a program's dataflow before a run with recomputation. It does nothing without recomputation."""
@@ -72,7 +72,7 @@ class ProgramLowering(CacheTensors):
     def _find_parameters(self, program: Flow) -> ParameterSet:
         """Returns the parameters of a program, from a run without memory."""
         dry_run = type(self)(
-            Graph(NoMeter()),
+            AutogradGraph(NoMeter()),
             self.run_config,
             self.dtype,
             self.trained,
@@ -100,8 +100,8 @@ class ProgramLowering(CacheTensors):
         if program.frames_by_row:
             self.inputs[program.frames.rows] = self.graph.new_tensor((batch, frame_count, values_per_frame), self.dtype)
         else:
-            frames = self.graph.new_tensor((batch, values_per_frame, frame_count), self.dtype)
-            self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
+            input_frames = self.graph.new_tensor((batch, values_per_frame, frame_count), self.dtype)
+            self.inputs[program.frames.rows] = self.t.transpose(input_frames, 1, 2)
 
     def enter(self, program: Flow) -> Tensor | None:
         """Allocates the input of a later pipeline stage; None for programs with the first layers."""
@@ -114,14 +114,14 @@ class ProgramLowering(CacheTensors):
 
     # --- modules and layers -----------------------------------------------------------------------------------------
 
-    def module(self, module_call: Frame) -> None:
+    def module(self, module_call: ModuleFrame) -> None:
         """Runs a module, while the caller still references the module's input."""
         self._module(module_call)
 
-    def _module(self, module_call: Frame) -> None:
+    def _module(self, module_call: ModuleFrame) -> None:
         """Runs the items of a module, with the module on the stack."""
         module_scope = module_call.scope
-        argument = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
+        argument_tensor = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
         self.frames.append(module_call)
         memory_meter = self.graph.meter
         outer_place, memory_meter.place = memory_meter.place, self.place
@@ -141,7 +141,7 @@ class ProgramLowering(CacheTensors):
         self.memo = values_once_computed
         self.frames.pop()
         memory_meter.place = outer_place
-        del argument
+        del argument_tensor
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel of a whole module; None if the module's operations run one by one."""
@@ -170,7 +170,7 @@ class ProgramLowering(CacheTensors):
             elif scope_item.stacked_axis is not None:
                 self.side_by_side(scope_item)
             else:
-                self.module(Frame(scope_item))
+                self.module(ModuleFrame(scope_item))
         if layer_scopes:
             self.layers(layer_scopes)
 
@@ -216,24 +216,26 @@ class ProgramLowering(CacheTensors):
     def alternatives(self, alternatives_item: Alternatives) -> None:
         """Runs one of the alternative branches, whose result replaces the first branch's result."""
         first_branch, *_ = alternatives_item.branches.values()
-        branch = self.branch(alternatives_item)
-        self.items(branch.items)
+        executed_branch = self.branch(alternatives_item)
+        self.items(executed_branch.items)
         assert first_branch.output is not None
-        assert branch.output is not None
-        if branch is not first_branch:
-            self.store_tensor(first_branch.output, self.tensor_of(branch.output))
-            self.forget(branch.output.storage)
+        assert executed_branch.output is not None
+        if executed_branch is not first_branch:
+            self.store_tensor(first_branch.output, self.tensor_of(executed_branch.output))
+            self.forget(executed_branch.output.storage)
 
     def side_by_side(self, module_scope: Scope) -> None:
         """Runs equal modules in sequence, and collects the outputs for stacking."""
         assert module_scope.stacked_axis is not None
         module_input, module_output = module_scope.call_values
         outputs: list[Tensor] = []
-        slices = None if module_scope.argument_slice is None else self.t.unbind(self.tensor_of(module_input), 2)
-        for i in range(module_scope.stacked_axis.size):
-            if slices is not None and module_scope.argument_slice is not None:
-                self.values[id(module_scope.argument_slice)] = slices[i]
-            self.module(Frame(module_scope, layer_index=i, owner=i))
+        argument_slices = (
+            None if module_scope.argument_slice is None else self.t.unbind(self.tensor_of(module_input), 2)
+        )
+        for copy_index in range(module_scope.stacked_axis.size):
+            if argument_slices is not None and module_scope.argument_slice is not None:
+                self.values[id(module_scope.argument_slice)] = argument_slices[copy_index]
+            self.module(ModuleFrame(module_scope, layer_index=copy_index, owner=copy_index))
             outputs.append(self.tensor_of(module_output))
             self.forget(module_output.storage)
         if module_scope.argument_slice is not None:
@@ -247,7 +249,7 @@ class ProgramLowering(CacheTensors):
         hidden_states = self.tensor_of(first_input)
         self._free_layer_input(first_input)
         owners_of_layers: dict[str, int] = {}
-        layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
+        layer_order = shortened_layers(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         module_after_first, self.after_first = self.after_first, None
         for layer_index, layer_scope in enumerate(layer_order, self.first_layer_index):
@@ -255,7 +257,9 @@ class ProgramLowering(CacheTensors):
             owner_index = owners_of_layers.setdefault("" if layer_name == BASE else layer_name, layer_index)
             layer_input = hidden_states
             del hidden_states
-            hidden_states = self.layer(Frame(layer_scope, layer_index=layer_index, owner=owner_index), layer_input)
+            hidden_states = self.layer(
+                ModuleFrame(layer_scope, layer_index=layer_index, owner=owner_index), layer_input
+            )
             if module_after_first is not None and layer_index == self.first_layer_index:
                 hidden_states = self.run_after_layer(module_after_first, layer_input, hidden_states)
             del layer_input  # the stack's frame names a layer's input while the layer runs
@@ -265,12 +269,12 @@ class ProgramLowering(CacheTensors):
         """Runs the module that follows the first layer. layer_input, layer_output: the layer's input and output."""
         (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.first_layer_output
         self.values[id(module_input)], self.values[id(first_layer_output)] = layer_input, layer_output
-        self.module(Frame(module_scope))
-        output = self.tensor_of(module_output)
+        self.module(ModuleFrame(module_scope))
+        output_tensor = self.tensor_of(module_output)
         for flow_value in (module_input, first_layer_output):
             self.values.pop(id(flow_value), None)
         self.forget(module_output.storage)
-        return output
+        return output_tensor
 
     def _free_layer_input(self, layer_input: Value) -> None:
         """Frees a layer's input, or only the layer's reference if other layers read the input."""
@@ -278,15 +282,15 @@ class ProgramLowering(CacheTensors):
         if id(layer_input.storage) not in self.shared_values:
             self.forget(layer_input.storage)
 
-    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
+    def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer on the output of the previous layer."""
         layer_input, layer_output = module_call.scope.layer_values
         self.values[id(layer_input)] = x
         self.module(module_call)
-        output = self.tensor_of(layer_output)
+        output_tensor = self.tensor_of(layer_output)
         self._free_layer_input(layer_input)
         self.forget(layer_output.storage)
-        return output
+        return output_tensor
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
@@ -317,7 +321,7 @@ class ProgramLowering(CacheTensors):
         return (
             not operation.ins
             and bool(operation.outs)
-            and all(self.is_computed_earlier(output.rows) for output in operation.outs)
+            and all(self.is_computed_earlier(output_value.rows) for output_value in operation.outs)
         )
 
     def release(self, reading_item: Step | Scope, flow_values: Iterable[Value]) -> None:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..frozen import frozen
-from .caching_allocator import allocation, on_stream, release
-from .event_log import FREED, KEPT, PLACED, STREAMED, TAKEN, Event, Recorder
-from .meter import NoMeter, Place
+from .caching_allocator import encode_allocation, encode_release, encode_stream_switch
+from .event_log import FREED, KEPT, PLACED, STREAMED, TAKEN, Event, EventRecorder
+from .meter import AllocationPlace, NoMeter
 from .pass_trace import FIRST, OutputTensor, PassCase, PassId, PassTrace
 from .repeat_layers import NotRepeating
 from .tensor import Storage, Tensor
@@ -111,7 +111,7 @@ class RecordedPass(NamedTuple):
     pass_id: PassId
     start: int
     end: int
-    place: Place
+    place: AllocationPlace
     input_storage: int | None
     outputs: list[PassOutput]
     previous: PassId | None = None
@@ -120,7 +120,7 @@ class RecordedPass(NamedTuple):
 class PassRecorder(PassCounter):
     """Runs passes and records their memory events. splits_by_previous: as in `PassCounter`."""
 
-    def __init__(self, memory_meter: Recorder, chunks: int, splits_by_previous: bool = False) -> None:
+    def __init__(self, memory_meter: EventRecorder, chunks: int, splits_by_previous: bool = False) -> None:
         super().__init__(chunks, splits_by_previous)
         self.meter = memory_meter
         self.passes: list[RecordedPass] = []
@@ -137,20 +137,20 @@ class PassRecorder(PassCounter):
         self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute_output: Callable[[], Tensor]
     ) -> Tensor:
         first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
-        output = compute_output()
+        pass_output = compute_output()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
-        outputs = self._surviving_outputs(pass_case[0], output)
+        outputs = self._surviving_outputs(pass_case[0], pass_output)
         event_after_last = len(self.meter.events)
         self.passes.append(
             RecordedPass(
                 pass_case, pass_id, first_event, event_after_last, start_place, input_storage, outputs, self.previous
             )
         )
-        return output
+        return pass_output
 
-    def _surviving_outputs(self, chunk: int, output: Tensor) -> list[PassOutput]:
+    def _surviving_outputs(self, chunk: int, pass_output: Tensor) -> list[PassOutput]:
         """Returns the tensors that may outlive a forward pass of a chunk, as `RecordedPass.outputs`."""
-        return [output_without_storage(0, output)]
+        return [output_without_storage(0, pass_output)]
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
@@ -158,8 +158,8 @@ class PassRecorder(PassCounter):
         first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
-            output_without_storage(i, gradient_leaf.grad)
-            for i, gradient_leaf in enumerate(gradient_leaves)
+            output_without_storage(leaf_index, gradient_leaf.grad)
+            for leaf_index, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
         event_after_last = len(self.meter.events)
@@ -188,21 +188,21 @@ class RecordedPasses:
 
         allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
         """
-        events, passes = self.events, self.passes
+        memory_events, passes = self.events, self.passes
         if allocated_before:
             indices = [
-                i
-                for i, (storage_number, nbytes, _) in enumerate(events)
+                trace_index
+                for trace_index, (storage_number, nbytes, _) in enumerate(memory_events)
                 if nbytes == PLACED or storage_number not in allocated_before
             ]
-            events = [events[i] for i in indices]
+            memory_events = [memory_events[trace_index] for trace_index in indices]
             passes = [
                 recorded_pass._replace(
                     start=bisect_left(indices, recorded_pass.start), end=bisect_left(indices, recorded_pass.end)
                 )
                 for recorded_pass in passes
             ]
-        return with_unrecorded_cases(TraceReader(events, passes).traces)
+        return with_unrecorded_cases(TraceReader(memory_events, passes).traces)
 
 
 def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
@@ -269,12 +269,12 @@ class PassBytes:
     kinds_at_first_release: bytes by kind at the first event after which an earlier peak cannot rise; None before it.
     """
 
-    def __init__(self, allocation_place: Place) -> None:
-        self.place: Place = allocation_place
+    def __init__(self, allocation_place: AllocationPlace) -> None:
+        self.place: AllocationPlace = allocation_place
         self.now: int = 0
         self.peak_bytes: int = 0
         self.kinds: dict[str, int] = {}
-        self.peaks: dict[Place, tuple[int, dict[str, int]]] = {}
+        self.peaks: dict[AllocationPlace, tuple[int, dict[str, int]]] = {}
         self.is_rising: bool = False
         self.kinds_at_first_release: dict[str, int] | None = None
 
@@ -292,7 +292,7 @@ class PassBytes:
         self.now -= nbytes
         self.kinds[memory_kind] = self.kinds.get(memory_kind, 0) - nbytes
 
-    def move_to(self, allocation_place: Place) -> None:
+    def move_to(self, allocation_place: AllocationPlace) -> None:
         """Enters another module or phase, and starts to count the peak of that module or phase."""
         if allocation_place != self.place:
             self.settle()
@@ -327,8 +327,8 @@ class TraceReader:
     Raises `NotRepeating` if passes of a case differ.
     """
 
-    def __init__(self, events: Sequence[Event], passes: Sequence[RecordedPass]) -> None:
-        self.events = events
+    def __init__(self, memory_events: Sequence[Event], passes: Sequence[RecordedPass]) -> None:
+        self.events = memory_events
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
         self.origins: dict[int, tuple[PassId, int]] = {}
@@ -338,18 +338,18 @@ class TraceReader:
         self.traces: dict[PassCase, PassTrace] = {}
         previous_end = 0
         for recorded_pass in passes:
-            self._read_between(events[previous_end : recorded_pass.start])
+            self._read_between(memory_events[previous_end : recorded_pass.start])
             previous_end = recorded_pass.end
             pass_trace = self._trace_of_pass(recorded_pass)
             if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
                 pass_trace = pass_trace.relative_to(recorded_pass.pass_id, recorded_pass.previous)
             if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
                 raise NotRepeating
-        self._read_between(events[previous_end:])
+        self._read_between(memory_events[previous_end:])
 
-    def _read_between(self, events: Sequence[Event]) -> None:
+    def _read_between(self, memory_events: Sequence[Event]) -> None:
         """Reads the events between passes, which may release only outputs of passes."""
-        for storage_number, nbytes, event_detail in events:
+        for storage_number, nbytes, event_detail in memory_events:
             if nbytes >= 0:
                 self.sizes[storage_number], self.kinds[storage_number] = nbytes, event_detail
             elif nbytes == TAKEN:
@@ -369,7 +369,7 @@ class TraceReader:
                 self.origins[storage_number] = recorded_pass.pass_id, len(storage_numbers)
                 storage_numbers[storage_number] = len(storage_numbers)
                 if storage_bytes:
-                    pass_trace.steps.append(allocation(storage_numbers[storage_number], storage_bytes))
+                    pass_trace.steps.append(encode_allocation(storage_numbers[storage_number], storage_bytes))
                 self.sizes[storage_number], self.kinds[storage_number] = storage_bytes, memory_kind
                 pass_bytes.allocate(storage_bytes, memory_kind)
             elif nbytes == FREED:
@@ -385,7 +385,7 @@ class TraceReader:
                 pass_bytes.reclassify(self.sizes[storage_number], self.kinds[storage_number], event_detail)
                 self.kinds[storage_number] = event_detail
             elif nbytes == STREAMED:
-                pass_trace.steps.append(on_stream(event_detail))
+                pass_trace.steps.append(encode_stream_switch(event_detail))
             else:
                 raise NotRepeating
         pass_trace.ends_rising = pass_bytes.is_rising
@@ -401,8 +401,8 @@ class TraceReader:
         ]
         pass_trace.end = pass_bytes.place
         pass_trace.outputs = tuple(
-            (i, self._describe_output(output_template, storage_numbers[storage_number], storage_number))
-            for i, output_template, storage_number in recorded_pass.outputs
+            (output_index, self._describe_output(output_template, storage_numbers[storage_number], storage_number))
+            for output_index, output_template, storage_number in recorded_pass.outputs
             if storage_number in storage_numbers
         )
         if recorded_pass.pass_id[1] != "B" and not pass_trace.outputs:
@@ -417,7 +417,7 @@ class TraceReader:
         if global_number not in storage_numbers:
             pass_id, storage_number = self.origins[global_number]
             pass_trace.releases_of_other_passes.setdefault(pass_id, []).append((len(pass_trace.steps), storage_number))
-        pass_trace.steps.append(release(storage_numbers.get(global_number, 0)))
+        pass_trace.steps.append(encode_release(storage_numbers.get(global_number, 0)))
 
     def _check_belongs_to_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
@@ -426,7 +426,7 @@ class TraceReader:
         ):
             raise NotRepeating
 
-    def _start_place(self, recorded_pass: RecordedPass) -> Place:
+    def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
         """Returns the module and phase in which a pass starts, from the first event with a place."""
         if recorded_pass.start < recorded_pass.end:
             storage_number, nbytes, _ = self.events[recorded_pass.start]

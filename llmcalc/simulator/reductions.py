@@ -25,23 +25,25 @@ SUM_BYTES = COUNTER_BYTES = 4
 """Partial sums are in float32, and each column of blocks counts those that are done."""
 
 
-def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, int]:
+def scratch_bytes(output_count: int, row_count: int, multiprocessors: int) -> tuple[int, int]:
     """Returns the bytes of partial sums and counters of a row reduction; 0 if one thread block computes an output.
 
-    outputs: elements of a row. rows: rows that are summed. multiprocessors: those of the GPU.
+    output_count: elements of a row. row_count: rows that are summed. multiprocessors: those of the GPU.
     """
-    vector = VECTOR
-    while outputs % vector:
-        vector //= 2
-    threads = THREADS // vector
-    columns, block_rows = (min(_power_of_two(value_count), threads) for value_count in (outputs // vector, rows))
-    block_height = min(block_rows, threads // min(columns, WARP))
-    block_width = min(columns, threads // block_height)
-    values_per_thread = rows
+    vector_width = VECTOR
+    while output_count % vector_width:
+        vector_width //= 2
+    threads = THREADS // vector_width
+    block_columns, block_rows = (
+        min(_power_of_two(value_count), threads) for value_count in (output_count // vector_width, row_count)
+    )
+    block_height = min(block_rows, threads // min(block_columns, WARP))
+    block_width = min(block_columns, threads // block_height)
+    values_per_thread = row_count
     if values_per_thread < block_height * FEWEST_VALUES and values_per_thread < MOST_VALUES:
         return 0, 0
     values_per_thread = ceil_div(values_per_thread, block_height)
-    grid_blocks = ceil_div(outputs // vector, block_width)
+    grid_blocks = ceil_div(output_count // vector_width, block_width)
     target_blocks = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (block_width * block_height))
     if values_per_thread < MOST_VALUES or grid_blocks > target_blocks:
         return 0, 0
@@ -49,7 +51,11 @@ def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, i
         min(ceil_div(target_blocks, grid_blocks), ceil_div(values_per_thread, FEWEST_VALUES)),
         ceil_div(values_per_thread, MOST_VALUES),
     )
-    return (SUM_BYTES * outputs * blocks * block_width * vector, COUNTER_BYTES * grid_blocks) if blocks > 1 else (0, 0)
+    return (
+        (SUM_BYTES * output_count * blocks * block_width * vector_width, COUNTER_BYTES * grid_blocks)
+        if blocks > 1
+        else (0, 0)
+    )
 
 
 def _power_of_two(upper_bound: int) -> int:

@@ -17,7 +17,7 @@ from .caching_allocator import ONCE, CachingAllocator, LatestRun, RequestedBytes
 from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, RecordedEvents
 from .layer_loops import LayerStack
 from .layer_pattern import RECORDED_REPEATS
-from .meter import Meter, Place
+from .meter import AllocationPlace, Meter
 from .replay_result import ReplayResult
 
 LAST = RECORDED_REPEATS - 1
@@ -103,7 +103,7 @@ class InnerEvent(NamedTuple):
 
 
 @dataclass
-class Sweep:
+class LayerSweep:
     """Memory events that run through the layers of a stack, repeat by repeat of the layer pattern.
 
     stack: the number of the stack.
@@ -123,7 +123,7 @@ class Sweep:
         return self.repeats if self.rising else self.repeats[::-1]
 
 
-Part: TypeAlias = list[Event] | Sweep
+Part: TypeAlias = list[Event] | LayerSweep
 
 EventLine: TypeAlias = tuple[Any, int, int, Any]
 """(x, step, size, value): an event of every inner repeat, whose storage has the number x + step · repeat."""
@@ -150,7 +150,9 @@ class RepeatAnalysis:
         self.repeat_cache: dict[Any, Repeat | None] = {}
         directions = (range(RECORDED_REPEATS), range(LAST, -1, -1))
         self.orders: list[list[tuple[int, int]]] = [
-            [(i, pair_index) for pair_index in direction] for i in repeating_stacks for direction in directions
+            [(stack_index, pair_index) for pair_index in direction]
+            for stack_index in repeating_stacks
+            for direction in directions
         ]
         self.edge_events: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
@@ -158,8 +160,8 @@ class RepeatAnalysis:
             if id(events_of_part) not in self.parts:
                 event_runs = list(self._split_by_repeat(events_of_part))
                 self.edge_events += [
-                    (repeat[1], events)
-                    for repeat, events in event_runs
+                    (repeat[1], memory_events)
+                    for repeat, memory_events in event_runs
                     if repeat is not None and repeat[1] in (0, LAST)
                 ]
                 self.parts[id(events_of_part)] = list(self._sweeps_and_events(event_runs))
@@ -167,7 +169,7 @@ class RepeatAnalysis:
             piece_events
             for pieces_of_parts in self.parts.values()
             for piece_events in pieces_of_parts
-            if isinstance(piece_events, Sweep)
+            if isinstance(piece_events, LayerSweep)
         ]
         for layer_sweep in sweeps:
             self._pair_storages(layer_sweep)
@@ -183,9 +185,9 @@ class RepeatAnalysis:
         repeat_of_place: Repeat | None = None
         repeat_of_parameter: Repeat | None = None
         repeat: Repeat | None = None
-        events: list[Event] = []
-        for event in events_of_piece:
-            storage_number, nbytes, _ = event
+        memory_events: list[Event] = []
+        for memory_event in events_of_piece:
+            storage_number, nbytes, _ = memory_event
             if nbytes >= 0:
                 self.allocated_in[storage_number] = repeat
             elif nbytes in (PLACED, OWNED):
@@ -195,31 +197,31 @@ class RepeatAnalysis:
                     repeat_of_parameter = None if storage_number is None else self._repeat_of_parameter(storage_number)
                 next_repeat = repeat_of_parameter or repeat_of_place
                 if next_repeat != repeat:
-                    if events:
-                        yield from self._split_releases(repeat, events)
-                    repeat, events = next_repeat, []
+                    if memory_events:
+                        yield from self._split_releases(repeat, memory_events)
+                    repeat, memory_events = next_repeat, []
                 if nbytes == OWNED:
                     continue
             elif nbytes == TAKEN:
                 self.allocated_in[storage_number] = None
-            events.append(event)
-        if events:
-            yield from self._split_releases(repeat, events)
+            memory_events.append(memory_event)
+        if memory_events:
+            yield from self._split_releases(repeat, memory_events)
 
     def _split_releases(
-        self, repeat: Repeat | None, events: list[Event]
+        self, repeat: Repeat | None, memory_events: list[Event]
     ) -> Iterator[tuple[Repeat | None, list[Event]]]:
         """Yields the events of one repeat. A release outside of all repeats belongs to the allocating repeat.
 
         That holds where the releases pass through all recorded repeats in order, or through all but the first or the
         last one, which may release elsewhere.
         """
-        if repeat is not None or len(events) < RECORDED_REPEATS - 1:
-            yield repeat, events
+        if repeat is not None or len(memory_events) < RECORDED_REPEATS - 1:
+            yield repeat, memory_events
             return
         event_runs = [
             (origin_repeat, list(events_of_repeat))
-            for origin_repeat, events_of_repeat in groupby(events, self._origin_of_released)
+            for origin_repeat, events_of_repeat in groupby(memory_events, self._origin_of_released)
         ]
         pending_events: list[Event] = []
         event_index = 0
@@ -257,26 +259,30 @@ class RepeatAnalysis:
             [],
         )
 
-    def _origin_of_released(self, event: Event) -> Repeat | None:
+    def _origin_of_released(self, memory_event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
-        storage_number, nbytes, _ = event
+        storage_number, nbytes, _ = memory_event
         return self.allocated_in.get(storage_number) if nbytes == FREED else None
 
-    def _repeat_of_place(self, allocation_place: Place) -> Repeat | None:
+    def _repeat_of_place(self, allocation_place: AllocationPlace) -> Repeat | None:
         """Returns the layer repeat that contains a module."""
         if allocation_place.layer_index < 0:
             return None
         place_without_phase = allocation_place.layer_index, allocation_place.path
         if place_without_phase not in self.repeat_cache:
-            repeats = (self._repeat_in_stack(i, allocation_place) for i in self.repeating)
+            repeats = (self._repeat_in_stack(stack_index, allocation_place) for stack_index in self.repeating)
             self.repeat_cache[place_without_phase] = next((repeat for repeat in repeats if repeat), None)
         return self.repeat_cache[place_without_phase]
 
-    def _repeat_in_stack(self, stack_index: int, allocation_place: Place) -> Repeat | None:
+    def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> Repeat | None:
         """Returns the repeat of one stack that contains a module."""
-        stack = self.stacks[stack_index]
-        repeat = (allocation_place.layer_index - stack.before) // stack.period
-        return (stack_index, repeat) if stack.contains(allocation_place) and 0 <= repeat < RECORDED_REPEATS else None
+        layer_stack = self.stacks[stack_index]
+        repeat_index = (allocation_place.layer_index - layer_stack.before) // layer_stack.period
+        return (
+            (stack_index, repeat_index)
+            if layer_stack.contains(allocation_place) and 0 <= repeat_index < RECORDED_REPEATS
+            else None
+        )
 
     def _repeat_of_parameter(self, parameter_path: Sequence[Any]) -> Repeat | None:
         """Returns the layer repeat that contains a parameter."""
@@ -285,55 +291,59 @@ class RepeatAnalysis:
             if type(path_part) is not int:
                 module_names += [path_part] if path_part else []
                 continue
-            repeat = self._repeat_of_place(Place("", path_part, ".".join(module_names)))
+            repeat = self._repeat_of_place(AllocationPlace("", path_part, ".".join(module_names)))
             if repeat is not None:
                 return repeat
         return None
 
     def _sweeps_and_events(self, event_runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
         """Yields each run of events through a stack's layers, and the events between the runs."""
-        i = 0
-        while i < len(event_runs):
-            repeat, events = event_runs[i]
+        run_index = 0
+        while run_index < len(event_runs):
+            repeat, memory_events = event_runs[run_index]
             if repeat is None:
-                yield events
-                i += 1
+                yield memory_events
+                run_index += 1
                 continue
             if repeat[1] not in (0, LAST):
                 raise NotRepeating
-            layer_sweep, next_index = self._sweep_from(*repeat, event_runs, i)
-            yield events if layer_sweep is None else layer_sweep
-            i = next_index
+            layer_sweep, next_index = self._sweep_from(*repeat, event_runs, run_index)
+            yield memory_events if layer_sweep is None else layer_sweep
+            run_index = next_index
 
     def _sweep_from(
-        self, stack_index: int, repeat: int, event_runs: Sequence[tuple[Repeat | None, list[Event]]], first_index: int
-    ) -> tuple[Sweep | None, int]:
+        self,
+        stack_index: int,
+        repeat_index: int,
+        event_runs: Sequence[tuple[Repeat | None, list[Event]]],
+        first_index: int,
+    ) -> tuple[LayerSweep | None, int]:
         """Returns the run through a stack's layers that starts at this index, and the next index; None without a run.
 
         stack_index, repeat: of the run at `first_index`, which is that of the stack's first or last repeat.
         """
-        is_rising = repeat == 0
-        step, last_repeat = (1, LAST) if is_rising else (-1, 0)
-        repeats: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
+        is_rising = repeat_index == 0
+        direction_step, last_repeat = (1, LAST) if is_rising else (-1, 0)
+        events_by_repeat: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
         events_between: list[Event] = []  # outside of all repeats, after the last run of a repeat
-        for i in range(first_index, len(event_runs)):
-            repeat_and_stack, events = event_runs[i]
+        for run_index in range(first_index, len(event_runs)):
+            repeat_and_stack, memory_events = event_runs[run_index]
             if repeat_and_stack is None:
-                events_between += events
+                events_between += memory_events
                 continue
-            if repeat_and_stack not in ((stack_index, repeat), (stack_index, repeat + step)):
+            if repeat_and_stack not in ((stack_index, repeat_index), (stack_index, repeat_index + direction_step)):
                 break
-            repeats[repeat] += events_between
+            events_by_repeat[repeat_index] += events_between
             events_between = []
-            repeat = repeat_and_stack[1]
-            repeats[repeat] += events
-            if repeat == last_repeat:
-                return Sweep(stack_index, is_rising, repeats), i + 1
+            repeat_index = repeat_and_stack[1]
+            events_by_repeat[repeat_index] += memory_events
+            if repeat_index == last_repeat:
+                return LayerSweep(stack_index, is_rising, events_by_repeat), run_index + 1
         return None, first_index + 1
 
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
-    def _pair_storages(self, layer_sweep: Sweep) -> None:
+    def _pair_storages(self, layer_sweep: LayerSweep) -> None:
         """Pairs each storage of the second repeat with the matching storage of the third repeat."""
         second_repeat, third_repeat = layer_sweep.repeats[1], layer_sweep.repeats[2]
         if len(second_repeat) != len(third_repeat):
@@ -386,26 +396,26 @@ class RepeatAnalysis:
         of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,
         for which no event was recorded.
         """
-        for repeat, events in self.edge_events:
+        for repeat, memory_events in self.edge_events:
             inner_repeat = 2 if repeat == 0 else 1
-            for storage_number, nbytes, _ in events:
+            for storage_number, nbytes, _ in memory_events:
                 if nbytes != PLACED and storage_number in self.twins and self.twins[storage_number][1] == inner_repeat:
                     raise NotRepeating
         outside_events: set[tuple[int, int, int]] = set()
         for part_events in (part_events for all_parts in self.parts.values() for part_events in all_parts):
-            for events in (
+            for memory_events in (
                 (part_events.repeats[0], part_events.repeats[LAST])
-                if isinstance(part_events, Sweep)
+                if isinstance(part_events, LayerSweep)
                 else (part_events,)
             ):
                 if any(
                     nbytes == NAMED and (storage_number in self.twins or named_storage in self.twins)
-                    for storage_number, nbytes, named_storage in events
+                    for storage_number, nbytes, named_storage in memory_events
                 ):
                     raise NotRepeating
                 outside_events |= {
                     (*self.twins[storage_number], nbytes)
-                    for storage_number, nbytes, _ in events
+                    for storage_number, nbytes, _ in memory_events
                     if nbytes in NAMING and storage_number in self.twins
                 }
         if any(
@@ -415,7 +425,7 @@ class RepeatAnalysis:
         ):
             raise NotRepeating
 
-    def _inner_place(self, second_place: Place, third_place: Place) -> InnerEvent:
+    def _inner_place(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerEvent:
         """Combines the modules of an event in the second and the third repeat."""
         repeat = self._repeat_of_place(second_place)
         if repeat is None and second_place == third_place:
@@ -426,33 +436,36 @@ class RepeatAnalysis:
 
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
-    def counted(self, repeats: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of a run without an allocator. repeats: stack → number of repeats, by default all."""
-        events = RepeatedEvents(self, repeats)
+    def counted(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
+        """Counts the bytes of a run without an allocator. repeats_by_stack: repeats of each stack, by default all."""
+        repeated_events = RepeatedEvents(self, repeats_by_stack)
         memory_meter = Meter()
-        blocks: list[Any] = [None] * events.count
-        _replay_on_meter(memory_meter, events.events_of_long_run(self.recorded.set_up), blocks)
+        blocks: list[Any] = [None] * repeated_events.count
+        _replay_on_meter(memory_meter, repeated_events.events_of_long_run(self.recorded.set_up), blocks)
         replay_result = ReplayResult(set_up=memory_meter.now)
         for events_of_part in self.recorded.first_step:
-            _replay_on_meter(memory_meter, events.events_of_long_run(events_of_part), blocks)
+            _replay_on_meter(memory_meter, repeated_events.events_of_long_run(events_of_part), blocks)
         first_peaks, memory_meter.peaks = memory_meter.peaks, {}
-        memory_meter.place = Place()
+        memory_meter.place = AllocationPlace()
         for events_of_part in self.recorded.reported_step:
-            _replay_on_meter(memory_meter, events.events_of_long_run(events_of_part), blocks)
-        memory_meter.place = Place("after")
+            _replay_on_meter(memory_meter, repeated_events.events_of_long_run(events_of_part), blocks)
+        memory_meter.place = AllocationPlace("after")
         replay_result.keep_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
         replay_result.after = memory_meter.now
         return replay_result
 
-    def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """Returns the allocator's overhead of a run. repeats: stack → number of repeats, by default all."""
-        events = RepeatedEvents(self, repeats)
-        tensors = RequestedBytes(events.count)
+    def overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
+        """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
+        repeated_events = RepeatedEvents(self, repeats_by_stack)
+        tensors = RequestedBytes(repeated_events.count)
         event_pieces = [
-            [(tensors.steps_of_repeats(*stretch), stretch[1]) for stretch in events.event_stretches(memory_peaks)]
+            [
+                (tensors.steps_of_repeats(*event_stretch), event_stretch[1])
+                for event_stretch in repeated_events.event_stretches(memory_peaks)
+            ]
             for memory_peaks in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
         ]
-        _latest_run.play(device, event_pieces, events.count)
+        _latest_run.play(device, event_pieces, repeated_events.count)
         return AllocatorOverhead.measured(device, tensors)
 
 
@@ -462,17 +475,18 @@ class RepeatedEvents:
     count: the number of storages.
     """
 
-    def __init__(self, analysis: RepeatAnalysis, repeats: Mapping[int, int]) -> None:
+    def __init__(self, analysis: RepeatAnalysis, repeats_by_stack: Mapping[int, int]) -> None:
         self.analysis: RepeatAnalysis = analysis
         self.inner_repeats: dict[int, int] = {
-            i: repeats.get(i, analysis.stacks[i].repeats) - 2 for i in analysis.repeating
+            stack_index: repeats_by_stack.get(stack_index, analysis.stacks[stack_index].repeats) - 2
+            for stack_index in analysis.repeating
         }
         self.count: int = max(analysis.allocated_in, default=-1) + 1
         self.starts: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
-        for storage_number, stack in analysis.stack_of.items():
+        for storage_number, layer_stack in analysis.stack_of.items():
             self.starts[storage_number] = self.numbers[storage_number] = self.count
-            self.count += self.inner_repeats[stack]
+            self.count += self.inner_repeats[layer_stack]
         for storage_number, (twin_storage, repeat) in analysis.twins.items():
             if repeat == 2:
                 self.numbers[storage_number] = (
@@ -485,9 +499,9 @@ class RepeatedEvents:
         if id(events_of_part) not in self.pieces:
             events = self.pieces[id(events_of_part)] = []
             for part_events in self.analysis.parts[id(events_of_part)]:
-                if isinstance(part_events, Sweep):
+                if isinstance(part_events, LayerSweep):
                     for repeat_events in self._events_of_sweep(
-                        part_events, [self._event_by_repeat(event) for event in part_events.inner]
+                        part_events, [self._event_by_repeat(memory_event) for memory_event in part_events.inner]
                     ):
                         events += repeat_events
                 else:
@@ -500,23 +514,23 @@ class RepeatedEvents:
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
         for part_events in self.analysis.parts[id(events_of_part)]:
-            if not isinstance(part_events, Sweep):
+            if not isinstance(part_events, LayerSweep):
                 yield _events_of_allocator(self._renumbered_events(part_events)), ONCE
                 continue
-            inner_events = [self._event_by_repeat(event) for event in part_events.inner]
+            inner_events = [self._event_by_repeat(memory_event) for memory_event in part_events.inner]
             repeat_order = self._repeat_order(part_events)
             layer_sweep = self._events_of_sweep(part_events, inner_events)
             if (
                 any(not storage_increment and nbytes == FREED for _, storage_increment, nbytes, _ in inner_events)
                 or len(repeat_order) <= 2
             ):
-                yield from ((_events_of_allocator(events), ONCE) for events in layer_sweep)
+                yield from ((_events_of_allocator(memory_events), ONCE) for memory_events in layer_sweep)
                 continue
-            for events in (
+            for memory_events in (
                 next(layer_sweep),
                 next(layer_sweep),
             ):  # the first repeat, and the next one, which may use storages of it
-                yield _events_of_allocator(events), ONCE
+                yield _events_of_allocator(memory_events), ONCE
             yield (
                 _events_of_allocator(
                     [(storage_number, nbytes, event_detail) for storage_number, _, nbytes, event_detail in inner_events]
@@ -526,36 +540,38 @@ class RepeatedEvents:
             yield _events_of_allocator(self._events_of_repeat(part_events, inner_events, repeat_order[-1])), ONCE
             yield _events_of_allocator(self._renumbered_events(part_events.ordered[-1])), ONCE
 
-    def _renumbered_events(self, events: Sequence[Event]) -> list[Event]:
+    def _renumbered_events(self, memory_events: Sequence[Event]) -> list[Event]:
         """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
         storage_number = self.numbers.get
         return [
             (self.place_in_long_run(recorded_storage), nbytes, event_detail)
             if nbytes == PLACED
             else (storage_number(recorded_storage, recorded_storage), nbytes, event_detail)
-            for recorded_storage, nbytes, event_detail in events
+            for recorded_storage, nbytes, event_detail in memory_events
         ]
 
-    def _repeat_order(self, layer_sweep: Sweep) -> range:
+    def _repeat_order(self, layer_sweep: LayerSweep) -> range:
         """Returns the inner repeats in the direction in which the layers run."""
         inner_repeats = range(self.inner_repeats[layer_sweep.stack])
         return inner_repeats if layer_sweep.rising else inner_repeats[::-1]
 
-    def _events_of_sweep(self, layer_sweep: Sweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
+    def _events_of_sweep(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
         """Yields the events of each repeat in execution order. inner_events: the inner repeats' events."""
         yield self._renumbered_events(layer_sweep.ordered[0])
-        for repeat in self._repeat_order(layer_sweep):
-            yield self._events_of_repeat(layer_sweep, inner_events, repeat)
+        for repeat_index in self._repeat_order(layer_sweep):
+            yield self._events_of_repeat(layer_sweep, inner_events, repeat_index)
         yield self._renumbered_events(layer_sweep.ordered[-1])
 
-    def _events_of_repeat(self, layer_sweep: Sweep, inner_events: Sequence[EventLine], repeat: int) -> list[Event]:
+    def _events_of_repeat(
+        self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine], repeat_index: int
+    ) -> list[Event]:
         """Returns the events of one inner repeat. inner_events: the events of the inner repeats."""
         place_in_later_repeat = self.analysis.stacks[layer_sweep.stack].place_in_later_repeat
-        events = [
+        memory_events = [
             (
-                place_in_later_repeat(storage_number, repeat)
+                place_in_later_repeat(storage_number, repeat_index)
                 if storage_increment and nbytes == PLACED
-                else storage_number + storage_increment * repeat
+                else storage_number + storage_increment * repeat_index
                 if storage_increment
                 else storage_number,
                 nbytes,
@@ -564,41 +580,45 @@ class RepeatedEvents:
             for storage_number, storage_increment, nbytes, event_detail in inner_events
         ]
         for edge_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack] - 1, 1)):
-            if repeat == edge_repeat:  # the storages of a neighbour that is the first or the last repeat
-                for event_index, event in enumerate(layer_sweep.inner):
-                    if event.owner == owning_repeat:
-                        events[event_index] = event.neighbour_number, event.size, event.value
-        return events
+            if repeat_index == edge_repeat:  # the storages of a neighbour that is the first or the last repeat
+                for event_index, memory_event in enumerate(layer_sweep.inner):
+                    if memory_event.owner == owning_repeat:
+                        memory_events[event_index] = (
+                            memory_event.neighbour_number,
+                            memory_event.size,
+                            memory_event.value,
+                        )
+        return memory_events
 
-    def _event_by_repeat(self, event: InnerEvent) -> EventLine:
+    def _event_by_repeat(self, memory_event: InnerEvent) -> EventLine:
         """Returns an event as a function of the inner repeat."""
-        if event.owner is None:
-            return event.number, 0, event.size, event.value
-        if event.size == PLACED:
-            return event.number, 1, event.size, event.value
-        return self.starts[event.number] + event.owner, 1, event.size, event.value
+        if memory_event.owner is None:
+            return memory_event.number, 0, memory_event.size, memory_event.value
+        if memory_event.size == PLACED:
+            return memory_event.number, 1, memory_event.size, memory_event.value
+        return self.starts[memory_event.number] + memory_event.owner, 1, memory_event.size, memory_event.value
 
-    def place_in_long_run(self, allocation_place: Place) -> Place:
+    def place_in_long_run(self, allocation_place: AllocationPlace) -> AllocationPlace:
         """Returns a recorded module with its layer index increased by the added repeats."""
-        for i, inner_repeats in self.inner_repeats.items():
-            stack = self.analysis.stacks[i]
-            first_of_last_repeat = stack.before + LAST * stack.period
-            if stack.contains(allocation_place) and first_of_last_repeat <= allocation_place.layer_index < stack.end(
-                RECORDED_REPEATS
-            ):
-                return stack.place_in_later_repeat(allocation_place, inner_repeats + 2 - RECORDED_REPEATS)
+        for stack_index, inner_repeats in self.inner_repeats.items():
+            layer_stack = self.analysis.stacks[stack_index]
+            first_of_last_repeat = layer_stack.before + LAST * layer_stack.period
+            if layer_stack.contains(
+                allocation_place
+            ) and first_of_last_repeat <= allocation_place.layer_index < layer_stack.end(RECORDED_REPEATS):
+                return layer_stack.place_in_later_repeat(allocation_place, inner_repeats + 2 - RECORDED_REPEATS)
         return allocation_place
 
 
-def _events_of_allocator(events: Sequence[Event]) -> list[Event]:
+def _events_of_allocator(memory_events: Sequence[Event]) -> list[Event]:
     """Returns the events that change the allocator's state."""
-    return [event for event in events if event[1] not in IGNORED_BY_ALLOCATOR]
+    return [memory_event for memory_event in memory_events if memory_event[1] not in IGNORED_BY_ALLOCATOR]
 
 
-def _replay_on_meter(memory_meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
+def _replay_on_meter(memory_meter: Meter, memory_events: Sequence[Event], blocks: list[Any]) -> None:
     """Counts the bytes of events on a meter. blocks: storage → block on the meter."""
     allocate_block, free_block = memory_meter.allocate, memory_meter.free
-    for storage_number, nbytes, event_detail in events:
+    for storage_number, nbytes, event_detail in memory_events:
         if nbytes >= 0:
             memory_meter.kind = event_detail
             blocks[storage_number] = allocate_block(nbytes)

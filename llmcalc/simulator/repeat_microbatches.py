@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from .caching_allocator import Step, Stretch, allocation, on_stream, release
-from .meter import Block, Meter, Peak, Place
+from .caching_allocator import Step, Stretch, encode_allocation, encode_release, encode_stream_switch
+from .meter import AllocationPlace, Block, Meter, Peak
 from .pass_trace import PREVIOUS, PassCase, PassId, PassTrace
 from .record_microbatches import PassCounter
 from .repeat_layers import NotRepeating
 from .tensor import Storage, Tensor
 
-PeaksOfPass: TypeAlias = Sequence[tuple[Place, int, dict[str, int]]]
+PeaksOfPass: TypeAlias = Sequence[tuple[AllocationPlace, int, dict[str, int]]]
 """(place, its peak, the bytes of each kind at that peak), relative to the start of a pass."""
 
-ShiftedPlaces: TypeAlias = tuple[Place, Place, PeaksOfPass]
+ShiftedPlaces: TypeAlias = tuple[AllocationPlace, AllocationPlace, PeaksOfPass]
 """(start, end, peaks) of a pass trace in later layers than the recorded ones."""
 
 
@@ -48,20 +48,20 @@ class EventMeter(Meter):
     @stream.setter
     def stream(self, stream: int) -> None:
         self._stream = stream
-        self._steps.append(on_stream(stream))
+        self._steps.append(encode_stream_switch(stream))
 
     def allocate(self, nbytes: int) -> Block:
         block = super().allocate(nbytes)
         block.handle = self.count
         if nbytes:
-            self._steps.append(allocation(self.count, nbytes))
+            self._steps.append(encode_allocation(self.count, nbytes))
         self.count += 1
         return block
 
     def free(self, block: Block) -> None:
         super().free(block)
         if block.bytes:
-            self._steps.append(release(block.handle))
+            self._steps.append(encode_release(block.handle))
 
     def cut(self) -> None:
         """Ends the current list of events, and starts the next."""
@@ -88,9 +88,9 @@ class EventMeter(Meter):
         base_storage = self.count
         self.count += pass_trace.count
         self.cut()
-        steps = pass_trace.steps
+        allocator_steps = pass_trace.steps
         if pass_trace.releases_of_other_passes:
-            steps = list(steps)
+            allocator_steps = list(allocator_steps)
             for (chunk, memory_kind, pass_distance), releases in pass_trace.releases_of_other_passes.items():
                 other_pass = (
                     previous_pass if memory_kind == PREVIOUS else (chunk, memory_kind, pass_id[2] + pass_distance)
@@ -99,9 +99,9 @@ class EventMeter(Meter):
                 if first_storage is None:
                     raise NotRepeating
                 first_storage -= base_storage
-                for i, storage_number in releases:
-                    steps[i] = first_storage + storage_number, 0  # `release`
-        self.pieces.append((steps, base_storage))
+                for event_index, storage_number in releases:
+                    allocator_steps[event_index] = first_storage + storage_number, 0  # `encode_release`
+        self.pieces.append((allocator_steps, base_storage))
         self._count(pass_trace, more_layers, end_place, peaks)
         return base_storage
 
@@ -120,7 +120,7 @@ class EventMeter(Meter):
             shifted_places = self._shifted_places[trace_and_layers] = start_place, end_place, peaks
         return shifted_places
 
-    def _count(self, pass_trace: PassTrace, more_layers: int, end_place: Place, peaks: PeaksOfPass) -> None:
+    def _count(self, pass_trace: PassTrace, more_layers: int, end_place: AllocationPlace, peaks: PeaksOfPass) -> None:
         """Counts the bytes of a replayed pass, and the peak of each module.
 
         end_place, peaks: those of the trace, with all layer indices shifted.
@@ -169,7 +169,7 @@ class SummedPeak(Peak):
         self._by_kind = bytes_by_kind
 
 
-def place_in_later_layer(allocation_place: Place, layers: int) -> Place:
+def place_in_later_layer(allocation_place: AllocationPlace, layers: int) -> AllocationPlace:
     """Returns the place of the same module in a later layer."""
     if allocation_place.layer_index < 0 or not layers:
         return allocation_place
@@ -215,8 +215,8 @@ class PassPlayer(PassCounter):
         pass_trace, first_storage = self._play(chunk, pass_case, pass_id)
         if input_tensor is not None and pass_trace.input_kind is not None:
             input_tensor.storage.block.kind = pass_trace.input_kind
-        ((_, output),) = pass_trace.outputs
-        return output.tensor(output.storage(self.meter, first_storage))
+        ((_, pass_output),) = pass_trace.outputs
+        return pass_output.tensor(pass_output.storage(self.meter, first_storage))
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays a backward pass."""
@@ -224,10 +224,10 @@ class PassPlayer(PassCounter):
             self.meter.pieces_before_backward = len(self.meter.pieces)
         pass_trace, first_storage = self._play(chunk, *self.next_backward(chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
-        for i, gradient in pass_trace.outputs:
+        for output_index, gradient in pass_trace.outputs:
             if gradient.number not in storages:
                 storages[gradient.number] = gradient.storage(self.meter, first_storage)
-            gradient_leaves[i].grad = gradient.tensor(storages[gradient.number])
+            gradient_leaves[output_index].grad = gradient.tensor(storages[gradient.number])
 
     def _play(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""

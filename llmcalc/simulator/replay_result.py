@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .caching_allocator import CachingAllocator
-from .meter import Device, Peak, Place
+from .meter import AllocationPlace, Device, Peak
 
 PHASES = ("forward", "backward", "step")
 """The parts of a training step, in order."""
@@ -33,8 +33,8 @@ class ReplayResult:
     slop: int = 0
     slop_after: int = 0
     micro_batches: int = 0
-    peaks: Mapping[Place, Peak] = field(default_factory=dict)
-    slopes: Mapping[Place, int] = field(default_factory=dict)
+    peaks: Mapping[AllocationPlace, Peak] = field(default_factory=dict)
+    slopes: Mapping[AllocationPlace, int] = field(default_factory=dict)
 
     def copy(self) -> ReplayResult:
         """Returns a copy of the result."""
@@ -47,14 +47,14 @@ class ReplayResult:
         self.slop_after = device.allocated - requested_bytes
 
     def read_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
-        """Takes the allocator's bytes from a run with fewer micro-batches, plus the tensors of the missing ones."""
+        """Takes the allocator's bytes from a run with fewer micro-batches, plus the missing micro-batches' tensors."""
         self.reserved = shorter_replay.reserved + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
         self.slop, self.slop_after, self.micro_batches = shorter_replay.slop, shorter_replay.slop_after, micro_batches
 
     def keep_step_peaks(
         self,
-        first_step_peaks: Mapping[Place, Peak],
-        second_step_peaks: Mapping[Place, Peak],
+        first_step_peaks: Mapping[AllocationPlace, Peak],
+        second_step_peaks: Mapping[AllocationPlace, Peak],
         phases: Sequence[str] = PHASES,
     ) -> None:
         """Keeps the peaks of the second step, and for the optimizer the higher peak of both steps."""
@@ -63,11 +63,11 @@ class ReplayResult:
             for allocation_place, peak in second_step_peaks.items()
             if allocation_place.phase in phases
         }
-        step_place = Place("step")
+        step_place = AllocationPlace("step")
         if step_place in first_step_peaks and first_step_peaks[step_place].bytes > second_step_peaks[step_place].bytes:
             self.peaks[step_place] = first_step_peaks[step_place]
 
     @property
-    def peak(self) -> tuple[Place, Peak]:
+    def peak(self) -> tuple[AllocationPlace, Peak]:
         """The highest peak over all modules and phases."""
         return max(self.peaks.items(), key=lambda place_and_peak: place_and_peak[1].bytes)

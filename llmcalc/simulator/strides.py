@@ -25,18 +25,18 @@ def count(shape: Shape) -> Number:
     return math.prod(shape)
 
 
-def is_size_one(size: Number) -> bool:
+def is_size_one(axis_size: Number) -> bool:
     """Whether a size is known to be 1."""
-    return isinstance(size, int) and size == 1
+    return isinstance(axis_size, int) and axis_size == 1
 
 
-def is_size_zero(size: Number) -> bool:
+def is_size_zero(axis_size: Number) -> bool:
     """Whether a size is known to be 0."""
-    return isinstance(size, int) and size == 0
+    return isinstance(axis_size, int) and axis_size == 0
 
 
 @lru_cache(REMEMBERED)
-def contiguous(shape: Shape) -> Strides:
+def contiguous_strides(shape: Shape) -> Strides:
     """Returns the strides of a contiguous tensor."""
     strides: list[Number] = []
     dense_stride: Number = 1
@@ -52,18 +52,22 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
     """Whether strides are contiguous, ignoring axes with one element."""
     if any(map(is_size_zero, shape)):
         return True
-    dense_strides = contiguous(shape)
+    dense_strides = contiguous_strides(shape)
     return all(is_size_one(axis_size) or a == b for axis_size, a, b in zip(shape, strides, dense_strides, strict=True))
 
 
 @lru_cache(REMEMBERED)
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
-    axes = [(stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)]
-    if not all(isinstance(size, int) for axis in axes for size in axis):
-        return {stride for stride, _ in axes} == set(contiguous(shape)) or is_contiguous(shape, strides)
+    strides_and_sizes = [
+        (stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)
+    ]
+    if not all(isinstance(size, int) for axis in strides_and_sizes for size in axis):
+        return {stride for stride, _ in strides_and_sizes} == set(contiguous_strides(shape)) or is_contiguous(
+            shape, strides
+        )
     dense_stride: Number = 1
-    for stride, axis_size in sorted(axes):
+    for stride, axis_size in sorted(strides_and_sizes):
         if stride != dense_stride:
             return False
         dense_stride *= axis_size
@@ -76,11 +80,11 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
     element_count = count(shape)
     assert not isinstance(element_count, int) or element_count == count(new_shape), (shape, new_shape)
     if any(map(is_size_zero, shape)):
-        return contiguous(new_shape)
+        return contiguous_strides(new_shape)
     new_strides: list[Number] = []
     remaining_sizes = list(new_shape)
     last_axis = len(shape) - 1
-    group_stride, old_size = (strides[-1] if strides else 1), Size()
+    group_stride, old_size = (strides[-1] if strides else 1), SizeProduct()
     for axis in range(last_axis, -1, -1):
         old_size.grow(shape[axis])
         ends_group = axis == 0 or (
@@ -88,18 +92,18 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
         )
         if not ends_group:
             continue
-        new_size = Size()
+        new_size = SizeProduct()
         while remaining_sizes and (not new_size.reaches(old_size) or is_size_one(remaining_sizes[-1])):
             new_strides.append(new_size.times(group_stride))
             new_size.grow(remaining_sizes.pop())
         if not new_size.reaches(old_size):
             return None
         if axis > 0:
-            group_stride, old_size = strides[axis - 1], Size()
+            group_stride, old_size = strides[axis - 1], SizeProduct()
     return None if remaining_sizes else tuple(reversed(new_strides))
 
 
-class Size:
+class SizeProduct:
     """A product of sizes that can be compared with another product, by factors for symbols."""
 
     __slots__ = ("n",)
@@ -113,7 +117,7 @@ class Size:
     def times(self, stride: Number) -> Number:
         return self.n if is_size_one(stride) else self.n * stride
 
-    def reaches(self, other_size: Size) -> bool:
+    def reaches(self, other_size: SizeProduct) -> bool:
         if isinstance(self.n, int) and isinstance(other_size.n, int):
             return self.n >= other_size.n
         return bool(self.n == other_size.n)
@@ -150,7 +154,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
     """Returns the strides of an elementwise result: the operands' strides if equal, else dense in their order."""
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
-            return contiguous(shape)
+            return contiguous_strides(shape)
         first_strides = operands[0][1]
         if all(strides == first_strides for _, strides in operands) and is_dense(shape, first_strides):
             return first_strides
@@ -160,7 +164,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
             for operand_shape, strides in operands
             if operand_shape == shape and is_dense(operand_shape, strides)
         ]
-        return dense_shape[0] if dense_shape else contiguous(shape)
+        return dense_shape[0] if dense_shape else contiguous_strides(shape)
     axis_count = len(shape)
     padded_shapes = [
         (0,) * (axis_count - len(operand_shape))
@@ -212,5 +216,5 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
 
 def clear_caches() -> None:
     """Clears the cached strides of symbolic sizes, which are useless to other runs."""
-    for cached_function in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
+    for cached_function in (contiguous_strides, is_contiguous, is_dense, view_strides, elementwise):
         cached_function.cache_clear()

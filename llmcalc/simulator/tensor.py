@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ..algebra import Number
 from .meter import NoMeter
-from .strides import Shape, Strides, contiguous, count, is_contiguous
+from .strides import Shape, Strides, contiguous_strides, count, is_contiguous
 
 
 class Dtype:
@@ -21,9 +21,9 @@ class Dtype:
 
     __slots__ = ("bytes", "floating", "name", "rank")
 
-    def __init__(self, format_name: str, size: int, rank: int, is_floating: bool = False) -> None:
+    def __init__(self, format_name: str, element_bytes: int, rank: int, is_floating: bool = False) -> None:
         self.name: str = format_name
-        self.bytes: int = size
+        self.bytes: int = element_bytes
         self.rank: int = rank
         self.floating: bool = is_floating
 
@@ -130,11 +130,11 @@ class Tensor:
         self.shape: Shape = shape
         self.dtype: Dtype = dtype
         self.storage: Storage = storage
-        self.strides: Strides = contiguous(shape) if strides is None else strides
+        self.strides: Strides = contiguous_strides(shape) if strides is None else strides
         self.leaf: bool = is_leaf
         self.output: int = 0
         self.has_base: bool = False
-        self.node: Node | None = None
+        self.node: AutogradNode | None = None
         self.grad: Tensor | None = None
 
     @property
@@ -190,7 +190,7 @@ needs_input_grad: for each input, whether its gradient is wanted.
 """
 
 
-class Saved:
+class SavedTensor:
     """A tensor saved by a node for the backward pass."""
 
     __slots__ = ("tensor",)
@@ -203,7 +203,7 @@ class Saved:
 
 
 class Recording(Protocol):
-    """The autograd state that a new node reads (`autograd.Graph`)."""
+    """The autograd state that a new node reads (`autograd.AutogradGraph`)."""
 
     meter: Meter
     numbers: Iterator[int]
@@ -211,7 +211,7 @@ class Recording(Protocol):
     compiled: bool
 
 
-class Node:
+class AutogradNode:
     """An operation in the autograd graph, with its backward function.
 
     number: its number in the order of creation; the backward pass runs the highest first.
@@ -236,7 +236,7 @@ class Node:
         self.name: str = operation_name
         self.place: Any = graph.meter.place
         self.number: int = next(graph.numbers)
-        self.edges: list[tuple[Node, int] | Tensor | None] = []
+        self.edges: list[tuple[AutogradNode, int] | Tensor | None] = []
         self.inputs: list[tuple[Shape, Dtype]] = []
         for tensor in inputs:
             self.edges.append(
@@ -247,6 +247,6 @@ class Node:
         self.outputs: int = outputs
         self.never_adds_in_place: bool = graph.subclasses
         self.compiled = graph.compiled and self.place.layer_index >= 0
-        self.saved: list[Saved] = []
+        self.saved: list[SavedTensor] = []
         self.attributes: list[object] = []
         self.hooks: list[Callable[[], None]] = []

@@ -14,10 +14,10 @@ from ..workload.rows import ONCE, Rows
 from ..workload.run_config import RunConfig
 from .adapters import Adapters
 from .aten import Aten
-from .autograd import Graph
-from .choices import EAGER, Choices
-from .frame import Frame, ParameterSet, Path, RecomputedModule, Unsupported
-from .meter import Place
+from .autograd import AutogradGraph
+from .choices import EAGER, KernelChoices
+from .frame import ModuleFrame, ParameterSet, Path, RecomputedModule, Unsupported
+from .meter import AllocationPlace
 from .strides import Shape, count
 from .tensor import INT64, Dtype, Tensor
 
@@ -32,22 +32,22 @@ class ValueTensors:
 
     def __init__(
         self,
-        autograd_graph: Graph,
+        autograd_graph: AutogradGraph,
         run_config: RunConfig,
         dtype: Dtype,
         trained: bool = True,
         recompute: Recompute = NONE,
         include: frozenset[str] = frozenset(),
-        choices: Choices = EAGER,
+        choices: KernelChoices = EAGER,
         adapters: Adapters | None = None,
     ) -> None:
-        self.graph: Graph = autograd_graph
+        self.graph: AutogradGraph = autograd_graph
         self.run_config: RunConfig = run_config
         self.dtype: Dtype = dtype
         self.trained: bool = trained
         self.recompute: Recompute = recompute
         self.include: frozenset[str] = include
-        self.choices: Choices = choices
+        self.choices: KernelChoices = choices
         self.adapters: Adapters | None = adapters
         autograd_graph.compiled, autograd_graph.multiprocessors = choices.compiled, choices.multiprocessors
         self.t: Aten = Aten(autograd_graph)
@@ -57,7 +57,7 @@ class ValueTensors:
         self.buffers: set[Path] = set()
         self.scales_of_quantizers: dict[Path, tuple[Tensor, ...]] = {}
         self.known_parameters: ParameterSet | None = None
-        self.frames: list[Frame] = []
+        self.frames: list[ModuleFrame] = []
         self.first_trained_layer: int | None = None
         self.trained_dtype: Dtype = dtype
         self.memo: dict[Any, Any] = {}
@@ -92,8 +92,8 @@ class ValueTensors:
         axis_sizes = tuple(axis.size for axis in flow_value.axes)
         if flow_value.rows is ONCE:
             return axis_sizes
-        rows = self.run_config.new_rows(flow_value.rows)
-        return (self.run_config.batch, rows, *axis_sizes) if flow_value.rows.batched else (rows, *axis_sizes)
+        row_count = self.run_config.new_rows(flow_value.rows)
+        return (self.run_config.batch, row_count, *axis_sizes) if flow_value.rows.batched else (row_count, *axis_sizes)
 
     def tensor_of(self, flow_value: Value) -> Tensor:
         """Returns a value's tensor in the value's shape, reduced to the first rows if necessary."""
@@ -130,12 +130,12 @@ class ValueTensors:
             flow_value.of is not None and self.is_from_earlier_pass(flow_value.of)
         )
 
-    def is_computed_earlier(self, rows: Rows) -> bool:
+    def is_computed_earlier(self, value_rows: Rows) -> bool:
         """Whether an earlier pass has computed all rows of a tensor, such as an encoder's output."""
         return (
             self.has_earlier_tokens
-            and rows is not ONCE
-            and is_zero(rows.new_rows(self.run_config.workload.with_(phase="decode")))
+            and value_rows is not ONCE
+            and is_zero(value_rows.new_rows(self.run_config.workload.with_(phase="decode")))
         )
 
     def tensor_read_by(self, operation: Step, flow_value: Value) -> Tensor:
@@ -145,12 +145,12 @@ class ValueTensors:
             self.forget(flow_value.storage)
         return value_tensor
 
-    def flat_tensor(self, flow_value: Value, step: Step | None = None) -> Tensor:
+    def flat_tensor(self, flow_value: Value, operation: Step | None = None) -> Tensor:
         """Returns a value's tensor as [batch, rows, width], copied if the heads are not contiguous.
 
-        step: the step that reads it, as in `tensor_read_by`; default none.
+        operation: the step that reads it, as in `tensor_read_by`; default none.
         """
-        value_tensor = self.tensor_of(flow_value) if step is None else self.tensor_read_by(step, flow_value)
+        value_tensor = self.tensor_of(flow_value) if operation is None else self.tensor_read_by(operation, flow_value)
         return (
             value_tensor
             if len(flow_value.axes) == 1
@@ -208,15 +208,15 @@ class ValueTensors:
             return current_frame.path
         return self._path_of(self.frames[: len(self.frames) - levels_up])
 
-    def _path_of(self, module_frames: Sequence[Frame]) -> Path:
+    def _path_of(self, module_frames: Sequence[ModuleFrame]) -> Path:
         """Returns the innermost running module's path, which determines the layer that owns the parameters."""
         path_parts: list[Any] = []
-        for i, module_frame in enumerate(module_frames):
+        for frame_index, module_frame in enumerate(module_frames):
             path_parts.append(module_frame.scope.name)
             if module_frame.scope.list_index is not None:
                 path_parts.append(module_frame.scope.list_index)
             if module_frame.layer_index is not None:
-                inner_scopes = [inner_frame.scope for inner_frame in self.frames[i:]]
+                inner_scopes = [inner_frame.scope for inner_frame in self.frames[frame_index:]]
                 is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
                 is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
                 path_parts.append(module_frame.owner if is_shared and not is_per_layer else module_frame.layer_index)
@@ -237,12 +237,12 @@ class ValueTensors:
         return ".".join(module_call.scope.name for module_call in self.frames[1:] if module_call.scope.name)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> AllocationPlace:
         """The place (module and phase) of new storages."""
         layer_index = next(
             (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), -1
         )
-        return Place(self.graph.meter.place.phase, layer_index, self.path)
+        return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, operation_name: str = "") -> Unsupported:
         """Creates the error for an operation without a kernel. operation_name: the operation's name."""
@@ -253,9 +253,9 @@ class ValueTensors:
         reason = f"the memory of {operation!r} is not modelled; params, flops and kv count this model"
         return self.unsupported(reason, step.name)
 
-    def _frames_copy(self) -> list[Frame]:
+    def _frames_copy(self) -> list[ModuleFrame]:
         """Copies the stack of running modules without local variables."""
         return [
-            Frame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
+            ModuleFrame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
             for module_call in self.frames
         ]

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..accelerator import Configuration, Hardware, ListedHardware
+from ..accelerator import Hardware, ListedHardware, MemoryConfiguration
 from ..errors import InputError, suggest
 from .files import parse_toml, read_text, validate
 from .names import normalized
@@ -225,7 +225,7 @@ def _hardware_of_memory_size(hardware_argument: str) -> Hardware | None:
     return None
 
 
-def with_configuration(hardware: Hardware, configuration: Configuration) -> Hardware:
+def with_configuration(hardware: Hardware, configuration: MemoryConfiguration) -> Hardware:
     """Returns the accelerator with the memory size that a name such as `m4-max-64gb` contains."""
     memory_gib = configuration.memory_bytes // 2**30
     name_fields: dict[str, Any] = {

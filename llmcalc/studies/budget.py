@@ -26,7 +26,7 @@ from .budget_file import SETTINGS, Bound, Budget, Fits, Limit, ModelBudget
 
 
 @dataclass(frozen=True)
-class Check:
+class BudgetCheck:
     """One checked value of a model, and the value's bounds.
 
     target: the model, as the budget names it.
@@ -49,15 +49,15 @@ class Check:
     @property
     def ok(self) -> bool:
         """Whether the value is within all limits."""
-        return all(limit.holds(self.measured) for limit in self.limits)
+        return all(bound_limit.holds(self.measured) for bound_limit in self.limits)
 
     @property
     def violated_limit(self) -> Limit | None:
         """The first limit that the value violates; None if the value is within the limits."""
-        return next((limit for limit in self.limits if not limit.holds(self.measured)), None)
+        return next((bound_limit for bound_limit in self.limits if not bound_limit.holds(self.measured)), None)
 
 
-def check_budget(budget: Budget, folder: Path) -> list[Check]:
+def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
     """Checks every value that a budget limits. folder: the budget file's folder, to which model paths are relative.
 
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
@@ -83,14 +83,16 @@ def _errors_naming_model(location: str) -> Iterator[None]:
         raise InputError(str(error) if is_named else f"{location}: {error}") from None
 
 
-def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], Check]]:
+def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], BudgetCheck]]:
     """Checks the settings of one model's bounds, and yields functions that compute the values."""
     for bound_key, bound in model.bounds.items():
         with _errors_naming_model(f"{model.target}: {bound_key}"):
-            settings = _setting_values(bound_key, bound)
-            accelerators = [find_hardware(name) for name in bound.on] if isinstance(bound, Fits) else [None]
+            bound_settings = _setting_values(bound_key, bound)
+            accelerators = (
+                [find_hardware(hardware_name) for hardware_name in bound.on] if isinstance(bound, Fits) else [None]
+            )
         for hardware in accelerators:
-            yield partial(_check_bound, model.target, preset, bound_key, bound, settings, hardware)
+            yield partial(_check_bound, model.target, preset, bound_key, bound, bound_settings, hardware)
 
 
 def _setting_values(bound_key: str, bound: Bound | Fits) -> dict[str, Any]:
@@ -107,21 +109,23 @@ def _check_bound(
     preset: Preset,
     bound_key: str,
     bound: Bound | Fits,
-    settings: dict[str, Any],
+    bound_settings: dict[str, Any],
     hardware: Hardware | None,
-) -> Check:
+) -> BudgetCheck:
     """Counts the value of a bound. hardware: the accelerator of the key `fits`; None for the other keys."""
     with _errors_naming_model(f"{target}: {bound_key}"):
-        measured_value = _measure_value(preset, bound_key, settings, hardware)
-    warning = too_long_note(preset.model, settings.get("seq") or 0)
+        measured_value = _measure_value(preset, bound_key, bound_settings, hardware)
+    length_note = too_long_note(preset.model, bound_settings.get("seq") or 0)
     if isinstance(bound, Bound):
-        return Check(target, bound_key, bound.settings, measured_value, bound.limits, warning=warning)
+        return BudgetCheck(target, bound_key, bound.settings, measured_value, bound.limits, warning=length_note)
     assert hardware is not None
-    limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
-    return Check(target, bound_key, bound.settings, measured_value, (limit,), hardware.name, warning)
+    capacity_limit = Limit(operator="<=", value=Fraction(hardware.capacity_bytes))
+    return BudgetCheck(target, bound_key, bound.settings, measured_value, (capacity_limit,), hardware.name, length_note)
 
 
-def _measure_value(preset: Preset, bound_key: str, settings: dict[str, Any], hardware: Hardware | None) -> Fraction:
+def _measure_value(
+    preset: Preset, bound_key: str, bound_settings: dict[str, Any], hardware: Hardware | None
+) -> Fraction:
     spec = preset.model
     match bound_key:
         case "params":
@@ -129,22 +133,22 @@ def _measure_value(preset: Preset, bound_key: str, settings: dict[str, Any], har
         case "active":
             return Fraction(params(spec).active)
         case "kv_per_token":
-            return Fraction(kv(spec, format_name=settings.get("kv_dtype", "bfloat16")).bytes_per_token)
+            return Fraction(kv(spec, format_name=bound_settings.get("kv_dtype", "bfloat16")).bytes_per_token)
         case "flops_per_token":
-            flop_count = flops(spec, run_config_of(spec, **settings))
+            flop_count = flops(spec, run_config_of(spec, **bound_settings))
             return Fraction(flop_count.total) / Fraction(flop_count.tokens)
         case _:
-            return Fraction(_device_bytes(preset, settings, hardware))
+            return Fraction(_device_bytes(preset, bound_settings, hardware))
 
 
 def _device_bytes(preset: Preset, setting_values: dict[str, Any], hardware: Hardware | None) -> int:
-    settings = settings_with_shorthands(setting_values).with_usual_recomputation()
-    cuda_runtime = runtime_of(hardware, expandable=settings.allocator == "expandable")
+    bound_settings = settings_with_shorthands(setting_values).with_usual_recomputation()
+    cuda_runtime = runtime_of(hardware, expandable=bound_settings.allocator == "expandable")
     return memory(
-        preset.model, settings, preset.dtype, model_config=preset.checkpoint, cuda_runtime=cuda_runtime
+        preset.model, bound_settings, preset.dtype, model_config=preset.checkpoint, cuda_runtime=cuda_runtime
     ).device.device_bytes
 
 
-def count_violations(checks: Sequence[Check]) -> int:
+def count_violations(checks: Sequence[BudgetCheck]) -> int:
     """Returns the number of checks whose value violates a limit."""
-    return sum(not check.ok for check in checks)
+    return sum(not budget_check.ok for budget_check in checks)

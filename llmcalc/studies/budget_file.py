@@ -141,7 +141,7 @@ class ModelBudget(Record):
     @property
     def bounds(self) -> dict[str, Bound | Fits]:
         """Key → bound, in the order of the keys."""
-        return {key: bound for key in self.keys if (bound := getattr(self, key)) is not None}
+        return {bound_key: bound for bound_key in self.keys if (bound := getattr(self, bound_key)) is not None}
 
 
 class Budget(Record):
@@ -185,12 +185,14 @@ def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
 
 def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
     quantity_kind, limits = KINDS[bound_key], []
-    settings: dict[str, Any] = {}
+    bound_settings: dict[str, Any] = {}
     if isinstance(bound_value, dict):
-        settings = {
-            setting_name: setting for setting_name, setting in bound_value.items() if setting_name not in ("max", "min")
+        bound_settings = {
+            setting_name: setting_value
+            for setting_name, setting_value in bound_value.items()
+            if setting_name not in ("max", "min")
         }
-        _check_settings(bound_key, settings, ("max", "min"))
+        _check_settings(bound_key, bound_settings, ("max", "min"))
         for setting_name, comparison in (("max", "<="), ("min", ">=")):
             if setting_name in bound_value:
                 limits.append(
@@ -208,14 +210,16 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
             raise ValueError(f"{bound_key}: max is below min, and so no value holds; expected max of at least min")
     else:
         limits.append(_parse_limit(bound_key, bound_value, quantity_kind, "<="))
-    return {"settings": settings, "limits": limits}
+    return {"settings": bound_settings, "limits": limits}
 
 
 def _parse_fits(fits_value: Any) -> Any:
     if isinstance(fits_value, dict):
-        settings = {setting_name: setting for setting_name, setting in fits_value.items() if setting_name != "on"}
-        _check_settings("fits", settings, ("on",))
-        return {"settings": settings, "on": _accelerator_names(fits_value.get("on"))}
+        bound_settings = {
+            setting_name: setting_value for setting_name, setting_value in fits_value.items() if setting_name != "on"
+        }
+        _check_settings("fits", bound_settings, ("on",))
+        return {"settings": bound_settings, "on": _accelerator_names(fits_value.get("on"))}
     return {"on": _accelerator_names(fits_value)}
 
 
@@ -228,17 +232,19 @@ def _accelerator_names(names_value: Any) -> Any:
     return [names_value] if isinstance(names_value, str) else names_value
 
 
-def _check_settings(bound_key: str, settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
+def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a setting that does not apply to a key."""
-    fields = sorted([*other_keys, *SETTINGS[bound_key]])
+    allowed_keys = sorted([*other_keys, *SETTINGS[bound_key]])
     expected_settings = (
-        f"{', '.join(other_keys)} or an option of llmcalc memory" if SETTINGS[bound_key] is RUN else ", ".join(fields)
+        f"{', '.join(other_keys)} or an option of llmcalc memory"
+        if SETTINGS[bound_key] is RUN
+        else ", ".join(allowed_keys)
     )
-    for setting_name in settings:
-        if setting_name not in fields:
+    for setting_name in bound_settings:
+        if setting_name not in allowed_keys:
             raise ValueError(
                 f"{bound_key}.{setting_name}: unknown field; expected one of "
-                f"{expected_settings}.{suggest(setting_name, fields)}"
+                f"{expected_settings}.{suggest(setting_name, allowed_keys)}"
             )
 
 
@@ -266,7 +272,10 @@ def _parse_limit(
         raise ValueError(
             f"{location}: '{limit_value}'; expected a number without {bound_match[1]}, since the key says which side"
         )
-    factor = UNITS[quantity_kind].get(bound_match[3].lower())
-    if factor is None:
+    unit_factor = UNITS[quantity_kind].get(bound_match[3].lower())
+    if unit_factor is None:
         raise ValueError(f"{location}: '{bound_match[3]}' is no unit of it; expected a number such as {example_text}")
-    return {"operator": bound_match[1] or default_operator, "value": exact_number(bound_match[2], location) * factor}
+    return {
+        "operator": bound_match[1] or default_operator,
+        "value": exact_number(bound_match[2], location) * unit_factor,
+    }

@@ -38,8 +38,8 @@ VOCABULARY_PATHS = ("embed_tokens", "lm_head", "lm_head.decoder")
 
 def in_dense_band(hidden_size: int, num_hidden_layers: int) -> bool:
     """Whether h/L, rounded to an integer, is in the range of large dense decoders, `DENSE_BAND`."""
-    lower, upper = DENSE_BAND
-    return lower <= round(hidden_size / num_hidden_layers) <= upper
+    lower_bound, upper_bound = DENSE_BAND
+    return lower_bound <= round(hidden_size / num_hidden_layers) <= upper_bound
 
 
 @frozen
@@ -193,16 +193,18 @@ def _vocabulary_params(tree: Node) -> int:
     )
 
 
-def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
+def stack_shape(time_stack: Stack, hidden_size: int) -> StackShape:
     """Returns the shape of a stack, from the most frequent kind of layer.
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
-    groups = [(kind_name, block, layer_count) for kind_name, block, layer_count, _ in stack.groups() if layer_count]
-    block = max(groups, key=lambda layer_group: layer_group[2])[1]
+    layer_groups = [
+        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in time_stack.groups() if layer_count
+    ]
+    block = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [
         (layer, head_sizes, layer_count)
-        for _, layer, layer_count in groups
+        for _, layer, layer_count in layer_groups
         if (head_sizes := _head_sizes(layer, hidden_size)) is not None
     ]
     attention_groups = [
@@ -215,8 +217,8 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     )
     network = block.feed_forward
     return StackShape(
-        num_hidden_layers=stack.num_hidden_layers,
-        layer_kinds={kind_name: layer_count for kind_name, _, layer_count in groups},
+        num_hidden_layers=time_stack.num_hidden_layers,
+        layer_kinds={kind_name: layer_count for kind_name, _, layer_count in layer_groups},
         block=block,
         attention_block=attention_block,
         hidden_size=hidden_size,
@@ -228,8 +230,8 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
     )
 
 
-def _head_sizes(layer: Layer, width: int) -> HeadSizes | None:
-    return layer.attention.head_sizes(width) if isinstance(layer.attention, TokenMixer) else None
+def _head_sizes(layer: Layer, input_width: int) -> HeadSizes | None:
+    return layer.attention.head_sizes(input_width) if isinstance(layer.attention, TokenMixer) else None
 
 
 def sort_order(compared_models: list[Quantities], sort_key: str | None) -> list[int]:

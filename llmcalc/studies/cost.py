@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..frozen import frozen
-from ..timing.spread import Amount, Range
+from ..timing.spread import RangedAmount, TimeRange
 
 if TYPE_CHECKING:
     from .plan import LayoutPlan
@@ -25,7 +25,7 @@ class Cost:
     power: watts of a device; None if not known. price: money of a device and hour; None if not given.
     """
 
-    seconds: Amount
+    seconds: RangedAmount
     devices: int
     power: float | None = None
     price: float | None = None
@@ -36,25 +36,25 @@ class Cost:
         return self.devices > NODE and self.seconds.low < self.seconds.high
 
     @property
-    def days(self) -> Amount:
+    def days(self) -> RangedAmount:
         return self.seconds.scaled_by(1 / SECONDS_OF_AN_HOUR / HOURS_OF_A_DAY)
 
     @property
-    def device_hours(self) -> Amount:
+    def device_hours(self) -> RangedAmount:
         return self.seconds.scaled_by(self.devices / SECONDS_OF_AN_HOUR)
 
     @property
-    def energy_kwh(self) -> Amount | None:
+    def energy_kwh(self) -> RangedAmount | None:
         """Energy of the devices alone; None if the devices' power is unknown."""
         return None if self.power is None else self.device_hours.scaled_by(self.power / 1000)
 
     @property
-    def money(self) -> Amount | None:
+    def money(self) -> RangedAmount | None:
         """Money of the run; None without a price."""
         return None if self.price is None else self.device_hours.scaled_by(self.price)
 
     @property
-    def amounts(self) -> dict[str, Amount | None]:
+    def amounts(self) -> dict[str, RangedAmount | None]:
         """The amount of each quantity, by the quantity's name."""
         return {
             "days": self.days,
@@ -80,8 +80,8 @@ it. The first and the HLAT figures are as listed in <https://glennklockwood.com/
 """
 
 
-def with_lost_time(seconds: Amount, devices: int) -> Amount:
-    """Returns the seconds of a training run whose upper end includes restarts and what else is not a step.
+def with_lost_time(seconds: RangedAmount, devices: int) -> RangedAmount:
+    """Adds restarts and other time outside of steps to the upper end of a training run's seconds.
 
     Runs on the devices of one node keep their range: the published ones have hundreds of devices or more.
     """
@@ -107,10 +107,10 @@ class RunCost:
     tokens: int | None = None
     requests: int | None = None
     steps: int | None = None
-    step: Amount | None = None
+    step: RangedAmount | None = None
     step_tokens: int | None = None
     is_measured: bool = False
-    range: Range | None = None
+    range: TimeRange | None = None
     stack_title: str = ""
     plan: LayoutPlan | None = None
     server: Server | None = None

@@ -22,16 +22,18 @@ LLAMA_CPP_VENDORS = ("Apple", "NVIDIA")
 """Vendors of accelerators on which llama.cpp runs where vLLM does not: Apple's chips and NVIDIA's GPUs before Volta."""
 
 
-def usual_stack(hardware: Hardware, memory: Memory | None = None) -> str:
-    """Returns the stack with which people run a model on an accelerator today. memory: of the model, if it is known.
+def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
+    """Returns the usual time stack of an accelerator. model_memory: the model's memory; None if it is unknown.
 
     No server that is modelled has an encoder beside a decoder, which transformers runs.
     """
     needs_llama_cpp = hardware.vendor in LLAMA_CPP_VENDORS and not engine(USUAL_ENGINE).runs_on(hardware)
     is_usual = hardware.usual_engine == "llama.cpp"
-    if (memory is not None and has_gguf_weights(memory)) or needs_llama_cpp or is_usual:
+    if (model_memory is not None and has_gguf_weights(model_memory)) or needs_llama_cpp or is_usual:
         return LLAMA_CPP_STACK
-    has_both_stacks = memory is not None and memory.spec.encoder is not None and memory.spec.decoder is not None
+    has_both_stacks = (
+        model_memory is not None and model_memory.spec.encoder is not None and model_memory.spec.decoder is not None
+    )
     return TRANSFORMERS_STACK if has_both_stacks else USUAL_ENGINE
 
 
@@ -40,26 +42,30 @@ def runs_llama_cpp(hardware: Hardware) -> bool:
     return engine("llama.cpp").runs_on(hardware)
 
 
-def has_gguf_weights(memory: Memory) -> bool:
+def has_gguf_weights(model_memory: Memory) -> bool:
     """Whether the weights come from a GGUF file, the format of llama.cpp."""
-    return memory.states.quantized is not None and isinstance(memory.states.quantized.scheme, GGUFMix)
+    return model_memory.states.quantized is not None and isinstance(model_memory.states.quantized.scheme, GGUFMix)
 
 
 def decoded_token(
-    memory: Memory, hardware: Hardware, layout: Layout = ONE_DEVICE, users: int | None = None, stack: str | None = None
+    model_memory: Memory,
+    hardware: Hardware,
+    layout: Layout = ONE_DEVICE,
+    users: int | None = None,
+    stack: str | None = None,
 ) -> TimedRun | None:
     """Returns the range of seconds in which an inference run decodes a token of every sequence.
 
-    memory: the run on one device. users: sequences of a replica; default those of the run.
+    model_memory: the run on one device. users: sequences of a replica; default those of the run.
     stack: what runs it; default the usual stack of the accelerator.
     None for training, prompts and encoders, and for accelerators and layouts without a time.
     """
-    if memory.settings.phase not in ("inference", "decode") or memory.spec.model_without_tokens:
+    if model_memory.settings.phase not in ("inference", "decode") or model_memory.spec.model_without_tokens:
         return None
-    batch = int(memory.states.workload.batch) if users is None else users
+    batch = int(model_memory.states.workload.batch) if users is None else users
     try:
-        decoding_run = memory if batch == memory.states.workload.batch else memory.with_(batch=batch)
+        decoding_run = model_memory if batch == model_memory.states.workload.batch else model_memory.with_(batch=batch)
         decoding = replace(decoding_run, settings=decoding_run.settings.with_(phase="decode"))
-        return time_inference(decoding, hardware, layout, TimeSettings(stack or usual_stack(hardware, memory)))
+        return time_inference(decoding, hardware, layout, TimeSettings(stack or usual_stack(hardware, model_memory)))
     except InputError:
         return None

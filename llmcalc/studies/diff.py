@@ -28,7 +28,7 @@ INDEX = re.compile(r"\.(\d[\d\-./]*|\{[^}]*\})(?=\.|$)")
 
 
 @dataclass(frozen=True)
-class Change:
+class FieldChange:
     """A changed field of a description: the old and the new value; None in a model without the field."""
 
     name: str
@@ -41,7 +41,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Quantity(Change):
+class Quantity(FieldChange):
     """A count or a number of bytes: an exact integer, or a float for an average."""
 
     unit: Unit
@@ -68,7 +68,7 @@ class Difference:
     after: Preset | None
     seq: int
     dtype: str
-    fields: tuple[Change, ...]
+    fields: tuple[FieldChange, ...]
     quantities: tuple[Quantity, ...]
     components: Mapping[str, tuple[Quantity, ...]]
 
@@ -147,20 +147,22 @@ def _device_bytes(preset: Preset, seq: int, dtype: str) -> dict[str, Figure]:
         return {}
 
 
-def _changed_fields(before: Preset | None, later_preset: Preset | None) -> Iterator[Change]:
+def _changed_fields(earlier_preset: Preset | None, later_preset: Preset | None) -> Iterator[FieldChange]:
     """Yields the changed fields by their path in a native description; None for a field that is not set."""
-    if before is None or later_preset is None:
+    if earlier_preset is None or later_preset is None:
         return
-    descriptions = [dict(_flatten_fields(preset_description(preset)["model"])) for preset in (before, later_preset)]
+    descriptions = [
+        dict(_flatten_fields(preset_description(preset)["model"])) for preset in (earlier_preset, later_preset)
+    ]
     old_fields, new_fields = (
         _with_default_head_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
-        for preset, set_fields in zip((before, later_preset), descriptions, strict=True)
+        for preset, set_fields in zip((earlier_preset, later_preset), descriptions, strict=True)
     )  # with defaults too, which a description leaves out
     for field_path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
         if old_fields.get(field_path) != new_fields.get(field_path):
-            yield Change(field_path, old_fields.get(field_path), new_fields.get(field_path))
-    if before.dtype != later_preset.dtype:
-        yield Change("dtype", before.dtype, later_preset.dtype)
+            yield FieldChange(field_path, old_fields.get(field_path), new_fields.get(field_path))
+    if earlier_preset.dtype != later_preset.dtype:
+        yield FieldChange("dtype", earlier_preset.dtype, later_preset.dtype)
 
 
 def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, Any]:
@@ -199,9 +201,11 @@ def _changed_nodes(
 ) -> list[Quantity]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
     cost_of_dtype, unit = COMPONENTS[quantity_name]
-    cost = cost_of_dtype(dtype)
+    cost_function = cost_of_dtype(dtype)
     old_costs, new_costs = (
-        {} if preset is None else _costs_by_path(preset.model.tree(), cost, run_config_of(preset.model, seq=seq), unit)
+        {}
+        if preset is None
+        else _costs_by_path(preset.model.tree(), cost_function, run_config_of(preset.model, seq=seq), unit)
         for preset in (earlier_preset, later_preset)
     )
     compared_nodes = (
@@ -219,11 +223,16 @@ COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
 """Quantity that is compared by node → (format of the cache → the cost of a node for one sequence), and its unit."""
 
 
-def _costs_by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
+def _costs_by_path(tree: Node, cost_function: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
     """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
-    sums: dict[str, Number] = {}
+    sums_by_path: dict[str, Number] = {}
     for node_position in tree.walk(run_config):
-        if not node_position.optional and (node_cost := times(node_position.own_cost(cost), node_position.times)):
-            path = INDEX.sub("", node_position.path)
-            sums[path] = sums.get(path, 0) + node_cost
-    return {path: bits_to_bytes(node_cost) if unit == "bytes" else node_cost for path, node_cost in sums.items()}
+        if not node_position.optional and (
+            node_cost := times(node_position.own_cost(cost_function), node_position.times)
+        ):
+            node_path = INDEX.sub("", node_position.path)
+            sums_by_path[node_path] = sums_by_path.get(node_path, 0) + node_cost
+    return {
+        node_path: bits_to_bytes(node_cost) if unit == "bytes" else node_cost
+        for node_path, node_cost in sums_by_path.items()
+    }

@@ -61,15 +61,15 @@ def draft_costs(
     return Draft(draft_preset, cache_size, None if run_config is None else flops(draft_preset.model, run_config))
 
 
-def draft_bytes(draft_preset: Preset, settings: Settings) -> list[UnreplayedBytes]:
+def draft_bytes(draft_preset: Preset, run_settings: Settings) -> list[UnreplayedBytes]:
     """Returns the bytes that a draft model needs: its weights in the format of its checkpoint, and its KV cache.
 
-    settings: those of the target's run; `quantize` is the target's alone.
+    run_settings: those of the target's run; `quantize` is the target's alone.
     """
     from ..device_memory.device_memory import UnreplayedBytes
     from ..device_memory.static import memory
 
     draft_memory = memory(
-        draft_preset.model, settings.with_(quantize=None), draft_preset.dtype, frozenset(), draft_preset.checkpoint
+        draft_preset.model, run_settings.with_(quantize=None), draft_preset.dtype, frozenset(), draft_preset.checkpoint
     )
     return [UnreplayedBytes("weights", int(draft_memory.weights)), UnreplayedBytes("cache", int(draft_memory.kv_cache))]

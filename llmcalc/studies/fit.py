@@ -46,7 +46,7 @@ RANK = 16
 
 
 @frozen
-class Change:
+class SettingChange:
     """A change of settings. option: the settings as command-line options.
 
     fit: the required bytes and the verdict with the change.
@@ -57,8 +57,8 @@ class Change:
 
 
 @frozen
-class Fitting:
-    """The answer on whether a run fits on one accelerator, with the largest runs and possible changes.
+class FitAnswer:
+    """The verdict on whether a run fits on one accelerator, with the largest runs and possible changes.
 
     memory: the memory of the run.
     fit: the verdict on the run.
@@ -73,43 +73,45 @@ class Fitting:
     fit: Fit
     batch: int
     seq: int
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
     decoding: tuple[TimedRun, ...] = ()
     engine_title: str = ""
 
 
-def fit(memory: Memory, hardware: Hardware) -> Fitting:
+def fit(model_memory: Memory, hardware: Hardware) -> FitAnswer:
     """Returns whether a run fits on one accelerator, and changes that make it fit."""
-    current_fit = memory.device.fit_on(hardware)
-    batch, seq = largest_run(memory, hardware)
-    changes = () if current_fit.verdict != "no" else tuple(_memory_saving_changes(memory, current_fit, batch, seq))
-    return Fitting(memory, current_fit, batch, seq, changes)
+    current_fit = model_memory.device.fit_on(hardware)
+    batch, seq = largest_run(model_memory, hardware)
+    changes = (
+        () if current_fit.verdict != "no" else tuple(_memory_saving_changes(model_memory, current_fit, batch, seq))
+    )
+    return FitAnswer(model_memory, current_fit, batch, seq, changes)
 
 
-def with_decoding_seconds(fit_answer: Fitting, hardware: Hardware, users: Iterable[int]) -> Fitting:
+def with_decoding_seconds(fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int]) -> FitAnswer:
     """Adds the seconds per token and user, for several numbers of users."""
-    runs = (decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
-    return replace(fit_answer, decoding=tuple(timed_run for timed_run in runs if timed_run is not None))
+    decoding_runs = (decoded_token(fit_answer.memory, hardware, users=user_count) for user_count in users)
+    return replace(fit_answer, decoding=tuple(timed_run for timed_run in decoding_runs if timed_run is not None))
 
 
 def largest_run(
-    memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
+    model_memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
 ) -> tuple[int, int]:
     """Returns the most sequences of the run's length, and the longest sequences of the run's batch, that fit.
 
     most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
         fit.
     """
-    capacity, workload = hardware.capacity_bytes, memory.states.workload
-    longest_length = learned_positions(memory.spec) or MOST_SEQ
+    capacity, workload = hardware.capacity_bytes, model_memory.states.workload
+    longest_length = learned_positions(model_memory.spec) or MOST_SEQ
     longest_length = longest_length if most_seq is None else min(longest_length, most_seq)
 
     @cache
     def run_of_size(setting_name: str, candidate_size: int) -> Memory:
         return (
-            memory
+            model_memory
             if candidate_size == getattr(workload, setting_name)
-            else memory.with_(**{setting_name: candidate_size})
+            else model_memory.with_(**{setting_name: candidate_size})
         )
 
     def needed_bytes(setting_name: str, candidate_size: int) -> int:
@@ -123,20 +125,24 @@ def largest_run(
             else run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed
         )
 
-    block_tokens = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
+    block_tokens = (
+        cache_block(model_memory.settings, model_memory.states) or 1
+    )  # memory grows mostly by whole blocks of the cache
 
     # a paged cache is beside what is replayed, and without scores that grows slowly
-    is_linear = block_tokens > 1 and memory.attention == "flash"
+    is_linear = block_tokens > 1 and model_memory.attention == "flash"
 
-    def largest_size(setting_name: str, max_size: int | None, maximum: int, step: int = 1) -> int:
-        start = int(getattr(workload, setting_name)) if max_size is None else maximum
+    def largest_size(setting_name: str, max_size: int | None, maximum: int, size_step: int = 1) -> int:
+        start_size = int(getattr(workload, setting_name)) if max_size is None else maximum
         stored_bytes = (
             (lambda size: int(run_of_size(setting_name, size).states.total_bytes))
             if max_size is None and is_linear
             else None
         )
         return (
-            largest_fitting_number(partial(needed_bytes, setting_name), capacity, start, maximum, step, stored_bytes)
+            largest_fitting_number(
+                partial(needed_bytes, setting_name), capacity, start_size, maximum, size_step, stored_bytes
+            )
             if maximum
             else 0
         )
@@ -148,58 +154,69 @@ def largest_run(
 def largest_fitting_number(
     required_bytes: Callable[[int], int],
     capacity: int,
-    start: int,
+    first_number: int,
     maximum: int,
-    step: int = 1,
+    size_step: int = 1,
     stored_bytes: Callable[[int], int] | None = None,
 ) -> int:
-    """Finds the largest number from 1 to `maximum` that requires at most `capacity` bytes; 0 for none.
+    """Finds the largest number from 1 to `maximum` for which a run needs at most `capacity` bytes; 0 for none.
 
     required_bytes: number → bytes, which grow with the number.
-    start: the number that is tried first.
-    step: bytes grow mostly where a multiple of it is exceeded; multiples are tried before other numbers. Default 1.
+    first_number: the number that is tried first.
+    size_step: bytes grow mostly beyond its multiples, which are tried before other numbers. Default 1.
     stored_bytes: number → the part of the bytes that a closed form has. If it grows, the search starts where the
         capacity would be reached if the rest did not grow. None (default) for no such part.
     """
     excess_by_value: dict[int, int] = {}
 
-    def excess_bytes(candidate: int) -> int:
-        if candidate not in excess_by_value:
-            excess_by_value[candidate] = required_bytes(candidate) - capacity
-        return excess_by_value[candidate]
+    def excess_bytes(candidate_number: int) -> int:
+        if candidate_number not in excess_by_value:
+            excess_by_value[candidate_number] = required_bytes(candidate_number) - capacity
+        return excess_by_value[candidate_number]
 
-    low, high = min(step, maximum), min(step, maximum)
-    is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(low)
-    if excess_bytes(low) > 0:
-        low = 1
-        if excess_bytes(low) > 0:
+    low_number, high_number = min(size_step, maximum), min(size_step, maximum)
+    is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(low_number)
+    if excess_bytes(low_number) > 0:
+        low_number = 1
+        if excess_bytes(low_number) > 0:
             return 0
-    elif low < maximum:
+    elif low_number < maximum:
         if stored_bytes is not None and is_predicted:
-            known_fitting = start if low < start <= maximum and excess_bytes(start) <= 0 else low
-            start = largest_fitting_number(
-                stored_bytes, stored_bytes(known_fitting) - excess_bytes(known_fitting), start, maximum
+            known_fitting = (
+                first_number if low_number < first_number <= maximum and excess_bytes(first_number) <= 0 else low_number
             )
-        high = max(low + 1, min(start // step * step, maximum))
+            first_number = largest_fitting_number(
+                stored_bytes, stored_bytes(known_fitting) - excess_bytes(known_fitting), first_number, maximum
+            )
+        high_number = max(low_number + 1, min(first_number // size_step * size_step, maximum))
         tries_next = is_predicted
-        while excess_bytes(high) <= 0:
-            low = high
-            if low == maximum:
+        while excess_bytes(high_number) <= 0:
+            low_number = high_number
+            if low_number == maximum:
                 return maximum
-            next_high = min(WIDEN * low, _linear_crossing(excess_by_value, low) * 51 // 50)
-            next_high = max(low + step if is_predicted else 2 * low, next_high) // step * step
-            high, tries_next = min(maximum, low + 1 if tries_next else next_high), False
-    first_fitting, guess_count = low, 0
-    while high - low > 1:
-        if high > NEAR * low and not is_predicted:
-            candidate = math.isqrt(low * high)
+            next_high = min(WIDEN * low_number, _linear_crossing(excess_by_value, low_number) * 51 // 50)
+            next_high = (
+                max(low_number + size_step if is_predicted else 2 * low_number, next_high) // size_step * size_step
+            )
+            high_number, tries_next = min(maximum, low_number + 1 if tries_next else next_high), False
+    first_fitting, guess_count = low_number, 0
+    while high_number - low_number > 1:
+        if high_number > NEAR * low_number and not is_predicted:
+            candidate_number = math.isqrt(low_number * high_number)
         else:
-            candidate = max(low + 1, min(high - 1, _next_number(excess_by_value, low, high, guess_count)))
-        if high - low > step:
-            candidate = max(low + 1, candidate // step * step)
-        guess_count += low > first_fitting or not is_predicted  # a prediction that is too large leaves one number
-        low, high = (candidate, high) if excess_bytes(candidate) <= 0 else (low, candidate)
-    return low
+            candidate_number = max(
+                low_number + 1,
+                min(high_number - 1, _next_number(excess_by_value, low_number, high_number, guess_count)),
+            )
+        if high_number - low_number > size_step:
+            candidate_number = max(low_number + 1, candidate_number // size_step * size_step)
+        guess_count += (
+            low_number > first_fitting or not is_predicted
+        )  # a prediction that is too large leaves one number
+        low_number, high_number = (
+            (candidate_number, high_number) if excess_bytes(candidate_number) <= 0 else (low_number, candidate_number)
+        )
+    return low_number
 
 
 WIDEN = 16
@@ -209,19 +226,21 @@ NEAR = 4
 """Largest ratio of a bracket's ends at which it is searched by linear interpolation."""
 
 
-def _next_number(excess_by_value: Mapping[int, int], highest_fitting: int, lowest_too_large: int, turn: int) -> int:
+def _next_number(
+    excess_by_value: Mapping[int, int], highest_fitting: int, lowest_too_large: int, trial_number: int
+) -> int:
     """Returns the next number to try, between the largest fitting and the smallest failing number.
 
     Bytes grow faster than linearly. So a line through both ends reaches the capacity too early, and a line through the
     two points up to `highest_fitting` too late. The search uses both lines and bisection in turn.
     """
-    if turn % 3 == 0:
+    if trial_number % 3 == 0:
         return highest_fitting + (lowest_too_large - highest_fitting) * -excess_by_value[highest_fitting] // (
             excess_by_value[lowest_too_large] - excess_by_value[highest_fitting]
         )
     return (
         _linear_crossing(excess_by_value, highest_fitting) + 1
-        if turn % 3 == 1
+        if trial_number % 3 == 1
         else (highest_fitting + lowest_too_large) // 2
     )
 
@@ -229,25 +248,26 @@ def _next_number(excess_by_value: Mapping[int, int], highest_fitting: int, lowes
 def _linear_crossing(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
     """Returns the number at which a line through the two largest fitting numbers reaches the capacity."""
     lower_number = max(
-        (candidate for candidate in excess_by_value if candidate < highest_fitting), default=highest_fitting
+        (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
+        default=highest_fitting,
     )
-    rise = excess_by_value[highest_fitting] - excess_by_value[lower_number]
+    excess_rise = excess_by_value[highest_fitting] - excess_by_value[lower_number]
     return (
-        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // rise
-        if rise > 0
+        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // excess_rise
+        if excess_rise > 0
         else WIDEN * highest_fitting
     )
 
 
-def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[Change]:
+def _memory_saving_changes(model_memory: Memory, current_fit: Fit, batch: int, seq: int) -> Iterable[SettingChange]:
     """Returns the changes of single settings that save memory.
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
-    cheap_changes, costly_changes = single_changes(memory, current_fit.hardware, batch, seq)
+    cheap_changes, costly_changes = single_changes(model_memory, current_fit.hardware, batch, seq)
     insufficient_bytes: list[int] = []
-    most_changes = FEW_CHANGES if has_many_layers(memory) else None
-    evaluate = partial(_evaluate_changes, memory, current_fit, insufficient_bytes, most_changes=most_changes)
+    most_changes = FEW_CHANGES if has_many_layers(model_memory) else None
+    evaluate = partial(_evaluate_changes, model_memory, current_fit, insufficient_bytes, most_changes=most_changes)
     combined_changes = _combine_changes(cheap_changes)
     change_pairs = [
         {**first_change, **second_change}
@@ -259,32 +279,32 @@ def _memory_saving_changes(memory: Memory, current_fit: Fit, batch: int, seq: in
         [{**combined_changes, **extra_changes} for extra_changes in changes_to_combine]
         for changes_to_combine in ([{}, *costly_changes], change_pairs)
     ]
-    if has_many_layers(memory):
-        change_groups = [[changes for change_group in change_groups for changes in change_group]]
-    candidates: list[Change] = []
+    if has_many_layers(model_memory):
+        change_groups = [[setting_changes for change_group in change_groups for setting_changes in change_group]]
+    candidates: list[SettingChange] = []
     for change_group in change_groups:
         candidates += evaluate(change_group)
         if any(change.fit.verdict != "no" for change in candidates):
             break
     fitting_changes = [change for change in candidates if change.fit.verdict != "no"]
-    insufficient = sorted(
+    insufficient_changes = sorted(
         (change for change in candidates if change.fit.verdict == "no"), key=lambda change: change.fit.needed
     )
-    return list({change.option: change for change in (*fitting_changes, *insufficient[:NEAREST])}.values())
+    return list({change.option: change for change in (*fitting_changes, *insufficient_changes[:NEAREST])}.values())
 
 
-def has_many_layers(memory: Memory) -> bool:
+def has_many_layers(model_memory: Memory) -> bool:
     """Whether the model has so many layers that only a few changes are tried."""
-    return sum(stack.num_hidden_layers for _, stack in memory.spec.stacks()) > DEEP
+    return sum(stack.num_hidden_layers for _, stack in model_memory.spec.stacks()) > DEEP
 
 
 def _evaluate_changes(
-    memory: Memory,
+    model_memory: Memory,
     current_fit: Fit,
     insufficient_bytes: list[int],
-    options: Sequence[Mapping[str, Any]],
+    change_options: Sequence[Mapping[str, Any]],
     most_changes: int | None = None,
-) -> list[Change]:
+) -> list[SettingChange]:
     """Returns the changes that need less memory than the current settings, in the order of the input.
 
     A change is left out if the bytes that it needs at least save nothing, or neither fit nor are among the `NEAREST`
@@ -293,37 +313,37 @@ def _evaluate_changes(
     insufficient_bytes: the bytes of the changes so far that do not suffice, to which those of these are added.
     most_changes: number of changes that are tried, those with the fewest bytes at least; None (default) for all.
     """
-    runs: list[tuple[int, int, Memory]] = []
-    for change_index, changes in enumerate(options):
+    candidate_runs: list[tuple[int, int, Memory]] = []
+    for change_index, setting_changes in enumerate(change_options):
         try:
-            changed_memory = memory.with_(**changes)
-            runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
+            changed_memory = model_memory.with_(**setting_changes)
+            candidate_runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
         except InputError:
             continue
-    change_by_index: dict[int, Change] = {}
+    change_by_index: dict[int, SettingChange] = {}
 
     def is_excluded(least_bytes: int) -> bool:
         return least_bytes >= current_fit.needed or (
             least_bytes > current_fit.capacity and sum(bytes < least_bytes for bytes in insufficient_bytes) >= NEAREST
         )
 
-    for static_bytes, change_index, changed in sorted(runs, key=lambda run: run[:2])[:most_changes]:
+    for static_bytes, change_index, changed in sorted(candidate_runs, key=lambda run: run[:2])[:most_changes]:
         try:
             if is_excluded(static_bytes) or is_excluded(changed.least_device_bytes):
                 continue
-            fit = changed.device.fit_on(current_fit.hardware)
+            changed_fit = changed.device.fit_on(current_fit.hardware)
         except InputError:
             continue
-        if fit.needed < current_fit.needed:
-            change_by_index[change_index] = Change(cli_options(options[change_index]), fit)
-            if fit.verdict == "no":
-                insufficient_bytes.append(fit.needed)
+        if changed_fit.needed < current_fit.needed:
+            change_by_index[change_index] = SettingChange(cli_options(change_options[change_index]), changed_fit)
+            if changed_fit.verdict == "no":
+                insufficient_bytes.append(changed_fit.needed)
     return [change_by_index[change_index] for change_index in sorted(change_by_index)]
 
 
-def least_static_bytes(memory: Memory) -> int:
+def least_static_bytes(model_memory: Memory) -> int:
     """Returns a lower bound of a device's bytes: weights, their copies and, in training, states that do not page."""
-    memory_use = memory.states
+    memory_use = model_memory.states
     return int(memory_use.weights + memory_use.master_weights + memory_use.optimizer_bytes) - paged_bytes(memory_use)
 
 
@@ -333,76 +353,87 @@ def devices_option(devices: int, layout: Layout | None, users: int | None = None
     return " ".join(filter(None, [*options, "" if users is None else f"--users {users}"]))
 
 
-def cli_options(changes: Mapping[str, Any]) -> str:
+def cli_options(setting_changes: Mapping[str, Any]) -> str:
     """Writes settings as options of the command line."""
     return " ".join(
         option(setting_name)
         if setting_value is True
         else f"{option(setting_name)} {','.join(setting_value) if isinstance(setting_value, tuple) else setting_value}"
-        for setting_name, setting_value in changes.items()
+        for setting_name, setting_value in setting_changes.items()
         if setting_value is not None
     )
 
 
-def changes_beside_devices(memory: Memory, hardware: Hardware, sufficient: Sequence[Change]) -> list[dict[str, Any]]:
+def changes_beside_devices(
+    model_memory: Memory, hardware: Hardware, sufficient_changes: Sequence[SettingChange]
+) -> list[dict[str, Any]]:
     """Returns the changes of settings that are tried on several accelerators.
 
     All changes that keep the results are one; unless a change suffices on one accelerator, each other is another.
     """
-    if has_many_layers(memory):
+    if has_many_layers(model_memory):
         return []
-    cheap_changes, costly_changes = _possible_setting_changes(memory, hardware)
-    return [*([_combine_changes(cheap_changes)] if cheap_changes else []), *([] if sufficient else costly_changes)]
+    cheap_changes, costly_changes = _possible_setting_changes(model_memory, hardware)
+    return [
+        *([_combine_changes(cheap_changes)] if cheap_changes else []),
+        *([] if sufficient_changes else costly_changes),
+    ]
 
 
-def _combine_changes(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {setting_name: setting_value for settings in changes for setting_name, setting_value in settings.items()}
+def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        setting_name: setting_value for settings in setting_changes for setting_name, setting_value in settings.items()
+    }
 
 
 def single_changes(
-    memory: Memory, hardware: Hardware, batch: int, seq: int
+    model_memory: Memory, hardware: Hardware, batch: int, seq: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns cheap and costly changes of one setting; the costly list ends with smaller workloads.
 
     batch, seq: the most sequences of the run's length, and the longest sequences of the run's batch, that fit.
     """
-    cheap_changes, costly_changes = _possible_setting_changes(memory, hardware)
-    return cheap_changes, [*costly_changes, *_smaller_workloads(memory, batch, seq)]
+    cheap_changes, costly_changes = _possible_setting_changes(model_memory, hardware)
+    return cheap_changes, [*costly_changes, *_smaller_workloads(model_memory, batch, seq)]
 
 
-def _possible_setting_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _possible_setting_changes(
+    model_memory: Memory, hardware: Hardware
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns changes that keep the results, and changes of number formats, optimizer and trained tensors."""
-    is_training = memory.settings.phase == "training"
-    return _training_changes(memory, hardware) if is_training else _inference_changes(memory, hardware)
+    is_training = model_memory.settings.phase == "training"
+    return _training_changes(model_memory, hardware) if is_training else _inference_changes(model_memory, hardware)
 
 
-def _training_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns changes that keep the results, and changes of optimizer, number formats and trained tensors."""
-    settings = memory.settings
+    run_settings = model_memory.settings
     cheap_changes: list[dict[str, Any]] = []
-    if default_attention(settings, memory.spec) not in ("flash", "sdpa"):
+    if default_attention(run_settings, model_memory.spec) not in ("flash", "sdpa"):
         cheap_changes.append({"attn_implementation": "flash"})
-    if optimizer_implementation(settings, memory.states) == "foreach":
+    if optimizer_implementation(run_settings, model_memory.states) == "foreach":
         cheap_changes.append({"optimizer_impl": "fused"})
-    if settings.cross_entropy != "chunked":
+    if run_settings.cross_entropy != "chunked":
         cheap_changes.append({"cross_entropy": "chunked"})
-    recompute = settings.recompute or "none"
-    cheap_changes += [{"recompute": mode} for mode in ("attention+matmuls", "full") if recompute == "none"]
-    batch = memory.states.workload.batch
+    recompute = run_settings.recompute or "none"
+    cheap_changes += [
+        {"recompute": recompute_mode} for recompute_mode in ("attention+matmuls", "full") if recompute == "none"
+    ]
+    batch = model_memory.states.workload.batch
     if batch > 1:
-        cheap_changes.append({"batch": 1, "num_microbatches": batch * (settings.num_microbatches or 1)})
+        cheap_changes.append({"batch": 1, "num_microbatches": batch * (run_settings.num_microbatches or 1)})
     costly_changes: list[dict[str, Any]] = []
-    if settings.lora_rank is None:
-        if settings.optimizer in (None, "adamw") and hardware.has_8bit_optimizers:
+    if run_settings.lora_rank is None:
+        if run_settings.optimizer in (None, "adamw") and hardware.has_8bit_optimizers:
             costly_changes.append({"optimizer": "adamw-8bit", "optimizer_impl": None})
         pure_precisions = {None: "bf16", "fp16-master": "fp16"}
-        if settings.precision in pure_precisions and settings.dtype is None:
-            costly_changes.append({"precision": pure_precisions[settings.precision]})
+        if run_settings.precision in pure_precisions and run_settings.dtype is None:
+            costly_changes.append({"precision": pure_precisions[run_settings.precision]})
         adapters = {"lora_rank": RANK, "lora_targets": (ALL_LINEAR,), "master_weights": None}
         costly_changes += [adapters, *([{**adapters, "base": "nf4"}] if hardware.stores_nf4 else [])]
-    elif settings.base is None and hardware.stores_nf4:
+    elif run_settings.base is None and hardware.stores_nf4:
         costly_changes.append({"base": "nf4"})
-    elif settings.keeps_experts_in_16_bits and has_experts(memory.spec):
+    elif run_settings.keeps_experts_in_16_bits and has_experts(model_memory.spec):
         costly_changes.append({"quantized_experts": True})
     return cheap_changes, costly_changes
 
@@ -411,19 +442,19 @@ LEAST_CAPABILITY_OF_AWQ = 7.5
 """NVIDIA's least compute capability with vLLM's kernels for AWQ (`get_min_capability`)."""
 
 
-def _inference_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns changes that keep the results, and changes to narrower cache and weight formats of the usual stack."""
-    settings, memory_use = memory.settings, memory.states
-    only_llama_cpp = usual_stack(hardware, memory) == LLAMA_CPP_STACK
+    run_settings, memory_use = model_memory.settings, model_memory.states
+    only_llama_cpp = usual_stack(hardware, model_memory) == LLAMA_CPP_STACK
     cheap_changes: list[dict[str, Any]] = []
-    if memory.attention != "flash":
+    if model_memory.attention != "flash":
         cheap_changes.append({"attn_implementation": "flash"})
-    if settings.phase == "prefill" and settings.chunk is None and memory_use.workload.seq > CHUNK:
+    if run_settings.phase == "prefill" and run_settings.chunk is None and memory_use.workload.seq > CHUNK:
         cheap_changes.append({"chunk": CHUNK})
     costly_changes: list[dict[str, Any]] = []
     if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and (only_llama_cpp or hardware.runs_fp8_weights):
         costly_changes.append({"kv_dtype": "q8_0" if only_llama_cpp else "fp8"})
-    if settings.dtype is None:
+    if run_settings.dtype is None:
         has_kernels = {
             "fp8": not only_llama_cpp and hardware.runs_fp8_weights,
             "q8_0": runs_llama_cpp(hardware),
@@ -431,8 +462,12 @@ def _inference_changes(memory: Memory, hardware: Hardware) -> tuple[list[dict[st
             "awq-int4-g128": not only_llama_cpp
             and float(hardware.compute_capability or LEAST_CAPABILITY_OF_AWQ) >= LEAST_CAPABILITY_OF_AWQ,
         }
-        schemes = (scheme for scheme, is_run in has_kernels.items() if is_run and _is_narrower(memory, scheme))
-        costly_changes += [{"quantize": scheme} for scheme in schemes]
+        narrower_schemes = (
+            scheme_name
+            for scheme_name, is_run in has_kernels.items()
+            if is_run and _is_narrower(model_memory, scheme_name)
+        )
+        costly_changes += [{"quantize": scheme_name} for scheme_name in narrower_schemes]
     return cheap_changes, costly_changes
 
 
@@ -440,24 +475,24 @@ LARGEST_NARROWER_SHARE = 0.75
 """The weights of a quantized checkpoint are advised in another format where that leaves at most this share of them."""
 
 
-def _is_narrower(memory: Memory, scheme: str) -> bool:
+def _is_narrower(model_memory: Memory, scheme_name: str) -> bool:
     """Whether a scheme makes the weights smaller; quantized weights must become much smaller."""
-    if memory.states.quantized is None:
+    if model_memory.states.quantized is None:
         return True
     try:
-        narrower_weights = memory.with_(quantize=scheme).states.weights
+        narrower_weights = model_memory.with_(quantize=scheme_name).states.weights
     except InputError:
         return False
-    return bool(narrower_weights <= LARGEST_NARROWER_SHARE * memory.states.weights)
+    return bool(narrower_weights <= LARGEST_NARROWER_SHARE * model_memory.states.weights)
 
 
 LEAST_PART_OF_SEQUENCE = 1 / 8
 """Sequences are advised to be shorter where this part of their length remains: less is another task."""
 
 
-def _smaller_workloads(memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
+def _smaller_workloads(model_memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
     """Returns the changes to fewer sequences and to shorter sequences, each with the resulting memory."""
-    workload, changes = memory.states.workload, []
+    workload, changes = model_memory.states.workload, []
     if 0 < batch < workload.batch:
         changes.append({"batch": batch})
     if LEAST_PART_OF_SEQUENCE * workload.seq <= seq < workload.seq:

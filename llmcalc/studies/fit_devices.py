@@ -16,8 +16,8 @@ from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
-from ..simulator.effort import Budget
-from .fit import MOST_BATCH, MOST_SEQ, Change, devices_option, largest_fitting_number
+from ..simulator.effort import WorkBudget
+from .fit import MOST_BATCH, MOST_SEQ, SettingChange, devices_option, largest_fitting_number
 from .layout_candidates import Candidate
 from .plan import (
     RECOMPUTED,
@@ -36,8 +36,8 @@ MOST_TRIED = 2**16
 
 
 @frozen
-class DeviceFitting:
-    """The answer whether a run fits on a number of accelerators, with the fewest accelerators and changes.
+class DevicesFitAnswer:
+    """The verdict on whether a run fits on a number of accelerators, with the fewest accelerators and changes.
 
     planned: the plan of all layouts.
     best: the best layout; it fits if any does.
@@ -57,7 +57,7 @@ class DeviceFitting:
     fewest: Candidate | None
     batch: int
     seq: int
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
     ended_early: bool = False
 
     @property
@@ -66,46 +66,55 @@ class DeviceFitting:
 
 
 def fit_devices(
-    memory: Memory, hardware: Hardware, layout_request: LayoutRequest, global_batch: int | None
-) -> DeviceFitting:
+    model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest, global_batch: int | None
+) -> DevicesFitAnswer:
     """Returns whether training fits on `layout_request.devices` accelerators with the request's framework.
 
     global_batch: sequences per step; None for one micro-batch per accelerator.
     Raises `InputError` where no layout can be tried at all.
     """
     assert layout_request.devices is not None
-    question = DevicesQuestion(
-        LayoutEstimates(memory, framework(layout_request.framework or WITHOUT_A_NAME)),
+    devices_question = DevicesQuestion(
+        LayoutEstimates(model_memory, framework(layout_request.framework or WITHOUT_A_NAME)),
         hardware,
         layout_request,
         global_batch,
         search_budget(),
     )
-    layout_plan = question.plan_devices(layout_request.devices)
+    layout_plan = devices_question.plan_devices(layout_request.devices)
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
         raise ended_search_error(layout_plan)
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
-        reason = max(
+        commonest_reason = max(
             layout_plan.plan.refused.items(),
             key=lambda refusal_entry: refusal_entry[1],
             default=("no layout has so many", 0),
         )[0]
-        raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout of these is possible: {reason}")
+        raise ImpossibleLayout(
+            f"--devices {layout_request.devices}: no layout of these is possible: {commonest_reason}"
+        )
     fit = Fit(hardware, best_candidate.device_bytes)
     run_fits = fit.verdict != "no"
-    fewest_devices, fewest_candidate = _fewest_devices(question, layout_plan)
+    fewest_devices, fewest_candidate = _fewest_devices(devices_question, layout_plan)
     batch = seq = 0
     if run_fits:
-        workload, longest_length = memory.states.workload, learned_positions(memory.spec) or MOST_SEQ
-        batch = _largest_number(question, best_candidate, "batch", 1, int(workload.batch), MOST_BATCH)
+        workload, longest_length = model_memory.states.workload, learned_positions(model_memory.spec) or MOST_SEQ
+        batch = _largest_number(devices_question, best_candidate, "batch", 1, int(workload.batch), MOST_BATCH)
         seq = _largest_number(
-            question, best_candidate, "seq", _length_multiple(best_candidate.layout), int(workload.seq), longest_length
+            devices_question,
+            best_candidate,
+            "seq",
+            _length_multiple(best_candidate.layout),
+            int(workload.seq),
+            longest_length,
         )
     changes = (
-        () if run_fits else tuple(_changes_that_fit(question, layout_plan.devices, fewest_devices, fewest_candidate))
+        ()
+        if run_fits
+        else tuple(_changes_that_fit(devices_question, layout_plan.devices, fewest_devices, fewest_candidate))
     )
-    return DeviceFitting(
+    return DevicesFitAnswer(
         layout_plan,
         best_candidate,
         fit,
@@ -114,7 +123,7 @@ def fit_devices(
         batch,
         seq,
         changes,
-        question.budget.is_spent(),
+        devices_question.budget.is_spent(),
     )
 
 
@@ -129,14 +138,14 @@ class DevicesQuestion:
     hardware: Hardware
     layout_request: LayoutRequest
     global_batch: int | None
-    budget: Budget
+    budget: WorkBudget
 
     def plan_devices(
-        self, devices: int, nearest: Nearest = "if none fits", order_name: Order | None = None
+        self, devices: int, suggests_nearest: Nearest = "if none fits", order_name: Order | None = None
     ) -> LayoutPlan:
         """Plans the layouts of a number of accelerators and replays the best one.
 
-        nearest: as in `plan`.
+        suggests_nearest: as in `plan`.
         order_name: order of the layouts; None (default) is that of `llmcalc plan`: by time where it can be estimated.
         """
         layout_request = replace(self.layout_request, devices=devices)
@@ -147,9 +156,9 @@ class DevicesQuestion:
             self.global_batch or devices * int(self.estimates.memory.states.workload.batch),
             1,
             self.estimates,
-            nearest,
+            suggests_nearest,
             order_name,
-            recomputes=False,
+            may_recompute=False,
             budget=self.budget,
         )
 
@@ -163,25 +172,25 @@ class DevicesQuestion:
 
 def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
     """Returns the first layout that fits; if none fits, the layout with the least memory."""
-    plan = layout_plan.plan
-    return plan.feasible[0] if plan.feasible else plan.nearest
+    device_plan = layout_plan.plan
+    return device_plan.feasible[0] if device_plan.feasible else device_plan.nearest
 
 
-def _fewest_devices(question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
+def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
     """Returns the fewest accelerators with a layout that fits, among n, n/2, n/4, … and 2n, 4n, …."""
     devices = layout_plan.devices
     if layout_plan.plan.feasible:
-        return _fewest_devices_by_halving(question, devices, layout_plan.plan.feasible[0])
-    while 2 * devices <= MOST_TRIED and not question.budget.is_spent():
+        return _fewest_devices_by_halving(devices_question, devices, layout_plan.plan.feasible[0])
+    while 2 * devices <= MOST_TRIED and not devices_question.budget.is_spent():
         devices *= 2
-        layout_that_fits = question.best_fitting_layout(devices)
+        layout_that_fits = devices_question.best_fitting_layout(devices)
         if layout_that_fits is not None:
             return devices, layout_that_fits
     return None, None
 
 
 def _fewest_devices_by_halving(
-    question: DevicesQuestion, devices: int, best_candidate: Candidate
+    devices_question: DevicesQuestion, devices: int, best_candidate: Candidate
 ) -> tuple[int, Candidate]:
     """Returns the fewest of n, n/2, n/4, … accelerators with a layout that fits, and the layout.
 
@@ -189,9 +198,11 @@ def _fewest_devices_by_halving(
     searched by bisection. With a fixed batch they are tried in order.
     """
     halvings, too_many_halvings = 0, (devices & -devices).bit_length()
-    while halvings + 1 < too_many_halvings and not question.budget.is_spent():
-        next_halvings = halvings + 1 if question.global_batch is not None else (halvings + too_many_halvings) // 2
-        half_candidate = question.best_fitting_layout(devices >> next_halvings)
+    while halvings + 1 < too_many_halvings and not devices_question.budget.is_spent():
+        next_halvings = (
+            halvings + 1 if devices_question.global_batch is not None else (halvings + too_many_halvings) // 2
+        )
+        half_candidate = devices_question.best_fitting_layout(devices >> next_halvings)
         if half_candidate is None:
             too_many_halvings = next_halvings
         else:
@@ -212,72 +223,93 @@ CLOSE = 0.01
 
 
 def _largest_number(
-    question: DevicesQuestion, best_candidate: Candidate, name: str, unit: int, start: int, maximum: int
+    devices_question: DevicesQuestion,
+    best_candidate: Candidate,
+    setting_name: str,
+    size_unit: int,
+    start_size: int,
+    maximum: int,
 ) -> int:
-    """Returns the most sequences or tokens that fit with a layout, as a multiple of `unit`; 0 if none fits.
+    """Returns the most sequences or tokens that fit with a layout, as a multiple of `size_unit`; 0 if none fits.
 
     The bytes of tensors are estimated for any number. The allocator's overhead is known where it was replayed, and is
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
     in the next attempt, and twice as many after another failure.
     """
-    memory, framework, capacity = (
-        question.estimates.memory,
-        question.estimates.framework,
-        question.hardware.capacity_bytes,
+    model_memory, framework, capacity = (
+        devices_question.estimates.memory,
+        devices_question.estimates.framework,
+        devices_question.hardware.capacity_bytes,
     )
-    version, micro_batches = question.layout_request.framework_version or "", best_candidate.micro_batches
+    version, micro_batches = devices_question.layout_request.framework_version or "", best_candidate.micro_batches
 
     @cache
     def tensor_bytes(candidate_size: int) -> int:
-        return framework.estimate(memory.with_(**{name: candidate_size})).largest_rank(
+        return framework.estimate(model_memory.with_(**{setting_name: candidate_size})).largest_rank(
             best_candidate.layout, micro_batches
         )[0]
 
-    fitting_point, too_large, margin = (start, best_candidate.device_bytes - tensor_bytes(start)), (start, 0), 0
+    fitting_point, too_large, margin = (
+        (start_size, best_candidate.device_bytes - tensor_bytes(start_size)),
+        (start_size, 0),
+        0,
+    )
 
     def needed_bytes(candidate_size: int) -> int:
-        overhead, distance = fitting_point[1], max(0, candidate_size - fitting_point[0])
+        allocator_overhead, size_distance = fitting_point[1], max(0, candidate_size - fitting_point[0])
         if too_large[0] > fitting_point[0]:
-            overhead += (too_large[1] - overhead) * distance // (too_large[0] - fitting_point[0])
-        return tensor_bytes(candidate_size) + overhead + margin
+            allocator_overhead += (
+                (too_large[1] - allocator_overhead) * size_distance // (too_large[0] - fitting_point[0])
+            )
+        return tensor_bytes(candidate_size) + allocator_overhead + margin
 
     replays = 0
-    while (replays < REPLAYS and not question.budget.is_spent()) or fitting_point[0] == start:
-        candidate = unit * largest_fitting_number(
-            lambda number: needed_bytes(unit * number), capacity, max(1, start // unit), maximum // unit
+    while (replays < REPLAYS and not devices_question.budget.is_spent()) or fitting_point[0] == start_size:
+        largest_size = size_unit * largest_fitting_number(
+            lambda number: needed_bytes(size_unit * number),
+            capacity,
+            max(1, start_size // size_unit),
+            maximum // size_unit,
         )
-        if candidate <= fitting_point[0]:
+        if largest_size <= fitting_point[0]:
             break
-        tensors = tensor_bytes(candidate)
-        candidate_run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
+        tensors = tensor_bytes(largest_size)
+        candidate_run = model_memory.with_(num_microbatches=micro_batches, **{setting_name: largest_size})
         device_bytes, replays = replayed_bytes(candidate_run, framework, version, best_candidate.layout), replays + 1
         if device_bytes > capacity:
             margin = max(2 * margin, device_bytes - capacity) if too_large[0] > fitting_point[0] else 0
-            too_large = candidate, device_bytes - tensors
+            too_large = largest_size, device_bytes - tensors
             continue
-        fitting_point, margin = (candidate, device_bytes - tensors), 0
-        if too_large[0] <= fitting_point[0] or too_large[0] - fitting_point[0] <= max(unit, CLOSE * fitting_point[0]):
+        fitting_point, margin = (largest_size, device_bytes - tensors), 0
+        if too_large[0] <= fitting_point[0] or too_large[0] - fitting_point[0] <= max(
+            size_unit, CLOSE * fitting_point[0]
+        ):
             break
-    return fitting_point[0] // unit * unit
+    return fitting_point[0] // size_unit * size_unit
 
 
 def _changes_that_fit(
-    question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
-) -> Iterator[Change]:
+    devices_question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
+) -> Iterator[SettingChange]:
     """Yields changes that make the run fit: full recomputation, and more accelerators."""
-    if question.estimates.memory.settings.recompute in (None, "none") and not question.budget.is_spent():
+    if (
+        devices_question.estimates.memory.settings.recompute in (None, "none")
+        and not devices_question.budget.is_spent()
+    ):
         try:
-            recomputed_plan = replace(question, estimates=question.estimates.recomputed).plan_devices(devices)
+            recomputed_plan = replace(devices_question, estimates=devices_question.estimates.recomputed).plan_devices(
+                devices
+            )
         except InputError:
             recomputed_plan = None
         recomputed_candidate = None if recomputed_plan is None else _best_candidate(recomputed_plan)
         if recomputed_candidate is not None:
-            yield Change(
+            yield SettingChange(
                 f"--recompute {RECOMPUTED} {recomputed_candidate.layout.options()}".strip(),
-                Fit(question.hardware, recomputed_candidate.device_bytes),
+                Fit(devices_question.hardware, recomputed_candidate.device_bytes),
             )
     if fewest_devices is not None and fewest_candidate is not None:
-        yield Change(
+        yield SettingChange(
             devices_option(fewest_devices, fewest_candidate.layout),
-            Fit(question.hardware, fewest_candidate.device_bytes),
+            Fit(devices_question.hardware, fewest_candidate.device_bytes),
         )

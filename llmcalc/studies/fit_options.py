@@ -9,7 +9,7 @@ from itertools import takewhile, tee
 from typing import Any, NamedTuple
 
 from ..accelerator import Fit, Hardware
-from ..device_memory.cuda_runtime import Runtime
+from ..device_memory.cuda_runtime import CudaRuntime
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..errors import InputError
@@ -19,7 +19,7 @@ from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from .fit import Change, cli_options, devices_option, least_static_bytes
+from .fit import SettingChange, cli_options, devices_option, least_static_bytes
 from .fit_serving import serving_layouts
 
 MOST_DEVICES = 64
@@ -36,7 +36,7 @@ MOST_COMPUTERS = 4
 MOST_TRAINING_COMPUTERS = 1
 """The number of such computers that train: torch has no messages between them (NCCL), so no sharded training."""
 
-RuntimeOf = Callable[[Hardware], Runtime]
+RuntimeOf = Callable[[Hardware], CudaRuntime]
 """The CUDA runtime of a run on an accelerator."""
 
 
@@ -75,27 +75,29 @@ class _DividedRun(NamedTuple):
 
     devices: int
     layout: Layout | None
-    memory_on: Callable[[Runtime], DeviceMemory]
+    memory_on: Callable[[CudaRuntime], DeviceMemory]
     static_bytes: int
-    tensor_bytes: Callable[[Runtime], int] = lambda runtime: 0
-    memory_of_fullest: Callable[[Runtime], DeviceMemory] | None = None
+    tensor_bytes: Callable[[CudaRuntime], int] = lambda runtime: 0
+    memory_of_fullest: Callable[[CudaRuntime], DeviceMemory] | None = None
     users: int | None = None
     runs_of_replicas: Callable[[], Sequence[_DividedRun]] = tuple
 
-    def fit_on(self, hardware: Hardware, default_runtime: Runtime, runtime: Runtime) -> Fit:
+    def fit_on(self, hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime) -> Fit:
         """Returns whether the run fits on an accelerator, replayed with the accelerator's runtime if it may fit.
 
         default_runtime: a runtime with which the memory is known already.
         """
         fit = self.memory_on(default_runtime).fit_on(hardware)
         fits_without_overhead = _bytes_without_overhead(fit, default_runtime) <= fit.capacity
-        return self.memory_on(runtime).fit_on(hardware) if fits_without_overhead else fit
+        return self.memory_on(cuda_runtime).fit_on(hardware) if fits_without_overhead else fit
 
-    def with_most_replicas(self, fit: Fit, default_runtime: Runtime, runtime: Runtime) -> tuple[_DividedRun, Fit]:
-        """Returns the run with most replicas on as many accelerators that fits as well as this one."""
+    def with_most_replicas(
+        self, fit: Fit, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
+    ) -> tuple[_DividedRun, Fit]:
+        """Returns the run with the most replicas on equally many accelerators that fits as well as this run."""
         for replicas in self.runs_of_replicas() if fit.verdict != "no" else ():
             if replicas.static_bytes <= fit.hardware.capacity_bytes:
-                fit_of_replicas = replicas.fit_on(fit.hardware, default_runtime, runtime)
+                fit_of_replicas = replicas.fit_on(fit.hardware, default_runtime, cuda_runtime)
                 if fit_of_replicas.verdict in ("fits", fit.verdict):
                     return replicas, fit_of_replicas
         return self, fit
@@ -104,7 +106,7 @@ class _DividedRun(NamedTuple):
         """Returns the run as an option, with its verdict on a kind of accelerator."""
         return HardwareOption(self.devices, self.layout, fit, self.users)
 
-    def replayed_bytes(self, hardware: Hardware, runtime: Runtime) -> int:
+    def replayed_bytes(self, hardware: Hardware, runtime: CudaRuntime) -> int:
         """Returns a lower bound of the bytes that the run needs, from one replay; 0 if not known."""
         if self.memory_of_fullest is None:
             return 0
@@ -113,15 +115,15 @@ class _DividedRun(NamedTuple):
         except InputError:  # as in `least_bytes`
             return 0
 
-    def least_bytes(self, runtime: Runtime) -> int:
+    def least_bytes(self, cuda_runtime: CudaRuntime) -> int:
         """Returns a lower bound of the bytes that each accelerator needs; tensors are counted where possible."""
         try:
-            return max(self.static_bytes, self.tensor_bytes(runtime))
+            return max(self.static_bytes, self.tensor_bytes(cuda_runtime))
         except InputError:  # the framework does not support the layout, as `on` says
             return self.static_bytes
 
 
-def _bytes_without_overhead(fit: Fit, runtime: Runtime) -> int:
+def _bytes_without_overhead(fit: Fit, runtime: CudaRuntime) -> int:
     """Returns the required bytes without the runtime's context and the allocator's free blocks."""
     return fit.needed - (runtime.context + fit.fragmentation)
 
@@ -129,16 +131,18 @@ def _bytes_without_overhead(fit: Fit, runtime: Runtime) -> int:
 def _run_over_ranks(cluster: Cluster) -> _DividedRun:
     """Returns the run over the ranks of a layout."""
 
-    def largest_memory(runtime: Runtime) -> DeviceMemory:
-        return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
+    def largest_memory(cuda_runtime: CudaRuntime) -> DeviceMemory:
+        return largest_need(
+            [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
+        ).device
 
-    def tensor_bytes(runtime: Runtime) -> int:
+    def tensor_bytes(runtime: CudaRuntime) -> int:
         return max(
             cluster.tensor_bytes(rank, runtime) if cluster.trains else _least_bytes(cluster.inference_rank(rank))
             for rank in cluster.ranks_that_may_need_most
         )
 
-    def memory_of_fullest(runtime: Runtime) -> DeviceMemory:
+    def memory_of_fullest(runtime: CudaRuntime) -> DeviceMemory:
         ranks = cluster.ranks_that_may_need_most
         fullest_rank = max(ranks, key=lambda rank: _least_bytes(cluster.inference_rank(rank)))
         return cluster.rank_memory(fullest_rank, runtime).device
@@ -152,15 +156,15 @@ def _run_over_ranks(cluster: Cluster) -> _DividedRun:
     )
 
 
-def _least_bytes(memory: Memory) -> int:
+def _least_bytes(model_memory: Memory) -> int:
     """Returns a lower bound of an accelerator's bytes at the end of a pass: weights and cache."""
-    return int(memory.states.weights + memory.states.kv_cache)
+    return int(model_memory.states.weights + model_memory.states.kv_cache)
 
 
 def hardware_options(
-    memory: Memory,
+    model_memory: Memory,
     accelerators: Iterable[Hardware],
-    request: LayoutRequest,
+    layout_request: LayoutRequest,
     runtime_of: RuntimeOf,
     engine_fit: Callable[[Hardware], Fit | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
@@ -169,27 +173,34 @@ def hardware_options(
     Of those on which it fits alike, accelerators that have no products in the run's number format come last.
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
-    request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.
+    layout_request: parallelism options; its group sizes apply to every number; `devices`, if given, is the only number.
     runtime_of: the runtime of the run on an accelerator.
     engine_fit: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits; None
         (default) for torch's kernels.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
     """
-    training, name = memory.settings.phase == "training", request.framework
-    if training and name is not None and replace(request, devices=1).is_undivided and framework(name).layouts.zero != 3:
-        raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
-    divided_runs, options = _divided_runs(memory, request), []
-    needs_bfloat16 = memory.states.dtype == "bfloat16" and memory.states.quantized is None
-    is_undivided = replace(request, devices=1).is_undivided and request.devices is None
+    is_training, framework_name = model_memory.settings.phase == "training", layout_request.framework
+    if (
+        is_training
+        and framework_name is not None
+        and replace(layout_request, devices=1).is_undivided
+        and framework(framework_name).layouts.zero != 3
+    ):
+        raise InputError(
+            f"--framework {framework_name}: its layouts are planned for one kind of accelerator; add --hardware"
+        )
+    divided_runs, options = _divided_runs(model_memory, layout_request), []
+    needs_bfloat16 = model_memory.states.dtype == "bfloat16" and model_memory.states.quantized is None
+    is_undivided = replace(layout_request, devices=1).is_undivided and layout_request.devices is None
     for hardware in accelerators:
         fit_of_one = engine_fit(hardware) if is_undivided else None
         if fit_of_one is not None and fit_of_one.verdict == "fits":
             options.append(HardwareOption(1, None, fit_of_one))
             continue
         # runs are made as far as an accelerator needs them, and once for all
-        divided_runs, candidates = tee(divided_runs)
-        usual_runs = _runs_on_usual_number(candidates, hardware, request, training)
-        options.append(_hardware_option(usual_runs, hardware, memory.runtime, runtime_of(hardware)))
+        divided_runs, candidate_runs = tee(divided_runs)
+        usual_runs = _runs_on_usual_number(candidate_runs, hardware, layout_request, is_training)
+        options.append(_hardware_option(usual_runs, hardware, model_memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(
             options,
@@ -205,17 +216,21 @@ def hardware_options(
 
 
 def _runs_on_usual_number(
-    divided_runs: Iterable[_DividedRun], hardware: Hardware, request: LayoutRequest, training: bool
+    divided_runs: Iterable[_DividedRun], hardware: Hardware, layout_request: LayoutRequest, is_training: bool
 ) -> Iterable[_DividedRun]:
     """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
-    if hardware.vendor not in WHOLE_COMPUTERS or request.devices or not replace(request, devices=1).is_undivided:
+    if (
+        hardware.vendor not in WHOLE_COMPUTERS
+        or layout_request.devices
+        or not replace(layout_request, devices=1).is_undivided
+    ):
         return divided_runs
-    most_computers = MOST_TRAINING_COMPUTERS if training else MOST_COMPUTERS
+    most_computers = MOST_TRAINING_COMPUTERS if is_training else MOST_COMPUTERS
     return takewhile(lambda divided_run: divided_run.devices <= most_computers, divided_runs)
 
 
 def _hardware_option(
-    divided_runs: Iterable[_DividedRun], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
+    divided_runs: Iterable[_DividedRun], hardware: Hardware, default_runtime: CudaRuntime, cuda_runtime: CudaRuntime
 ) -> HardwareOption:
     """Returns the fewest accelerators of one kind on which the run fits.
 
@@ -224,34 +239,34 @@ def _hardware_option(
     tried_options: list[tuple[int, HardwareOption]] = []
     too_large: list[tuple[int, int, _DividedRun]] = []
 
-    def try_run(index: int, divided_run: _DividedRun) -> HardwareOption | None:
+    def try_run(run_index: int, divided_run: _DividedRun) -> HardwareOption | None:
         try:
-            fit = divided_run.fit_on(hardware, default_runtime, runtime)
+            fit = divided_run.fit_on(hardware, default_runtime, cuda_runtime)
         except InputError:  # the framework does not support the layout
             return None
-        divided_run, fit = divided_run.with_most_replicas(fit, default_runtime, runtime)
-        tried_options.append((index, hardware_option := divided_run.option(fit)))
+        divided_run, fit = divided_run.with_most_replicas(fit, default_runtime, cuda_runtime)
+        tried_options.append((run_index, hardware_option := divided_run.option(fit)))
         return hardware_option
 
-    for index, divided_run in enumerate(divided_runs):
+    for run_index, divided_run in enumerate(divided_runs):
         if divided_run.static_bytes > hardware.capacity_bytes:
-            too_large.append((divided_run.static_bytes, index, divided_run))
+            too_large.append((divided_run.static_bytes, run_index, divided_run))
         elif (least_bytes := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
-            too_large.append((least_bytes, index, divided_run))
+            too_large.append((least_bytes, run_index, divided_run))
         elif (replayed_bytes := divided_run.replayed_bytes(hardware, default_runtime)) > hardware.capacity_bytes:
-            too_large.append((replayed_bytes, index, divided_run))
-        elif (hardware_option := try_run(index, divided_run)) is not None and hardware_option.fit.verdict == "fits":
+            too_large.append((replayed_bytes, run_index, divided_run))
+        elif (hardware_option := try_run(run_index, divided_run)) is not None and hardware_option.fit.verdict == "fits":
             return hardware_option
     while too_large:
-        least_bytes, index, divided_run = skipped_run = min(too_large, key=lambda skipped_run: skipped_run[:2])
+        least_bytes, run_index, divided_run = skipped_run = min(too_large, key=lambda skipped_run: skipped_run[:2])
         if tried_options and least_bytes > min(hardware_option.fit.needed for _, hardware_option in tried_options):
             break
         too_large.remove(skipped_run)
         lower_bound_bytes = divided_run.least_bytes(default_runtime)
         if lower_bound_bytes > least_bytes:
-            too_large.append((lower_bound_bytes, index, divided_run))  # others may need less
+            too_large.append((lower_bound_bytes, run_index, divided_run))  # others may need less
         else:
-            try_run(index, divided_run)
+            try_run(run_index, divided_run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
     return min(tried_options, key=lambda indexed_option: (indexed_option[1].fit.needed, indexed_option[0]))[1]
@@ -262,12 +277,12 @@ MOST_PER_NUMBER = 2
 
 
 def changes_on_several(
-    memory: Memory,
+    model_memory: Memory,
     options: Sequence[HardwareOption],
-    request: LayoutRequest,
+    layout_request: LayoutRequest,
     runtime_of: RuntimeOf,
     setting_changes: Sequence[Mapping[str, Any]],
-) -> Iterator[Change]:
+) -> Iterator[SettingChange]:
     """Yields changes to several accelerators of a kind, fewest first, the unchanged run last.
 
     options: the fewest accelerators of each kind for the unchanged run.
@@ -276,11 +291,11 @@ def changes_on_several(
     for hardware_option in options:
         fits_unchanged, hardware = hardware_option.fit.verdict != "no", hardware_option.fit.hardware
         most_devices = hardware_option.devices - 1 if fits_unchanged else MOST_DEVICES
-        changes_by_devices: list[tuple[int, Change]] = []
+        changes_by_devices: list[tuple[int, SettingChange]] = []
         for changes in setting_changes:
             try:
                 runs_and_fits = list(
-                    _fitting_runs(memory.with_(**changes), hardware, request, runtime_of, most_devices)
+                    _fitting_runs(model_memory.with_(**changes), hardware, layout_request, runtime_of, most_devices)
                 )
             except InputError:
                 continue
@@ -289,88 +304,94 @@ def changes_on_several(
             divided_run, fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
             options_text = f"{divided_run.option(fit).command_options} {cli_options(changes)}"
             if sum(devices == divided_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
-                changes_by_devices.append((divided_run.devices, Change(options_text, fit)))
+                changes_by_devices.append((divided_run.devices, SettingChange(options_text, fit)))
         yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
         if fits_unchanged and hardware_option.devices > 1:
-            yield Change(hardware_option.command_options, hardware_option.fit)
+            yield SettingChange(hardware_option.command_options, hardware_option.fit)
 
 
 def _fitting_runs(
-    memory: Memory, hardware: Hardware, request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
+    model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
 ) -> Iterator[tuple[_DividedRun, Fit]]:
     """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""
-    training = memory.settings.phase == "training"
-    divided_runs = _runs_on_usual_number(_divided_runs(memory, request), hardware, request, training)
+    is_training = model_memory.settings.phase == "training"
+    divided_runs = _runs_on_usual_number(
+        _divided_runs(model_memory, layout_request), hardware, layout_request, is_training
+    )
     for divided_run in takewhile(lambda divided_run: divided_run.devices <= most_devices, divided_runs):
-        is_too_large = max(divided_run.static_bytes, divided_run.least_bytes(memory.runtime)) > hardware.capacity_bytes
+        is_too_large = (
+            max(divided_run.static_bytes, divided_run.least_bytes(model_memory.runtime)) > hardware.capacity_bytes
+        )
         if divided_run.devices > 1 and not is_too_large:
             fit = divided_run.memory_on(runtime_of(hardware)).fit_on(hardware)
             if fit.verdict != "no":
-                yield divided_run.with_most_replicas(fit, memory.runtime, runtime_of(hardware))
+                yield divided_run.with_most_replicas(fit, model_memory.runtime, runtime_of(hardware))
             if fit.verdict == "fits":
                 return
 
 
-def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_DividedRun]:
+def _divided_runs(model_memory: Memory, layout_request: LayoutRequest) -> Iterator[_DividedRun]:
     """Yields the run divided over increasing numbers of accelerators, in possible layouts."""
-    version, framework = request.framework_version or "", framework_of(request)
-    is_training = memory.settings.phase == "training"
+    version, framework = layout_request.framework_version or "", framework_of(layout_request)
+    is_training = model_memory.settings.phase == "training"
     powers_of_two = [2**i for i in range(MOST_DEVICES.bit_length())]
-    for devices in powers_of_two if request.devices is None else [request.devices]:
-        request_of_number = replace(request, devices=devices)
+    for devices in powers_of_two if layout_request.devices is None else [layout_request.devices]:
+        request_of_number = replace(layout_request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
-            yield _DividedRun(1, None, memory.memory_on, (least_static_bytes if is_training else _least_bytes)(memory))
+            yield _DividedRun(
+                1, None, model_memory.memory_on, (least_static_bytes if is_training else _least_bytes)(model_memory)
+            )
         elif is_training:
             is_sharded = request_of_number.is_undivided  # fully, unless the user divides the run
             yield from _possible_runs(
-                memory, replace(request_of_number, zero=3) if is_sharded else request_of_number, version
+                model_memory, replace(request_of_number, zero=3) if is_sharded else request_of_number, version
             )
         else:
-            layouts = list(serving_layouts(memory, request_of_number, devices))
-            runs_of_replicas = cache(partial(_runs_of_replicas, memory, framework, version, layouts))
+            layouts = list(serving_layouts(model_memory, request_of_number, devices))
+            runs_of_replicas = cache(partial(_runs_of_replicas, model_memory, framework, version, layouts))
             for layout in layouts:
                 if layout.dp == (request_of_number.dp or 1):
-                    divided_run = _run_over_ranks(Cluster.with_framework(memory, layout, framework, version))
+                    divided_run = _run_over_ranks(Cluster.with_framework(model_memory, layout, framework, version))
                     # replicas have the stated users each where the user states the number of devices or of replicas
-                    shares_users = request.devices is None and request.dp is None
+                    shares_users = layout_request.devices is None and layout_request.dp is None
                     yield divided_run._replace(runs_of_replicas=runs_of_replicas) if shares_users else divided_run
 
 
 def _runs_of_replicas(
-    memory: Memory, record: Framework, version: str, layouts: Sequence[Layout]
+    model_memory: Memory, record: Framework, version: str, layouts: Sequence[Layout]
 ) -> tuple[_DividedRun, ...]:
-    """Returns the runs of replicas that share the users, most replicas first, each number in its fewest stages.
+    """Returns one run for each number of replicas, most first, in the fewest stages; the replicas share the users.
 
     layouts: layouts of as many devices, the fewest stages of each number of replicas first.
     """
     layout_of_replicas = {layout.dp: layout for layout in reversed(layouts) if layout.dp > 1}
     runs_and_fits = []
     for dp, layout in sorted(layout_of_replicas.items(), reverse=True):
-        users = -(-memory.states.workload.batch // dp)
-        if dp <= memory.states.workload.batch:
-            cluster = Cluster.with_framework(memory.with_(batch=users), layout, record, version)
+        users = -(-model_memory.states.workload.batch // dp)
+        if dp <= model_memory.states.workload.batch:
+            cluster = Cluster.with_framework(model_memory.with_(batch=users), layout, record, version)
             runs_and_fits.append(_run_over_ranks(cluster)._replace(users=users))
     return tuple(runs_and_fits)
 
 
-def _possible_runs(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_DividedRun]:
+def _possible_runs(model_memory: Memory, layout_request: LayoutRequest, version: str) -> Iterator[_DividedRun]:
     """Yields the run in the layout of a request, unless no layout is possible.
 
     Where the framework does not support it, its memory raises `InputError`, at once from the second time on.
     """
     try:
         divided_run = _run_over_ranks(
-            Cluster.with_framework(memory, layout_of(request), framework_of(request), version)
+            Cluster.with_framework(model_memory, layout_of(layout_request), framework_of(layout_request), version)
         )
     except InputError:
         return
     refusals: list[InputError] = []
 
-    def memory_on(runtime: Runtime) -> DeviceMemory:
+    def memory_on(cuda_runtime: CudaRuntime) -> DeviceMemory:
         if refusals:
             raise refusals[0]
         try:
-            return divided_run.memory_on(runtime)
+            return divided_run.memory_on(cuda_runtime)
         except InputError as error:
             refusals.append(error)
             raise

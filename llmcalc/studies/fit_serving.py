@@ -16,9 +16,9 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_program import model_axes
 from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, refusal
-from ..simulator.effort import Budget
+from ..simulator.effort import WorkBudget
 from .decoding import decoded_token
-from .fit import Change, Fitting, devices_option, fit, largest_run
+from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run
 from .run_time import TimedRun
 
 NODE = 8
@@ -29,7 +29,7 @@ MOST_TRIED = 2**10
 
 
 @frozen
-class Replica:
+class ReplicaFit:
     """A layout of one replica, with the memory of its largest rank.
 
     rank: number of that rank. fit: the verdict on it.
@@ -43,8 +43,8 @@ class Replica:
 
 
 @frozen
-class ServingFitting:
-    """The answer on whether inference fits on a number of accelerators, with layouts.
+class ServingFitAnswer:
+    """The verdict on whether inference fits on a number of accelerators, with layouts.
 
     memory: the run on one device.
     tried_replicas: all layouts, most replicas first.
@@ -57,11 +57,11 @@ class ServingFitting:
     """
 
     memory: Memory
-    tried_replicas: tuple[Replica, ...]
-    best: Replica
+    tried_replicas: tuple[ReplicaFit, ...]
+    best: ReplicaFit
     needed: int | None
     fewest: Layout | None
-    largest_run: Fitting
+    largest_run: FitAnswer
     untried_layouts: int = 0
 
 
@@ -69,33 +69,37 @@ MOST_LAYERS = 10_000
 """The largest number of layers of a model whose serving layouts are searched."""
 
 
-def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> ServingFitting:
+def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> ServingFitAnswer:
     """Returns whether inference fits on `layout_request.devices` accelerators.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
     Raises `InputError` where no layout can be tried at all.
     """
-    check_depth(memory.spec, MOST_LAYERS)
-    replicas, best_replica, untried = serving_replicas(memory, hardware, layout_request)
+    check_depth(model_memory.spec, MOST_LAYERS)
+    replicas, best_replica, untried = serving_replicas(model_memory, hardware, layout_request)
     best_fits = best_replica.fit.verdict != "no"
-    fewest_layout = best_replica.layout if best_fits else _layout_on_more_devices(memory, hardware, layout_request)
-    worst_fit = fit(inference_rank(memory, best_replica.layout, best_replica.rank, memory.runtime), hardware)
+    fewest_layout = (
+        best_replica.layout if best_fits else _layout_on_more_devices(model_memory, hardware, layout_request)
+    )
+    worst_fit = fit(
+        inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.runtime), hardware
+    )
     batch, seq, changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
     for rank in _end_ranks(best_replica.layout):
         if rank != best_replica.rank:
-            rank_run = inference_rank(memory, best_replica.layout, rank, memory.runtime)
+            rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
     if not best_fits and fewest_layout is not None:
-        larger_replica = _replica_of_layout(memory, hardware, fewest_layout)
-        changes = (Change(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit), *changes)
+        larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
+        changes = (SettingChange(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit), *changes)
     timed_replicas = [
-        replace(replica, decoding=decoded_token(memory, hardware, replica.layout))
+        replace(replica, decoding=decoded_token(model_memory, hardware, replica.layout))
         if replica.fit.verdict != "no"
         else replica
         for replica in replicas
     ]
-    return ServingFitting(
-        memory,
+    return ServingFitAnswer(
+        model_memory,
         tuple(timed_replicas),
         best_replica,
         None if fewest_layout is None else fewest_layout.replica_devices,
@@ -110,39 +114,39 @@ WORK_OF_SEARCH = 3_000_000
 
 
 def serving_replicas(
-    memory: Memory, hardware: Hardware, request: LayoutRequest
-) -> tuple[tuple[Replica, ...], Replica, int]:
+    model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
+) -> tuple[tuple[ReplicaFit, ...], ReplicaFit, int]:
     """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best layout.
 
     The best one is the first that fits, or the one that requires least. The third value is the number of layouts that
     were not tried, each with fewer replicas, since one fits and the work of the search is spent.
     Raises `InputError` where no layout is possible, and where none fits before the work is spent.
     """
-    assert request.devices is not None
-    tried_replicas: list[Replica] = []
-    work_budget, best_replica = Budget(WORK_OF_SEARCH), None
-    layouts = list(serving_layouts(memory, request, request.devices))
+    assert layout_request.devices is not None
+    tried_replicas: list[ReplicaFit] = []
+    work_budget, best_replica = WorkBudget(WORK_OF_SEARCH), None
+    layouts = list(serving_layouts(model_memory, layout_request, layout_request.devices))
     for layout in layouts:
         if tried_replicas and work_budget.is_spent():
             break
-        tried_replicas.append(_replica_of_layout(memory, hardware, layout))
+        tried_replicas.append(_replica_of_layout(model_memory, hardware, layout))
         if best_replica is None and tried_replicas[-1].fit.verdict != "no":
             best_replica = tried_replicas[-1]
     if not tried_replicas:
-        raise ImpossibleLayout(f"--devices {request.devices}: no layout of these is possible")
+        raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout of these is possible")
     untried = len(layouts) - len(tried_replicas)
     if best_replica is None and untried:
         raise InputError(
-            f"--devices {request.devices}: none of the {len(tried_replicas):,} layouts with most replicas fits, and "
-            f"the search ended before {untried:,} others; expected a size of the replicas, such as --tp 8 --pp 4"
+            f"--devices {layout_request.devices}: none of the {len(tried_replicas):,} layouts with most replicas fits, "
+            f"and the search ended before {untried:,} others; expected a size of the replicas, such as --tp 8 --pp 4"
         )
     best_replica = best_replica or min(tried_replicas, key=lambda replica: replica.fit.needed)
     return tuple(tried_replicas), best_replica, untried
 
 
-def serving_layouts(memory: Memory, layout_request: LayoutRequest, devices: int) -> Iterator[Layout]:
+def serving_layouts(model_memory: Memory, layout_request: LayoutRequest, devices: int) -> Iterator[Layout]:
     """Yields the layouts of a number of devices: most replicas first, then fewest stages."""
-    spec = memory.spec
+    spec = model_memory.spec
     layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
     stage_counts = divisors(devices, layers) if layout_request.pp is None else [layout_request.pp]
     tensors = divisors(devices, NODE) if layout_request.tp is None else [layout_request.tp]
@@ -158,14 +162,14 @@ def serving_layouts(memory: Memory, layout_request: LayoutRequest, devices: int)
             check_serving(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue
-        if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(memory, layout):
+        if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(model_memory, layout):
             yield layout
 
 
-def _has_program(memory: Memory, layout: Layout) -> bool:
+def _has_program(model_memory: Memory, layout: Layout) -> bool:
     try:
         for rank in _end_ranks(layout):
-            inference_rank(memory, layout, rank, memory.runtime)
+            inference_rank(model_memory, layout, rank, model_memory.runtime)
     except InputError:
         return False
     return True
@@ -176,25 +180,25 @@ def _end_ranks(layout: Layout) -> tuple[int, ...]:
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
 
-def _replica_of_layout(memory: Memory, hardware: Hardware, layout: Layout) -> Replica:
+def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout) -> ReplicaFit:
     """Returns a layout with the largest rank's memory."""
     fit_by_rank = {
-        rank: rank_memory(inference_rank(memory, layout, rank, memory.runtime)).fit_on(hardware)
+        rank: rank_memory(inference_rank(model_memory, layout, rank, model_memory.runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)
     }
     rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed, -rank))
-    return Replica(layout, rank, fit_by_rank[rank])
+    return ReplicaFit(layout, rank, fit_by_rank[rank])
 
 
-def _layout_on_more_devices(memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:
+def _layout_on_more_devices(model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:
     """Returns the first layout that fits on twice the number of accelerators, four times the number, and so on."""
     assert layout_request.devices is not None
     devices = 2 * layout_request.devices
     while devices <= MOST_TRIED:
-        for layout in serving_layouts(memory, replace(layout_request, dp=None), devices):
+        for layout in serving_layouts(model_memory, replace(layout_request, dp=None), devices):
             if (
                 layout.replica_devices == layout.world
-                and _replica_of_layout(memory, hardware, layout).fit.verdict != "no"
+                and _replica_of_layout(model_memory, hardware, layout).fit.verdict != "no"
             ):
                 return layout
         devices *= 2

@@ -68,23 +68,25 @@ class Candidate:
 
 
 def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
-    """Sorts candidates by seconds per step; of a tie the layout that people run most comes first.
+    """Sorts candidates by seconds per step; among ties, the most common kind of layout comes first.
 
     It has the smallest context parallelism, then the fewest kinds of parallelism; of equal ones the fastest is first,
     then that with the fewest bytes.
     """
     by_seconds = sorted(candidates, key=lambda candidate: (candidate.seconds or 0.0, candidate.device_bytes))
-    ties: list[list[Candidate]] = []
+    tied_groups: list[list[Candidate]] = []
     for candidate, is_tie in zip(by_seconds, tie_flags(by_seconds), strict=True):
-        ties[-1:] = [[*ties[-1], candidate]] if is_tie else [*ties[-1:], [candidate]]
-    return [candidate for tie in ties for candidate in sorted(tie, key=_kinds_of_parallelism)]
+        tied_groups[-1:] = [[*tied_groups[-1], candidate]] if is_tie else [*tied_groups[-1:], [candidate]]
+    return [
+        candidate for tied_candidates in tied_groups for candidate in sorted(tied_candidates, key=_kinds_of_parallelism)
+    ]
 
 
 def _kinds_of_parallelism(candidate: Candidate) -> tuple[int, int]:
     """Returns the size of context parallelism, and the number of kinds of parallelism of a layout."""
     layout = candidate.layout
-    sizes = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.vpp
-    return layout.cp, sum(size > 1 for size in sizes)
+    group_sizes = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.vpp
+    return layout.cp, sum(group_size > 1 for group_size in group_sizes)
 
 
 def tie_flags(candidates: list[Candidate]) -> list[bool]:
@@ -102,10 +104,10 @@ PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
 """Names of sizes by which the place of a layout may be asked for."""
 
 
-def parse_sizes(text: str) -> dict[str, int]:
+def parse_sizes(sizes_text: str) -> dict[str, int]:
     """Parses sizes of a layout, such as `tp=8,pp=16`. Raises `InputError` for other text."""
     layout_sizes: dict[str, int] = {}
-    for text_part in text.split(","):
+    for text_part in sizes_text.split(","):
         size_name, _, size_text = text_part.partition("=")
         size_name = size_name.strip().lower()
         if (
@@ -141,9 +143,11 @@ def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
         lambda candidate: candidate.communication_bytes,
         lambda candidate: candidate.bubble,
     )
-    for measure in sort_measures:
-        distinct_values = sorted({measure(candidate) for candidate in candidates})
+    for sort_measure in sort_measures:
+        distinct_values = sorted({sort_measure(candidate) for candidate in candidates})
         position_of_value = {size_text: position for position, size_text in enumerate(distinct_values)}
         for candidate in candidates:
-            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + position_of_value[measure(candidate)]
+            position_sums[id(candidate)] = (
+                position_sums.get(id(candidate), 0) + position_of_value[sort_measure(candidate)]
+            )
     return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))

@@ -105,9 +105,9 @@ class StudyVerdicts:
 
 def compare_with_studies(hidden_size: int, num_hidden_layers: int) -> StudyVerdicts:
     """Compares a shape with the figures of each study."""
-    lower, upper = kaplan_range()
+    lower_bound, upper_bound = kaplan_range()
     critical_depth_of_width = critical_depth(hidden_size)
-    in_range = lower <= hidden_size / num_hidden_layers <= upper
+    in_range = lower_bound <= hidden_size / num_hidden_layers <= upper_bound
     return StudyVerdicts(
         in_range,
         num_hidden_layers > TAY_LAYERS[1],

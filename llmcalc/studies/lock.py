@@ -46,7 +46,7 @@ class LockEntry:
 
 
 @dataclass(frozen=True)
-class Change:
+class LockChange:
     """A value that differs from the lock file.
 
     target: the model.
@@ -68,7 +68,7 @@ def program_version() -> str:
 def locked_model(preset: Preset) -> LockEntry:
     """Returns a model's lock-file entry. Raises `InputError` if the model's counts have no closed form."""
     spec = preset.model
-    count, flop_count = params(spec), flops(spec, run_config_of(spec, 1, SEQUENCE))
+    parameter_count, flop_count = params(spec), flops(spec, run_config_of(spec, 1, SEQUENCE))
     return LockEntry(
         preset,
         {
@@ -78,7 +78,11 @@ def locked_model(preset: Preset) -> LockEntry:
             "model_type": None if preset.config is None else preset.config.get("model_type"),
             "revision": _hub_revision(preset),
             "sha256": _config_digest(preset),
-            "params": {"total": count.total, "active": count.active, "embedding": count.embedding},
+            "params": {
+                "total": parameter_count.total,
+                "active": parameter_count.active,
+                "embedding": parameter_count.embedding,
+            },
             "flops": {"seq": SEQUENCE, "full": flop_count.full, "causal": flop_count.causal},
             "cache": _cache_bytes(preset),
             "weights": _weight_bytes(preset),
@@ -99,8 +103,8 @@ def _config_digest(preset: Preset) -> str:
 
 def _hub_revision(preset: Preset) -> str | None:
     """Returns the hub commit of the config; None for a preset or a file."""
-    target = preset.target.removesuffix("?" + "&".join(preset.changes))
-    hub_id = hub_id_of(target) or target
+    model_target = preset.target.removesuffix("?" + "&".join(preset.changes))
+    hub_id = hub_id_of(model_target) or model_target
     if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():
         return None
     from ..sources.hub import commit_of_repository
@@ -131,21 +135,21 @@ def _weight_bytes(preset: Preset) -> dict[str, int | None]:
     return bytes_by_format
 
 
-def changes_of(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[Change]:
+def lock_changes(locked_entry: Mapping[str, Any], current_entry: Mapping[str, Any]) -> list[LockChange]:
     """Returns the values that differ between two entries, in the order of the newer entry."""
     values_before, values_now = dict(_nested_values(locked_entry)), dict(_nested_values(current_entry))
-    target = str(current_entry["target"])
+    model_target = str(current_entry["target"])
     return [
-        Change(target, value_path, values_before.get(value_path), values_now.get(value_path))
+        LockChange(model_target, value_path, values_before.get(value_path), values_now.get(value_path))
         for value_path in dict.fromkeys((*values_now, *values_before))
         if values_before.get(value_path) != values_now.get(value_path)
     ]
 
 
-def _nested_values(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _nested_values(entry_table: Any, parent_keys: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the values inside nested tables, each with a path of keys."""
-    if isinstance(table, Mapping) and table:
-        for value_path, item in table.items():
-            yield from _nested_values(item, f"{path}.{value_path}" if path else str(value_path))
+    if isinstance(entry_table, Mapping) and entry_table:
+        for value_path, entry_value in entry_table.items():
+            yield from _nested_values(entry_value, f"{parent_keys}.{value_path}" if parent_keys else str(value_path))
     else:
-        yield path, table
+        yield parent_keys, entry_table

@@ -23,9 +23,9 @@ from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
-from ..parallel.search import NO_REPLICAS, Search, check_depth, search
-from ..simulator.effort import Budget
-from ..timing.spread import Range
+from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search
+from ..simulator.effort import WorkBudget
+from ..timing.spread import TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
@@ -95,24 +95,24 @@ class LayoutEstimates:
     @cached_property
     def estimates_as_configured(self) -> PeakEstimate:
         """The memory estimates with the recomputation that the run's settings state."""
-        estimate = self.framework.estimate(self.memory)
+        memory_estimate = self.framework.estimate(self.memory)
         if self._without_recompute is not None:
-            estimate.share_parameter_counts(self._without_recompute.estimates_as_configured)
-        return estimate
+            memory_estimate.share_parameter_counts(self._without_recompute.estimates_as_configured)
+        return memory_estimate
 
     @property
     def recomputed(self) -> LayoutEstimates:
         """The memory estimates with every layer recomputed in the backward pass."""
         return self.with_recompute(RECOMPUTED)
 
-    def with_recompute(self, value: str) -> LayoutEstimates:
+    def with_recompute(self, recompute_mode: str) -> LayoutEstimates:
         """Returns the estimates with another value of `--recompute`; the same object for an equal value."""
-        if value == AS_CONFIGURED:
+        if recompute_mode == AS_CONFIGURED:
             return self
-        if value not in self._with:
-            recomputing_memory = self.memory.with_(recompute=value)
-            self._with[value] = LayoutEstimates(recomputing_memory, self.framework, _without_recompute=self)
-        return self._with[value]
+        if recompute_mode not in self._with:
+            recomputing_memory = self.memory.with_(recompute=recompute_mode)
+            self._with[recompute_mode] = LayoutEstimates(recomputing_memory, self.framework, _without_recompute=self)
+        return self._with[recompute_mode]
 
 
 @frozen
@@ -137,7 +137,7 @@ class LayoutPlan:
     devices: int
     global_batch: int
     plan: Plan
-    tried: Search
+    tried: LayoutSearch
     rows: int
     times: TrainingTimes | None = None
     untimed_reason: str = ""
@@ -152,9 +152,9 @@ class LayoutPlan:
 
     @property
     def batch_of_cost(self) -> int:
-        """The sequences of the step that `cost` assumes, if they are more than in this plan's assumed step; else 0."""
-        memory, tokens = self.memory, int(self.memory.states.workload.seq)
-        if not self.is_batch_assumed or not is_pretraining(memory.spec, memory.settings.lora_rank):
+        """The sequences per step that `llmcalc cost` assumes, if more than this plan assumes; otherwise 0."""
+        model_memory, tokens = self.memory, int(self.memory.states.workload.seq)
+        if not self.is_batch_assumed or not is_pretraining(model_memory.spec, model_memory.settings.lora_rank):
             return 0
         batch = usual_batch(tokens, self.devices)
         return batch if batch > self.global_batch else 0
@@ -198,12 +198,12 @@ class LayoutPlan:
             layouts_and_plans.sort(key=lambda layout_and_plan: place[id(layout_and_plan[1])])
         return layouts_and_plans[: self.rows]
 
-    def range(self, candidate: Candidate) -> Range | None:
+    def range(self, candidate: Candidate) -> TimeRange | None:
         """Returns the range of a layout's seconds per step; None without a time estimate."""
         if self.times is None or candidate.seconds is None:
             return None
-        times = self.times.of_run(self.estimates.with_recompute(candidate.recompute).memory)
-        return times.range(candidate.seconds, candidate.layout, candidate.micro_batches)
+        training_times = self.times.of_run(self.estimates.with_recompute(candidate.recompute).memory)
+        return training_times.range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
     @cached_property
     def recomputed(self) -> int | None:
@@ -229,38 +229,38 @@ MOST_LAYERS = 256
 
 @without_garbage_collection()
 def plan_of(
-    memory: Memory,
+    model_memory: Memory,
     hardware: Hardware,
     layout_request: LayoutRequest,
     global_batch: int | None,
-    rows: int,
-    estimates: LayoutEstimates | None = None,
-    nearest: Nearest = "always",
+    row_limit: int,
+    layout_estimates: LayoutEstimates | None = None,
+    suggests_nearest: Nearest = "always",
     order_name: Order | None = "memory",
     time_settings: Callable[[Framework], TimeSettings] | None = None,
-    recomputes: bool = True,
-    budget: Budget | None = None,
+    may_recompute: bool = True,
+    budget: WorkBudget | None = None,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
     global_batch: sequences per step; None for one micro-batch per accelerator, of at most a usual step (`step_size`).
-    rows: number of layouts to replay on the allocator.
-    estimates: peak estimates of the model under that framework; default new ones.
-    nearest: see `LayoutOrder.plan`.
+    row_limit: number of layouts to replay on the allocator.
+    layout_estimates: peak estimates of the model under that framework; default new ones.
+    suggests_nearest: see `LayoutOrder.plan`.
     order_name: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
     time_settings: (framework) → settings of time; None for those of its own stack.
-    recomputes: whether a plan by time tries more recomputation than the run's own; true by default.
+    may_recompute: whether a plan by time tries more recomputation than the run's own; true by default.
     budget: the work of the search; default `WORK_OF_SEARCH`.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, if the number of micro-batches
     is given, and if the search ended early and nothing that it tried may fit.
     """
     assert layout_request.devices is not None
     framework_record = framework(layout_request.framework or WITHOUT_A_NAME)
-    memory_use, spec = memory.states, memory.spec
+    memory_use, spec = model_memory.states, model_memory.spec
     interconnect = hardware.interconnect
-    node = min(NODE, (interconnect.domain_size if interconnect is not None else None) or NODE)
-    micro_batches = memory.settings.num_microbatches
+    node_devices = min(NODE, (interconnect.domain_size if interconnect is not None else None) or NODE)
+    micro_batches = model_memory.settings.num_microbatches
     if micro_batches is not None:
         raise InputError(
             f"--num-microbatches {micro_batches}: in a plan it follows from the layout and --global-batch, the "
@@ -272,19 +272,26 @@ def plan_of(
     if global_batch is None:
         global_batch = default_batch(seq, layout_request.devices, micro_batch)
     layouts = search(
-        spec, layout_request.devices, global_batch, micro_batch, seq, framework_record.layouts, layout_request, node
+        spec,
+        layout_request.devices,
+        global_batch,
+        micro_batch,
+        seq,
+        framework_record.layouts,
+        layout_request,
+        node_devices,
     )
-    estimates = estimates or LayoutEstimates(memory, framework_record)
-    layout_times, untimed_reason = _layout_times(memory, hardware, order_name, time_settings, framework_record)
+    layout_estimates = layout_estimates or LayoutEstimates(model_memory, framework_record)
+    layout_times, untimed_reason = _layout_times(model_memory, hardware, order_name, time_settings, framework_record)
 
     @cache
     def run_of(micro_batch_count: int, recompute: str) -> Memory:
-        return estimates.with_recompute(recompute).memory.with_(num_microbatches=micro_batch_count)
+        return layout_estimates.with_recompute(recompute).memory.with_(num_microbatches=micro_batch_count)
 
     @cache
     def times_of(recompute: str) -> TrainingTimes:
         assert layout_times is not None
-        return layout_times.of_run(estimates.with_recompute(recompute).memory)
+        return layout_times.of_run(layout_estimates.with_recompute(recompute).memory)
 
     version = layout_request.framework_version or ""
 
@@ -295,7 +302,9 @@ def plan_of(
         return sum(message.wire_bytes * message.count for message in messages)
 
     def largest_rank(layout: Layout, micro_batch_count: int, recompute: str) -> tuple[int, int]:
-        return estimates.with_recompute(recompute).estimates_as_configured.largest_rank(layout, micro_batch_count)
+        return layout_estimates.with_recompute(recompute).estimates_as_configured.largest_rank(
+            layout, micro_batch_count
+        )
 
     def replay(layout: Layout, micro_batch_count: int, recompute: str, byte_limit: int | None) -> int:
         largest_rank_stage = largest_rank(layout, micro_batch_count, recompute)[1] if byte_limit is not None else 0
@@ -307,11 +316,11 @@ def plan_of(
         return float(times_of(recompute).step(layout, micro_batch_count).seconds)
 
     def least_bytes(layout: Layout, micro_batch_count: int, recompute: str) -> int:
-        return estimates.with_recompute(recompute).estimates_as_configured.least_bytes(layout, micro_batch_count)
+        return layout_estimates.with_recompute(recompute).estimates_as_configured.least_bytes(layout, micro_batch_count)
 
     def exceeds(layout: Layout, micro_batch_count: int, recompute: str, is_too_large: Callable[[int], bool]) -> bool:
-        estimate = estimates.with_recompute(recompute).estimates_as_configured
-        return estimate.exceeds(layout, micro_batch_count, is_too_large)
+        memory_estimate = layout_estimates.with_recompute(recompute).estimates_as_configured
+        return memory_estimate.exceeds(layout, micro_batch_count, is_too_large)
 
     plan = LayoutOrder(
         layouts,
@@ -321,19 +330,21 @@ def plan_of(
         replay,
         framework_record.estimate_errors,
         None if layout_times is None else step_seconds,
-        _recomputations(memory, framework_record) if recomputes and layout_times is not None else (AS_CONFIGURED,),
+        _recomputations(model_memory, framework_record)
+        if may_recompute and layout_times is not None
+        else (AS_CONFIGURED,),
         least_bytes,
         exceeds,
         budget or search_budget(),
-    ).plan(rows, nearest)
+    ).plan(row_limit, suggests_nearest)
     layout_plan = LayoutPlan(
-        estimates,
+        layout_estimates,
         hardware,
         layout_request.devices,
         global_batch,
         plan,
         layouts,
-        rows,
+        row_limit,
         layout_times,
         untimed_reason,
         is_batch_assumed=is_batch_assumed,
@@ -349,9 +360,9 @@ def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
 
-def search_budget() -> Budget:
+def search_budget() -> WorkBudget:
     """Returns the work of a search that begins now."""
-    return Budget(WORK_OF_SEARCH)
+    return WorkBudget(WORK_OF_SEARCH)
 
 
 def ended_search_error(layout_plan: LayoutPlan) -> InputError:
@@ -363,18 +374,18 @@ def ended_search_error(layout_plan: LayoutPlan) -> InputError:
     )
 
 
-def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
+def _recomputations(model_memory: Memory, record: Framework) -> tuple[str, ...]:
     """Returns the values of `--recompute` that a plan tries, from least recomputation to least memory.
 
     They are none, selective and full, unless the user chose.
     """
-    if memory.settings.recompute is not None:
+    if model_memory.settings.recompute is not None:
         return (AS_CONFIGURED,)
     return AS_CONFIGURED, record.selective_recompute, RECOMPUTED
 
 
 def _layout_times(
-    memory: Memory,
+    model_memory: Memory,
     hardware: Hardware,
     order_name: Order | None,
     time_settings: Callable[[Framework], TimeSettings] | None,
@@ -383,9 +394,9 @@ def _layout_times(
     """Returns the seconds per step of layouts, or the reason why they are unknown."""
     if order_name == "memory":
         return None, ""
-    settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
+    run_settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
     try:
-        return TrainingTimes(memory, hardware, settings), ""
+        return TrainingTimes(model_memory, hardware, run_settings), ""
     except InputError as error:
         if order_name == "time":
             raise
@@ -393,27 +404,35 @@ def _layout_times(
 
 
 def replayed_bytes(
-    memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, byte_limit: int | None = None
+    model_memory: Memory,
+    framework: Framework,
+    version: str,
+    layout: Layout,
+    stage: int = 0,
+    byte_limit: int | None = None,
 ) -> int:
     """Returns the bytes of a layout's largest rank, replayed on the allocator as in `llmcalc memory`.
 
-    memory: the model and its run, with the number of its micro-batches.
+    model_memory: the model and its run, with the number of its micro-batches.
     stage: pipeline stage whose rank is replayed first; default 0.
     byte_limit: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
     """
-    cluster, runtime = Cluster.with_framework(memory, layout, framework, version), memory.runtime
+    cluster, cuda_runtime = Cluster.with_framework(model_memory, layout, framework, version), model_memory.runtime
     if byte_limit is not None and layout.pp > 1:
-        first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), runtime).device.device_bytes
+        first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), cuda_runtime).device.device_bytes
         if first_rank_bytes > byte_limit:
             return first_rank_bytes
-    ranks = [cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]
+    ranks = [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
     return largest_need(ranks).device.device_bytes
 
 
-def tensors_fit(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
+def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
     """Whether the tensors of a layout's largest rank fit."""
     try:
-        return estimate.least_bytes(layout) <= capacity and estimate.largest_rank(layout, micro_batches)[0] <= capacity
+        return (
+            memory_estimate.least_bytes(layout) <= capacity
+            and memory_estimate.largest_rank(layout, micro_batches)[0] <= capacity
+        )
     except InputError:
         return False
 
@@ -440,7 +459,7 @@ class LayoutOrder:
     budget: the work of the search, which tries one layout at least; default `WORK_OF_SEARCH`.
     """
 
-    layouts: Search
+    layouts: LayoutSearch
     capacity: int
     tensor_bytes: Callable[[Layout, int, str], int]
     sent_bytes: Callable[[Layout, int, str], int]
@@ -450,29 +469,33 @@ class LayoutOrder:
     recomputations: Sequence[str] = (AS_CONFIGURED,)
     least_bytes: Callable[[Layout, int, str], int] = lambda *_: 0
     exceeds: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
-    budget: Budget = field(default_factory=search_budget)
+    budget: WorkBudget = field(default_factory=search_budget)
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
-    def plan(self, rows: int, nearest: Nearest = "always") -> Plan:
+    def plan(self, rows: int, suggests_nearest: Nearest = "always") -> Plan:
         """Returns the plan of the layouts.
 
         rows: number of fitting layouts after which replays end.
-        nearest: when the layout that requires least, of those that do not fit, is searched.
+        suggests_nearest: when the layout that requires least, of those that do not fit, is searched.
         Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica
         beside `--zero` holds for all group sizes.
         """
         layouts = self.layouts
         plan = Plan(layouts.tried)
-        tried = self._candidates_of(layouts.possible)
-        too_large = [run for run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
-        candidates = [candidate for candidate in tried if isinstance(candidate, Candidate)]
-        for candidate in tried:
+        tried_candidates = self._candidates_of(layouts.possible)
+        too_large = [
+            layout_and_micro_batches
+            for layout_and_micro_batches, candidate in zip(layouts.possible, tried_candidates, strict=True)
+            if candidate is None
+        ]
+        candidates = [candidate for candidate in tried_candidates if isinstance(candidate, Candidate)]
+        for candidate in tried_candidates:
             if isinstance(candidate, InputError):
                 layouts.refuse(candidate)
         refused_candidates = [candidate for candidate in candidates if not candidate.may_fit]
         sorted_candidates = self._sorted([candidate for candidate in candidates if candidate.may_fit])
         refused_candidates += self._replay_in_order(plan, rows, sorted_candidates)
-        if nearest == "always" or (nearest == "if none fits" and not plan.feasible):
+        if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not plan.feasible):
             refused_candidates = self._with_too_large(refused_candidates, too_large)
             too_large = []
             plan.nearest = self._smallest_replay(refused_candidates)
@@ -488,14 +511,14 @@ class LayoutOrder:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
         return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
-    def _replay_in_order(self, plan: Plan, rows: int, waiting: list[Candidate]) -> list[Candidate]:
+    def _replay_in_order(self, plan: Plan, row_limit: int, waiting: list[Candidate]) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
         A candidate that does not fit, or has no replay, is tried again with more recomputation, at the place where that
         stands in order.
         """
         too_large: list[Candidate] = []
-        while len(plan.feasible) < rows and waiting and plan.replays < rows + FURTHER_REPLAYS:
+        while len(plan.feasible) < row_limit and waiting and plan.replays < row_limit + FURTHER_REPLAYS:
             if plan.replays and self.budget.is_spent():
                 plan.ended_early = True
                 break
@@ -514,21 +537,23 @@ class LayoutOrder:
         return too_large
 
     def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:
-        """Returns a candidate with replayed bytes, or the error if a row of it has no replay or no bytes sent."""
+        """Returns a candidate with replayed and sent bytes, or the error if either cannot be computed."""
         try:
             _ = candidate.communication_bytes
             return self._replay(candidate, self.capacity)
         except InputError as error:
             return error
 
-    def _raise_commonest_reason(self, refused: Mapping[str, int]) -> None:
+    def _raise_commonest_reason(self, counts_by_reason: Mapping[str, int]) -> None:
         """Raises the most frequent reason against all layouts, if all were tried and it holds for all group sizes."""
-        if not refused or UNTRIED in refused:
+        if not counts_by_reason or UNTRIED in counts_by_reason:
             return
-        counted_reasons = {reason: count for reason, count in refused.items() if reason != NO_REPLICAS} or refused
-        error = self.layouts.errors.get(max(counted_reasons, key=counted_reasons.__getitem__))
-        if error is not None and not isinstance(error, ImpossibleLayout):
-            raise error
+        counted_reasons = {
+            reason: layout_count for reason, layout_count in counts_by_reason.items() if reason != NO_REPLICAS
+        } or counts_by_reason
+        layout_error = self.layouts.errors.get(max(counted_reasons, key=counted_reasons.__getitem__))
+        if layout_error is not None and not isinstance(layout_error, ImpossibleLayout):
+            raise layout_error
 
     def _replay(self, candidate: Candidate, byte_limit: int | None = None) -> Candidate:
         """Returns a candidate with replayed bytes. Raises `InputError` if it cannot be replayed."""
@@ -544,17 +569,19 @@ class LayoutOrder:
         fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
         Layouts that remain when the budget's share is spent have the error `UNTRIED`, but those that surely do not fit.
         """
-        results: list[Candidate | InputError | None] = [None] * len(layouts)
+        candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
             if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._measured:
-                results[i] = None if too_large[i] else InputError(UNTRIED)
+                candidates_or_errors[i] = None if too_large[i] else InputError(UNTRIED)
             elif not too_large[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
                 try:
-                    results[i] = self._fitting_candidate(*layouts[i], self.recomputations, only_fitting=True)
+                    candidates_or_errors[i] = self._fitting_candidate(
+                        *layouts[i], self.recomputations, only_fitting=True
+                    )
                 except InputError as error:
-                    results[i] = error
-        return results
+                    candidates_or_errors[i] = error
+        return candidates_or_errors
 
     def _has_too_large_static_bytes(self, layout: Layout) -> bool:
         """Whether weights, gradients and optimizer states of a layout exceed the capacity without any activations."""
@@ -586,7 +613,7 @@ class LayoutOrder:
         return self.errors.lower_bound(bytes) > self.capacity
 
     def _fitting_candidate(
-        self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
+        self, layout: Layout, micro_batches: int, recompute_modes: Sequence[str], only_fitting: bool = False
     ) -> Candidate | None:
         """Returns the candidate with the first `--recompute` value that may fit, else the last value.
 
@@ -596,14 +623,14 @@ class LayoutOrder:
         """
         last_candidate: Candidate | None = None
         skips_value = False
-        for recompute in values:
+        for recompute in recompute_modes:
             layout_run = layout, micro_batches, recompute
             if (
                 only_fitting
                 and _kernel_layout_sizes(layout) in self._measured
                 and (
                     self._is_too_large(*layout_run)
-                    or (recompute != values[-1] and self._has_too_large_rank(*layout_run))
+                    or (recompute != recompute_modes[-1] and self._has_too_large_rank(*layout_run))
                 )
             ):
                 skips_value = True
@@ -617,7 +644,7 @@ class LayoutOrder:
                 step_seconds = self.step_seconds(*layout_run) if may_fit and self.step_seconds is not None else None
             except InputError:
                 if last_candidate is None and skips_value:
-                    return self._fitting_candidate(layout, micro_batches, values)
+                    return self._fitting_candidate(layout, micro_batches, recompute_modes)
                 if last_candidate is None:
                     raise
                 continue
@@ -632,10 +659,12 @@ class LayoutOrder:
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
-        values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
+        recompute_modes = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (
-                self._fitting_candidate(candidate.layout, candidate.micro_batches, values) if values else None
+                self._fitting_candidate(candidate.layout, candidate.micro_batches, recompute_modes)
+                if recompute_modes
+                else None
             )
         except InputError:
             return None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..accelerator import Hardware
-from ..device_memory.cuda_runtime import Runtime
+from ..device_memory.cuda_runtime import CudaRuntime
 from ..device_memory.device_memory import DeviceMemory
 from ..errors import InputError
 from ..evidence import Status
@@ -52,7 +52,7 @@ class RolloutPhase(NamedTuple):
 
 
 def rollout_phases(
-    cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, cuda_runtime: Runtime
+    cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, cuda_runtime: CudaRuntime
 ) -> list[RolloutPhase]:
     """Returns the phases of a run on an accelerator in order.
 
@@ -85,8 +85,12 @@ class _Phases:
 
     def _shared_budget(self, capacity_bytes: int) -> int:
         """Returns the memory budget of an engine that shares its weights with training: a share of the device."""
-        shares = (share for least_gib, share in self.rollout.shares_by_capacity if capacity_bytes >= least_gib << 30)
-        return int(next(shares, self.rollout.flags["gpu_memory_utilization"]) * capacity_bytes)
+        memory_shares = (
+            memory_share
+            for least_gib, memory_share in self.rollout.shares_by_capacity
+            if capacity_bytes >= least_gib << 30
+        )
+        return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * capacity_bytes)
 
     def _engine_memory(self, hardware: Hardware) -> EngineMemory | None:
         """Returns the inference engine's memory on the device.
@@ -102,8 +106,8 @@ class _Phases:
             )
             hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
-            flags = read_values(engine.title, engine.known_flags(), self.rollout.flags)
-            return engine.memory_on(self.preset, hardware, version, flags)
+            engine_flags = read_values(engine.title, engine.known_flags(), self.rollout.flags)
+            return engine.memory_on(self.preset, hardware, version, engine_flags)
         except InputError as error:
             raise InputError(f"the rollout's {engine.title}: {error}") from None
 
@@ -120,8 +124,8 @@ class _Phases:
         if not self.rollout.has_log_probabilities:
             left_out = (*left_out, "log_probabilities")
         return [
-            RolloutPhase(phase_name, tuple(_present_terms(terms())))
-            for phase_name, terms in terms_by_phase.items()
+            RolloutPhase(phase_name, tuple(_present_terms(phase_terms())))
+            for phase_name, phase_terms in terms_by_phase.items()
             if phase_name not in left_out
         ]
 
@@ -250,6 +254,6 @@ class _Phases:
         yield self._context_term()
 
 
-def _present_terms(terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
+def _present_terms(phase_terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
     """Returns the terms whose bytes are not 0."""
-    return (memory_term for memory_term in terms if memory_term.bytes > 0)
+    return (memory_term for memory_term in phase_terms if memory_term.bytes > 0)

@@ -28,7 +28,7 @@ RECOMPUTES = "megatron_recompute"
 
 
 @frozen(slots=True)
-class Rule:
+class FlopRule:
     """A rule of thumb for a workload's FLOPs, with the result.
 
     name: its name in tables.
@@ -50,7 +50,7 @@ class Rule:
 
 
 @frozen(slots=True)
-class Sizes:
+class ModelSizes:
     """The model sizes in the rules; sums over layers if layers differ.
 
     width: h, d_model.
@@ -77,18 +77,18 @@ def _is_plain_transformer(spec: ModelSpec) -> bool:
     )
 
 
-def _layer_widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
+def _layer_widths(layer: Layer, input_width: int) -> tuple[int, int, int] | None:
     """Returns (heads, head size, active FFN width) of a layer with attention and an FFN; None for other layers."""
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    head_sizes, active_width = mixer.head_sizes(width), network.active_width()
+    head_sizes, active_width = mixer.head_sizes(input_width), network.active_width()
     if mixer.kind != "attention" or head_sizes is None or active_width is None:
         return None
     return head_sizes.heads, head_sizes.head_dim, active_width
 
 
-def sizes(spec: ModelSpec) -> Sizes:
+def sizes(spec: ModelSpec) -> ModelSizes:
     """Returns the sizes of the stack that computes the model's output.
 
     Raises `ArithmeticError` for any model that is not a plain transformer.
@@ -103,15 +103,15 @@ def sizes(spec: ModelSpec) -> Sizes:
             )
         a, d, f = layer_widths
         heads, keys, ffn_width = heads + layer_count * a, keys + layer_count * a * d, ffn_width + layer_count * f
-    return Sizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
+    return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, keys, ffn_width, spec.vocab_size)
 
 
-def kaplan_table_1(parameters: int, keys: int, context_tokens: int) -> int:
+def kaplan_table_1(parameters: int, key_width: int, context_tokens: int) -> int:
     """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
-    return 2 * parameters + 2 * context_tokens * keys
+    return 2 * parameters + 2 * context_tokens * key_width
 
 
-def chinchilla_appendix_f(model_sizes: Sizes, seq: int) -> int:
+def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     """Returns forward FLOPs of one sequence (Hoffmann 2022, appendix F).
 
     The terms are those of its text. The ratios to 6ND in its table A4 result without the embedding and the logits.
@@ -128,12 +128,12 @@ def chinchilla_appendix_f(model_sizes: Sizes, seq: int) -> int:
     return embeddings + qkv_flops + dense_block + logits
 
 
-def palm_appendix_b(parameters: int, keys: int, seq: int) -> int:
+def palm_appendix_b(parameters: int, key_width: int, seq: int) -> int:
     """Returns training FLOPs per token: 6N + 12LHQT (Chowdhery 2022, appendix B). keys = L·H·Q."""
-    return 6 * parameters + 12 * keys * seq
+    return 6 * parameters + 12 * key_width * seq
 
 
-def megatron_flops(model_sizes: Sizes, batch: int, seq: int, recompute: bool) -> int:
+def megatron_flops(model_sizes: ModelSizes, batch: int, seq: int, recompute: bool) -> int:
     """Returns the FLOPs of one training iteration by Megatron-LM's rules of thumb.
 
     With recomputation: 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3).
@@ -144,12 +144,12 @@ def megatron_flops(model_sizes: Sizes, batch: int, seq: int, recompute: bool) ->
     return pass_count * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
 
 
-def conventions(flop_count: FlopCount) -> list[Rule]:
+def conventions(flop_count: FlopCount) -> list[FlopRule]:
     """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
     full_flops, causal_flops = flop_count.full, flop_count.causal
 
-    def rule(rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, remark: str = "") -> Rule:
-        return Rule(
+    def rule(rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, remark: str = "") -> FlopRule:
+        return FlopRule(
             rule_key,
             rule_name,
             formula,
@@ -160,11 +160,11 @@ def conventions(flop_count: FlopCount) -> list[Rule]:
             remark,
         )
 
-    rules = [
+    flop_rules = [
         rule("exact_full", "exact, full pairs", "every query × every key", "", full_flops),
         rule("exact_causal", "exact, causal pairs", "unmasked pairs", "", causal_flops),
     ]
-    return rules + [rule(*rule_fields) for rule_fields in _rules_of_workload(flop_count)]
+    return flop_rules + [rule(*rule_fields) for rule_fields in _rules_of_workload(flop_count)]
 
 
 RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
@@ -174,10 +174,17 @@ RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
 def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
     count_of_params = params(flop_count.spec, flop_count.include)
     train, tokens = flop_count.workload.phase == "training", flop_count.tokens
-    multiple = 6 if train else 2
-    for rule_key, rule_name, suffix, source, parameters in _definitions_of_n(count_of_params):
-        formula, remark = f"{multiple}N{suffix}", f"N = {parameters:,}"
-        yield f"{rule_key}_{multiple}n", rule_name, formula, source, multiple * parameters * tokens, remark
+    flops_per_parameter = 6 if train else 2
+    for rule_key, rule_name, suffix, rule_source, parameters in _definitions_of_n(count_of_params):
+        formula, remark = f"{flops_per_parameter}N{suffix}", f"N = {parameters:,}"
+        yield (
+            f"{rule_key}_{flops_per_parameter}n",
+            rule_name,
+            formula,
+            rule_source,
+            flops_per_parameter * parameters * tokens,
+            remark,
+        )
     if _is_plain_transformer(flop_count.spec):
         context_tokens = flop_count.workload.context + flop_count.workload.seq
         yield from _rules_with_attention(sizes(flop_count.spec), count_of_params, context_tokens, tokens, train)
@@ -196,7 +203,7 @@ EVERY, MHA = (
 
 
 def _rules_with_attention(
-    model_sizes: Sizes, parameter_count: ParameterCount, context_tokens: int, tokens: int, train: bool
+    model_sizes: ModelSizes, parameter_count: ParameterCount, context_tokens: int, tokens: int, train: bool
 ) -> Iterator[RuleFields]:
     """Yields the rules with an attention term, with the FLOPs of all tokens.
 

@@ -22,13 +22,13 @@ from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
-from ..timing.calibration import UNCHANGED, Factors
+from ..timing.calibration import UNCHANGED, CalibrationFactors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.kernels import Adapters, RankPass, RankWork
-from ..timing.price import QUANTIZED, Formats, TimedOperation, TimedPass, TimeEstimator
-from ..timing.records import Stack
-from ..timing.spread import Range, expected_range, untested_ranks
+from ..timing.price import QUANTIZED, NumberFormats, TimedOperation, TimedPass, TimeEstimator
+from ..timing.records import TimeStack
+from ..timing.spread import TimeRange, expected_range, untested_ranks
 from ..timing.stack import (
     find_stack,
     stack_of_vendor,
@@ -37,7 +37,7 @@ from ..timing.stack import (
     with_overlap,
     with_schedule,
 )
-from ..timing.step import Step, StepPlan, StepTimer, host_wait
+from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
 from ..timing.traffic import Traffic, kernel_traffic
 from ..timing.work import rank_work
 from ..units import DTYPE_BITS, short_dtype, signed_percent
@@ -95,7 +95,7 @@ NOT_COUNTED = {
 """Phase → what no estimate counts."""
 
 
-class Node(NamedTuple):
+class TimedNode(NamedTuple):
     """A part of the model or the run, with seconds.
 
     path: path in the model, or the name of a part of the run.
@@ -142,14 +142,14 @@ class TimedRun:
     phase: TimePhase
     hardware: Hardware
     device: Device
-    stack: Stack
+    stack: TimeStack
     layout: Layout
     sequences: int
     seq: int
     context: int
-    formats: Formats
+    formats: NumberFormats
     plan: StepPlan | None
-    range: Range
+    range: TimeRange
     parts: dict[str, float]
     operations: tuple[tuple[float, TimedOperation], ...] = field(repr=False)
     passes: tuple[RankWork, ...] = field(default=(), repr=False)
@@ -159,7 +159,7 @@ class TimedRun:
     is_planned: bool = True
     include: frozenset[str] = frozenset()
     alternatives: dict[str, float] = field(default_factory=dict)
-    seconds_on: Callable[[Device, Stack], float] | None = field(default=None, repr=False)
+    seconds_on: Callable[[Device, TimeStack], float] | None = field(default=None, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -198,8 +198,8 @@ class TimedRun:
                 include=self.include,
                 adapters=self.plan.adapters,
             )
-            work = rank_work(self.spec, full_pass)
-            return int(work.forward_flops + work.backward_flops)
+            pass_work = rank_work(self.spec, full_pass)
+            return int(pass_work.forward_flops + pass_work.backward_flops)
         workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
         run_config = RunConfig(workload, Counting(pairs), Execution())
         return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
@@ -230,7 +230,7 @@ class TimedRun:
         """Seconds by bound (compute, memory, …) of the nodes with that bound; the sum is the estimate."""
         return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
 
-    def nodes(self, depth: int = 2) -> list[Node]:
+    def nodes(self, depth: int = 2) -> list[TimedNode]:
         """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree (0: none)."""
         seconds_by_node: dict[tuple[str, str], dict[Bound, float]] = {}
         for run_count, operation in self.operations:
@@ -244,10 +244,10 @@ class TimedRun:
         for part_name, bound, seconds in self._parts_of_the_run():
             seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         nodes = []
-        for (path, component), by_bound in seconds_by_node.items():
+        for (path, component_name), by_bound in seconds_by_node.items():
             seconds, bound = sum(by_bound.values()), max(BOUNDS, key=by_bound.__getitem__)
             if seconds:
-                nodes.append(Node(path, component, seconds, bound, by_bound[bound] / seconds, by_bound))
+                nodes.append(TimedNode(path, component_name, seconds, bound, by_bound[bound] / seconds, by_bound))
         return sorted(nodes, key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
@@ -258,14 +258,14 @@ class TimedRun:
         if self.plan is not None:
             raise InputError("--phase training: has no roofline; expected prefill or decode")
         traffic_by_module: dict[str, Traffic] = {}
-        for work in self.passes:
-            time_estimator = TimeEstimator(self.device, self.stack, self.formats, work.rank_pass)
-            for path, kernel in kernel_traffic(work, time_estimator):
+        for pass_work in self.passes:
+            time_estimator = TimeEstimator(self.device, self.stack, self.formats, pass_work.rank_pass)
+            for path, kernel in kernel_traffic(pass_work, time_estimator):
                 traffic_by_module[path] = traffic_by_module[path] + kernel if path in traffic_by_module else kernel
         return traffic_by_module
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
-        """Yields the parts of the run outside of the model's nodes, each with a bound."""
+        """Yields the parts of the run outside of the model's nodes, each with the resource that bounds its time."""
         yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
         yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
         yield "gradients and weights", "network", self.parts.get("data", 0.0)
@@ -290,45 +290,45 @@ class TimeSettings:
     overlap: str | None = None
     nic: float | None = None
     product_format: str = ""
-    factors: Factors = UNCHANGED
+    factors: CalibrationFactors = UNCHANGED
 
     def device(self, hardware: Hardware) -> Device:
         return self.factors.device(device_of(hardware, self.nic))
 
-    def supporting_stack(self, phase: TimePhase) -> Stack:
+    def supporting_stack(self, phase: TimePhase) -> TimeStack:
         """Returns the named software stack. Raises `InputError` for a stack that does not support the phase."""
-        stack = find_stack(self.stack, "training" if phase == "training" else "inference")
-        return self.factors.stack(with_overlap(stack, self.overlap))
+        time_stack = find_stack(self.stack, "training" if phase == "training" else "inference")
+        return self.factors.stack(with_overlap(time_stack, self.overlap))
 
 
-def _with_class_attention(stack: Stack, memory: Memory) -> Stack:
+def _with_class_attention(time_stack: TimeStack, model_memory: Memory) -> TimeStack:
     """Returns a software stack with the stated attention implementation, by default that of transformers' classes."""
-    implementation = memory.settings.attn_implementation
-    if implementation is None and stack.reads_masks and not supports_sdpa(memory.spec):
+    implementation = model_memory.settings.attn_implementation
+    if implementation is None and time_stack.reads_masks and not supports_sdpa(model_memory.spec):
         implementation = "eager"
-    return with_attention(stack, implementation)
+    return with_attention(time_stack, implementation)
 
 
 class TrainingTimes:
     """The seconds of training steps of one model in many layouts, which share the computation of equal parts."""
 
-    def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
-        self.adapters: Adapters | None = _adapters_of_run(memory)
-        self.memory: Memory = memory
+    def __init__(self, model_memory: Memory, hardware: Hardware, time_settings: TimeSettings) -> None:
+        self.adapters: Adapters | None = _adapters_of_run(model_memory)
+        self.memory: Memory = model_memory
         self.hardware: Hardware = hardware
-        self.settings: TimeSettings = settings
-        self.device: Device = settings.device(hardware)
-        stack = _with_class_attention(settings.supporting_stack("training"), memory)
-        self.stack: Stack = with_gradient_buffers(stack, _gradient_buffer_bytes(memory))
+        self.settings: TimeSettings = time_settings
+        self.device: Device = time_settings.device(hardware)
+        time_stack = _with_class_attention(time_settings.supporting_stack("training"), model_memory)
+        self.stack: TimeStack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
         self._set_timers()
-        self.recompute: Recompute = memory.settings.recomputed()
-        _refuse_wide_products(memory)
-        if memory.settings.fake_quantize is not None:
+        self.recompute: Recompute = model_memory.settings.recomputed()
+        _refuse_wide_products(model_memory)
+        if model_memory.settings.fake_quantize is not None:
             raise InputError("--fake-quantize: the time of rounding is not modelled; expected none")
-        self.dtype: str = settings.product_format or _training_format(memory)
+        self.dtype: str = time_settings.product_format or _training_format(model_memory)
         if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
-            raise missing_units_error(memory.settings.precision or self.dtype, self.dtype, hardware)
-        if memory.settings.precision == "mxfp8" and float(hardware.compute_capability or BLACKWELL) < BLACKWELL:
+            raise missing_units_error(model_memory.settings.precision or self.dtype, self.dtype, hardware)
+        if model_memory.settings.precision == "mxfp8" and float(hardware.compute_capability or BLACKWELL) < BLACKWELL:
             raise InputError(
                 f"--precision mxfp8: {hardware.name} (compute capability {hardware.compute_capability}) has no units "
                 "for products with a scale per 32 elements; expected fp8, bf16-master or another --hardware"
@@ -350,17 +350,17 @@ class TrainingTimes:
 
     def of_schedule(self, schedule: Schedule) -> TrainingTimes:
         """Returns the time estimates with the messages that a pipeline's schedule hides; `--overlap` prevails."""
-        stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
-        if stack is self.stack:
+        time_stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
+        if time_stack is self.stack:
             return self
         times_of_schedule = copy(self)
-        times_of_schedule.stack = stack
+        times_of_schedule.stack = time_stack
         times_of_schedule._set_timers()
         return times_of_schedule
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
-        workload, include = self.memory.states.workload, self.memory.states.count.include
+        workload, extra_parts = self.memory.states.workload, self.memory.states.count.include
         return StepPlan.from_layout(
             layout,
             int(workload.batch),
@@ -370,24 +370,24 @@ class TrainingTimes:
             recompute=recomputed_share(self.recompute),
             recompute_core=self.recompute.core,
             recompute_nodes=self.recompute.nodes,
-            include=include,
+            include=extra_parts,
             adapters=self.adapters,
         )
 
-    def step(self, layout: Layout, micro_batches: int) -> Step:
+    def step(self, layout: Layout, micro_batches: int) -> StepTime:
         """Returns the training step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.step_timer.step(self.plan(layout, micro_batches))
 
-    def range(self, seconds: float, layout: Layout, micro_batches: int) -> Range:
+    def range(self, seconds: float, layout: Layout, micro_batches: int) -> TimeRange:
         """Returns the range of an estimate in seconds of a layout's step.
 
         Its low end is that of the fastest measured host. It is the widest one for schedules and pairs of stack and
         accelerator that were never measured.
         """
         stack_of_accelerator = stack_of_vendor(self.hardware.vendor, "training")
-        untested = f"the schedule {layout.schedule}" if layout.schedule in UNMEASURED_SCHEDULES else ""
+        untested_reason = f"the schedule {layout.schedule}" if layout.schedule in UNMEASURED_SCHEDULES else ""
         if stack_of_accelerator not in ("", self.stack.name):
-            untested = f"{self.hardware.title} devices"
+            untested_reason = f"{self.hardware.title} devices"
         fast_host_seconds = None
         if self.fast_host_timer is not None:
             fast_host_seconds = self.fast_host_timer.step(self.plan(layout, micro_batches)).seconds
@@ -397,19 +397,22 @@ class TrainingTimes:
             self.device,
             self.stack,
             self.memory.spec,
-            untested,
+            untested_reason,
             fast_host_seconds=fast_host_seconds,
         )
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the timed run of a layout with all of its parts."""
-        plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
+        step_plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         timed_pass = timed_step.timed_pass
         part_seconds = {part_name: float(seconds) for part_name, seconds in timed_step.parts.items()}
         repeated_operations = [
-            (self._run_count(timed_pass, plan, operation), operation) for operation in timed_pass.operations
+            (self._run_count(timed_pass, step_plan, operation), operation) for operation in timed_pass.operations
         ]
-        wait_seconds, host = self._layer_wait_seconds(timed_pass, plan), self._host_wait_seconds(timed_pass, plan)
+        wait_seconds, host = (
+            self._layer_wait_seconds(timed_pass, step_plan),
+            self._host_wait_seconds(timed_pass, step_plan),
+        )
         seconds_scale = part_seconds["work"] / (
             sum(run_count * operation.seconds for run_count, operation in repeated_operations) + wait_seconds + host
         )
@@ -421,40 +424,42 @@ class TrainingTimes:
             self.device,
             self.stack,
             layout,
-            layout.dp * plan.micro_batch * micro_batches,
-            int(plan.seq),
+            layout.dp * step_plan.micro_batch * micro_batches,
+            int(step_plan.seq),
             0,
-            Formats(plan.dtype),
-            plan,
+            NumberFormats(step_plan.dtype),
+            step_plan,
             self.range(float(timed_step.seconds), layout, micro_batches),
             parts_of_run,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             hidden_host=host * seconds_scale,
-            include=plan.include,
+            include=step_plan.include,
             alternatives=dict(self._slower_settings(layout, micro_batches)),
-            seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(plan).seconds),
+            seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(step_plan).seconds),
         )
 
     @staticmethod
-    def _run_count(timed_pass: TimedPass, plan: StepPlan, operation: TimedOperation) -> float:
+    def _run_count(timed_pass: TimedPass, step_plan: StepPlan, operation: TimedOperation) -> float:
         """Returns how often a kernel runs in one micro-batch, over all layers and with recomputation."""
         run_count = 1.0
         if not operation.backward and operation.layer >= 0:
-            run_count += plan.recompute + operation.is_recomputed(plan.recompute_core, plan.recompute_nodes)
+            run_count += step_plan.recompute + operation.is_recomputed(
+                step_plan.recompute_core, step_plan.recompute_nodes
+            )
         return float(operation.times * timed_pass.work.count(operation.layer) * run_count)
 
-    def _layer_wait_seconds(self, timed_pass: TimedPass, plan: StepPlan) -> float:
-        if plan.tp == 1:
+    def _layer_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
+        if step_plan.tp == 1:
             return 0.0
         work = timed_pass.work
         layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
-        return self.stack.layer_wait * layers * (2 + plan.recompute)
+        return self.stack.layer_wait * layers * (2 + step_plan.recompute)
 
-    def _host_wait_seconds(self, timed_pass: TimedPass, plan: StepPlan) -> float:
+    def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
         for layer in range(len(timed_pass.work.layer_kinds)):
-            for is_backward, run_count in ((False, 1 + plan.recompute), (True, 1.0)):
+            for is_backward, run_count in ((False, 1 + step_plan.recompute), (True, 1.0)):
                 kernels = timed_pass.layer_seconds(layer, backward=is_backward)
                 wait = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
                 seconds += float(timed_pass.work.count(layer) * run_count * wait)
@@ -462,20 +467,22 @@ class TrainingTimes:
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
         """Yields settings that often slow down runs, with the estimated seconds."""
-        plan, spec = self.plan(layout, micro_batches), self.memory.spec
-        device, stack = self.device, self.stack
-        older_attention = stack.model_copy(update={"attention": "fa2"})
-        unfused_stack = stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
-        slower_settings: list[tuple[str, Device, Stack, StepPlan]] = [
-            ("no overlap of messages (--overlap none)", device, with_overlap(stack, "none"), plan),
-            ("attention of an older kernel", device, older_attention, plan),
-            ("every layer recomputed (--recompute full)", device, stack, replace(plan, recompute=1.0)),
-            ("eager kernels without fusion", device, unfused_stack, plan),
+        step_plan, spec = self.plan(layout, micro_batches), self.memory.spec
+        device, time_stack = self.device, self.stack
+        older_attention = time_stack.model_copy(update={"attention": "fa2"})
+        unfused_stack = time_stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}})
+        slower_settings: list[tuple[str, Device, TimeStack, StepPlan]] = [
+            ("no overlap of messages (--overlap none)", device, with_overlap(time_stack, "none"), step_plan),
+            ("attention of an older kernel", device, older_attention, step_plan),
+            ("every layer recomputed (--recompute full)", device, time_stack, replace(step_plan, recompute=1.0)),
+            ("eager kernels without fusion", device, unfused_stack, step_plan),
         ]
         if layout.world > device.domain:
-            slower_settings.append(("half of the network (--nic)", replace(device, nic=device.nic / 2), stack, plan))
-        for settings_text, device, stack, changed_settings in slower_settings:
-            yield settings_text, float(StepTimer(spec, device, stack).step(changed_settings).seconds)
+            slower_settings.append(
+                ("half of the network (--nic)", replace(device, nic=device.nic / 2), time_stack, step_plan)
+            )
+        for settings_text, device, time_stack, changed_settings in slower_settings:
+            yield settings_text, float(StepTimer(spec, device, time_stack).step(changed_settings).seconds)
 
 
 def recomputed_share(recompute: Recompute) -> float:
@@ -483,29 +490,29 @@ def recomputed_share(recompute: Recompute) -> float:
     return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) * recompute.share_of_layers
 
 
-def _gradient_buffer_bytes(memory: Memory) -> float | None:
+def _gradient_buffer_bytes(model_memory: Memory) -> float | None:
     """Returns the bytes per element of the gradient buffers; None if the run does not state them.
 
     Raises `InputError` for a number format in which no framework sums gradients.
     """
-    if memory.settings.grad_dtype is None:
+    if model_memory.settings.grad_dtype is None:
         return None
-    if memory.states.grad_dtype not in GRADIENT_FORMATS:
+    if model_memory.states.grad_dtype not in GRADIENT_FORMATS:
         raise InputError(
-            f"--grad-dtype {short_dtype(memory.states.grad_dtype)}: the time of gradients in this format is not "
+            f"--grad-dtype {short_dtype(model_memory.states.grad_dtype)}: the time of gradients in this format is not "
             "modelled; expected fp32, bf16 or fp16"
         )
-    return DTYPE_BITS[memory.states.grad_dtype] / 8
+    return DTYPE_BITS[model_memory.states.grad_dtype] / 8
 
 
-def _adapters_of_run(memory: Memory) -> Adapters | None:
+def _adapters_of_run(model_memory: Memory) -> Adapters | None:
     """Returns the low-rank adapters of a run. Raises `InputError` for adapters whose time is not modelled."""
-    low_rank = memory.states.adapters
+    low_rank = model_memory.states.adapters
     if low_rank is None:
         return None
     if low_rank.base == "int8":
         raise InputError("--base int8: its time is not modelled; expected --base nf4, nf4-dq or none")
-    if low_rank.base != "none" and not memory.settings.has_kbit_base:
+    if low_rank.base != "none" and not model_memory.settings.has_kbit_base:
         raise InputError(
             f"--lora-library {low_rank.library}: the time of adapters beside its --base {low_rank.base} is not "
             "modelled; expected --lora-library peft, or --base none"
@@ -520,31 +527,31 @@ def _adapters_of_run(memory: Memory) -> Adapters | None:
     return Adapters(low_rank.rank, low_rank.targets, float(bits_per_element))
 
 
-def _refuse_wide_products(memory: Memory) -> None:
+def _refuse_wide_products(model_memory: Memory) -> None:
     """Raises `InputError` for weights in 64 bits, whose products have no measured efficiency."""
-    if memory.states.dtype == "float64":
+    if model_memory.states.dtype == "float64":
         raise InputError("--dtype fp64: the time of products in 64 bits is not modelled; expected fp32, bf16 or fp16")
 
 
-def _training_format(memory: Memory) -> str:
+def _training_format(model_memory: Memory) -> str:
     """Returns the number format of matrix products in training, which is 16-bit under autocast."""
-    precision = memory.settings.precision or ""
+    precision = model_memory.settings.precision or ""
     if precision in NARROW_PRODUCTS:
         return NARROW_PRODUCTS[precision]
-    return "fp32" if memory.states.precision == "fp32" or memory.settings.precision == "fp32" else "bf16"
+    return "fp32" if model_memory.states.precision == "fp32" or model_memory.settings.precision == "fp32" else "bf16"
 
 
-def inference_formats(memory: Memory, tokens: int) -> Formats:
+def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
     """Returns the number formats of an inference run. tokens: cached tokens per sequence.
 
     Raises `InputError` for weights in 64 bits.
     """
-    _refuse_wide_products(memory)
-    memory_use, cache_bits = memory.states, _cache_bits(memory, tokens)
+    _refuse_wide_products(model_memory)
+    memory_use, cache_bits = model_memory.states, _cache_bits(model_memory, tokens)
     quantized = memory_use.quantized
     if quantized is None:
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
-        return Formats(dtype, float(8 * memory_use.weights / memory_use.count.total), cache_bits)
+        return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.count.total), cache_bits)
     label = quantized.scheme.label
     dtype = next(
         (format_name for label_prefix, format_name in SCHEME_FORMATS if label.startswith(label_prefix)), QUANTIZED
@@ -563,89 +570,96 @@ def inference_formats(memory: Memory, tokens: int) -> Formats:
         )
         if component_kinds
     )
-    return Formats(dtype, layer_bits, cache_bits, *head_bits)
+    return NumberFormats(dtype, layer_bits, cache_bits, *head_bits)
 
 
-def _cache_bits(memory: Memory, tokens: int) -> float:
+def _cache_bits(model_memory: Memory, tokens: int) -> float:
     """Returns the bits of a cached element with its share of the scales."""
-    if not memory.states.kv_dtype:
+    if not model_memory.states.kv_dtype:
         return 16.0
-    run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
-    cached_format = cache_format(memory.states.kv_dtype)
+    run_config, tree = RunConfig(Workload(1, tokens)), model_memory.states.count.tree
+    cached_format = cache_format(model_memory.states.kv_dtype)
     bits_per_element, bits_in_16 = (
-        tree.total(cache_bits_in(form), run_config) for form in (cached_format, cache_format("bfloat16"))
+        tree.total(cache_bits_in(stored_format), run_config)
+        for stored_format in (cached_format, cache_format("bfloat16"))
     )
     return float(16 * bits_per_element / bits_in_16) if bits_in_16 else 16.0
 
 
 def time_training(
-    memory: Memory, hardware: Hardware, layout: Layout, micro_batches: int, settings: TimeSettings
+    model_memory: Memory, hardware: Hardware, layout: Layout, micro_batches: int, time_settings: TimeSettings
 ) -> TimedRun:
     """Returns the timed run of a training step. Raises `InputError` for a run that is not modelled."""
-    return TrainingTimes(memory, hardware, settings).of_schedule(layout.schedule).timed_run(layout, micro_batches)
+    return (
+        TrainingTimes(model_memory, hardware, time_settings)
+        .of_schedule(layout.schedule)
+        .timed_run(layout, micro_batches)
+    )
 
 
-def in_format_of_stack(memory: Memory, stack: Stack) -> Memory:
+def in_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
     """Returns an inference run with the software stack's weight format, unless the user states a format.
 
     That is 16 bits if it halves weights published in float32, and its own scheme for weights published in 4 bits.
     """
-    settings = memory.settings
-    if settings.dtype is not None:
-        return memory
-    if stack.halves_float32 and memory.published == "float32":
-        return memory.with_(dtype="bfloat16")
-    is_converted = stack.four_bit_scheme is not None and DTYPE_BITS[memory.published] == 4 and not settings.quantize
-    return memory.with_(quantize=stack.four_bit_scheme) if is_converted else memory
+    run_settings = model_memory.settings
+    if run_settings.dtype is not None:
+        return model_memory
+    if time_stack.halves_float32 and model_memory.published == "float32":
+        return model_memory.with_(dtype="bfloat16")
+    is_converted = (
+        time_stack.four_bit_scheme is not None and DTYPE_BITS[model_memory.published] == 4 and not run_settings.quantize
+    )
+    return model_memory.with_(quantize=time_stack.four_bit_scheme) if is_converted else model_memory
 
 
 def time_inference(
-    memory: Memory,
+    model_memory: Memory,
     hardware: Hardware,
     layout: Layout,
-    settings: TimeSettings,
+    time_settings: TimeSettings,
     context: int = 0,
-    server: bool = False,
+    on_server: bool = False,
 ) -> TimedRun:
     """Returns the timed run of a prompt batch, or of decoding one token per sequence.
 
     context: in prefill, tokens of each sequence that are cached before the prompt.
-    server: whether the time of a server before the first token is added.
+    on_server: whether the time of a server before the first token is added.
     Raises `InputError` for a phase without a time.
     """
-    phase, spec = memory.settings.phase, memory.spec
+    phase, spec = model_memory.settings.phase, model_memory.spec
     if spec.model_without_tokens and phase == "decode":
         raise InputError(f"--phase decode: {spec.model_without_tokens} does not decode; expected prefill or training")
-    settings_with_phase: TimePhase = "decode" if phase == "decode" else "prefill"
-    supporting_stack = settings.supporting_stack(settings_with_phase)
-    memory = in_format_of_stack(memory, supporting_stack)
-    device, workload = settings.device(hardware), memory.states.workload
+    time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
+    supporting_stack = time_settings.supporting_stack(time_phase)
+    model_memory = in_format_of_stack(model_memory, supporting_stack)
+    device, workload = time_settings.device(hardware), model_memory.states.workload
     batch, seq = int(workload.batch), int(workload.seq)
     replica = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
     tokens = seq if phase == "decode" else seq + context
-    formats, chunk = inference_formats(memory, tokens), memory.settings.chunk
+    formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
 
-    def pass_on(device: Device, stack: Stack) -> InferencePass:
+    def pass_on(device: Device, time_stack: TimeStack) -> InferencePass:
         if phase == "decode":
-            return decode(spec, device, stack, batch, seq, replica, formats)
-        return prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
+            return decode(spec, device, time_stack, batch, seq, replica, formats)
+        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica, formats, on_server)
 
-    stack = _with_class_attention(supporting_stack, memory)
-    inference_pass = pass_on(device, stack)
-    operations = tuple(
+    time_stack = _with_class_attention(supporting_stack, model_memory)
+    inference_pass = pass_on(device, time_stack)
+    timed_operations = tuple(
         (float(operation.times * timed_pass.work.count(operation.layer)), operation)
         for timed_pass in inference_pass.timed_passes
         for operation in timed_pass.operations
     )
     part_seconds = {part_name: float(seconds) for part_name, seconds in inference_pass.parts.items()}
-    kernel_seconds = sum(run_count * operation.seconds for run_count, operation in operations)
+    kernel_seconds = sum(run_count * operation.seconds for run_count, operation in timed_operations)
     new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context)
     return TimedRun(
         spec,
-        settings_with_phase,
+        time_phase,
         hardware,
         device,
-        stack,
+        time_stack,
         layout,
         batch * layout.dp,
         new_tokens,
@@ -653,26 +667,26 @@ def time_inference(
         formats,
         None,
         expected_range(
-            float(inference_pass.seconds), settings_with_phase, device, stack, spec, untested_ranks(stack, layout)
+            float(inference_pass.seconds), time_phase, device, time_stack, spec, untested_ranks(time_stack, layout)
         ),
         part_seconds,
-        operations,
+        timed_operations,
         tuple(timed_pass.work for timed_pass in inference_pass.timed_passes),
         hidden_host=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
-        resident_bytes=_resident_bytes(memory, layout, inference_pass.timed_passes[0].work),
-        seconds_on=lambda device, stack: float(pass_on(device, stack).seconds),
+        resident_bytes=_resident_bytes(model_memory, layout, inference_pass.timed_passes[0].work),
+        seconds_on=lambda device, time_stack: float(pass_on(device, time_stack).seconds),
     )
 
 
-def _resident_bytes(memory: Memory, layout: Layout, work: RankWork) -> int:
+def _resident_bytes(model_memory: Memory, layout: Layout, pass_work: RankWork) -> int:
     """Returns the bytes of a rank's weights and of its part of the cache."""
-    memory_use = memory.states
-    weights = float(memory_use.weights) * float(work.parameters) / float(memory_use.count.total)
+    memory_use = model_memory.states
+    weights = float(memory_use.weights) * float(pass_work.parameters) / float(memory_use.count.total)
     return int(weights / layout.pp + float(memory_use.kv_cache) / (layout.tp * layout.pp))
 
 
 def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
-    """Returns lines that may explain a measured time. Raises `InputError` for a time that is not positive."""
+    """Returns possible explanations of a measured time. Raises `InputError` for a time that is not positive."""
     low_seconds, high_seconds = float(timed_run.range.low), float(timed_run.range.high)
     if low_seconds <= seconds <= high_seconds:
         return [f"{signed_percent(seconds / timed_run.seconds - 1, 0)} against the estimate"]
@@ -683,9 +697,13 @@ def explain_measured(timed_run: TimedRun, seconds: float) -> list[str]:
             "decode": f"the tokens before this one (--seq; {timed_run.context:,} here), the users and the format",
         }[timed_run.phase]
         return [f"{timed_run.seconds / seconds:.1f} times as fast as the estimate: compare {compared_seconds}"]
-    lines = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
+    explanations = [f"{seconds / timed_run.seconds:.1f} times the estimate; the whole range is faster"]
     alternatives = sorted(timed_run.alternatives.items(), key=lambda alternative: abs(alternative[1] - seconds))
-    lines += [f"{text}: {slower:.2g} s" for text, slower in alternatives if slower > 1.03 * timed_run.seconds]
+    explanations += [
+        f"{settings_text}: {slower_seconds:.2g} s"
+        for settings_text, slower_seconds in alternatives
+        if slower_seconds > 1.03 * timed_run.seconds
+    ]
     if timed_run.phase != "training":
-        lines.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
-    return [*lines, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]
+        explanations.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
+    return [*explanations, f"not counted: {', '.join(NOT_COUNTED[timed_run.phase])}"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..frozen import frozen
-from ..timing.spread import Amount
+from ..timing.spread import RangedAmount
 from ..timing.trace import ServedRequest, StepBudget, StepSeconds, TracedRequest, serve_trace
-from .server import Limits, Server
+from .server import LatencyLimits, Server
 
 PERCENTILES = (50, 90, 99)
 """Percentiles of the requests' times."""
@@ -62,8 +62,8 @@ class TraceTimes:
     mean_concurrency: requests in the server, on average over this time (Little's law).
     """
 
-    ttft: dict[int, Amount]
-    tpot: dict[int, Amount]
+    ttft: dict[int, RangedAmount]
+    tpot: dict[int, RangedAmount]
     seconds: float
     output_tokens_per_second: float
     mean_concurrency: float
@@ -93,7 +93,7 @@ def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget:
 
 
 def _serve_scaled(
-    server: Server, trace: Trace, step_seconds: StepSeconds, scale: float, budget: StepBudget
+    server: Server, trace: Trace, step_seconds: StepSeconds, seconds_scale: float, budget: StepBudget
 ) -> list[ServedRequest]:
     return serve_trace(
         server.replica,
@@ -103,7 +103,7 @@ def _serve_scaled(
         server.most_sequences,
         server.kv_tokens,
         trace.cached_share,
-        scale,
+        seconds_scale,
         budget,
     )
 
@@ -112,10 +112,11 @@ def _tpots_of_requests(served_requests: Sequence[ServedRequest]) -> list[float]:
     return [request.tpot for request in served_requests if request.tpot is not None]
 
 
-def _percentiles_of_runs(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
+def _percentiles_of_runs(simulated_latencies: Sequence[Sequence[float]]) -> dict[int, RangedAmount]:
     """Returns each latency percentile of the likely, fast and slow simulations; 0 without such a latency."""
     return {
-        percent: Amount(*(_percentile(seconds_of_run, percent) for seconds_of_run in runs)) for percent in PERCENTILES
+        percent: RangedAmount(*(_percentile(seconds_of_run, percent) for seconds_of_run in simulated_latencies))
+        for percent in PERCENTILES
     }
 
 
@@ -126,7 +127,7 @@ def _percentile(seconds: Sequence[float], percent: int) -> float:
 
 
 def sized_for_trace(
-    server: Server, replicas: int | None, trace: Trace, limits: Limits, budget: StepBudget
+    server: Server, replicas: int | None, trace: Trace, limits: LatencyLimits, budget: StepBudget
 ) -> tuple[Server, TraceTimes, str]:
     """Returns the server with the fewest replicas within the limits, or the reason why there is none.
 

@@ -16,19 +16,19 @@ from ..frameworks.engines.engine import EngineMemory
 from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..timing.batching import Replica, ServedLoad
-from ..timing.disaggregation import Disaggregated
-from ..timing.spread import Amount, Range, expected_range, untested_ranks
+from ..timing.disaggregation import DisaggregatedServer
+from ..timing.spread import RangedAmount, TimeRange, expected_range, untested_ranks
 
 SECONDS_OF_AN_HOUR = 3600.0
 
 
-def largest_number(is_within_limits: Callable[[int], bool], most: int) -> int:
-    """Returns the largest number from 1 to `most` that satisfies a monotonic condition; 0 for none."""
-    return bisect_left(range(1, most + 1), True, key=lambda request_count: not is_within_limits(request_count))
+def largest_number(is_within_limits: Callable[[int], bool], maximum: int) -> int:
+    """Returns the largest number from 1 to `maximum` that satisfies a monotonic condition; 0 for none."""
+    return bisect_left(range(1, maximum + 1), True, key=lambda request_count: not is_within_limits(request_count))
 
 
 @frozen
-class Limits:
+class LatencyLimits:
     """The latency limits of a server; None means no limit.
 
     concurrency: requests at any time. rate: requests per second that arrive.
@@ -51,7 +51,7 @@ class Limits:
             return "TTFT above --ttft"
         return ""
 
-    def are_at_risk(self, ttft: Range) -> bool:
+    def are_at_risk(self, ttft: TimeRange) -> bool:
         """Whether the range of the time to the first token ends above its limit."""
         return self.ttft is not None and bool(ttft.high > self.ttft)
 
@@ -90,8 +90,8 @@ class LoadPoint:
     devices: int
     load: ServedLoad
     replicas: int
-    ttft: Range
-    tpot: Range
+    ttft: TimeRange
+    tpot: TimeRange
     cost_per_million: float | None
 
     @property
@@ -104,11 +104,11 @@ class LoadPoint:
         return self.output_tokens_per_second / self.devices
 
     @property
-    def end_to_end(self) -> Amount:
+    def end_to_end(self) -> RangedAmount:
         """The seconds of a whole request, with the sum of the parts' ranges."""
         further_tokens = self.load.output - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
-        return Amount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
+        return RangedAmount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
 
 
 @frozen
@@ -132,7 +132,7 @@ class Server:
     flags: Mapping[str, Any] = field(default_factory=dict)
     replicas: int = 1
     price: float | None = None
-    group: Disaggregated | None = None
+    group: DisaggregatedServer | None = None
 
     @property
     def devices(self) -> int:
@@ -147,16 +147,18 @@ class Server:
         """The number of tokens that one replica's caches hold."""
         return self.memory.kv_tokens * self.sizes.dp
 
-    def range(self, seconds: float, phase: str, burst_seconds: float | None = None) -> Range:
+    def range(self, seconds: float, phase: str, burst_seconds: float | None = None) -> TimeRange:
         """Returns the range of an estimate in seconds. burst_seconds: as in `expected_range`.
 
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
-        untested = untested_ranks(replica.stack, replica.layout)
-        untested = untested if self.group is None else "prompts on replicas of their own"
-        untested = untested if replica.speculation is None else "drafted tokens"
-        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, untested, burst_seconds)
+        untested_reason = untested_ranks(replica.stack, replica.layout)
+        untested_reason = untested_reason if self.group is None else "prompts on replicas of their own"
+        untested_reason = untested_reason if replica.speculation is None else "drafted tokens"
+        return expected_range(
+            seconds, phase, replica.device, replica.stack, replica.spec, untested_reason, burst_seconds
+        )
 
     def point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, divided evenly over the replicas."""
@@ -189,7 +191,7 @@ class Server:
         cost_per_million = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
         return LoadPoint(concurrency, self.devices, load, self.replicas, *self._latency_ranges(load), cost_per_million)
 
-    def _latency_ranges(self, load: ServedLoad) -> tuple[Range, Range]:
+    def _latency_ranges(self, load: ServedLoad) -> tuple[TimeRange, TimeRange]:
         """Returns the ranges of a load's TTFT and TPOT.
 
         A first token beside other requests takes as long as a request alone at least, although other measured rows
@@ -205,7 +207,7 @@ class Server:
         """The lower end of the range of a first token's seconds where a request is alone."""
         return self.range(self.load(1).ttft, "prefill").low
 
-    def violated_limits(self, limits: Limits, concurrency: int) -> str:
+    def violated_limits(self, limits: LatencyLimits, concurrency: int) -> str:
         """Returns the reason why one replica's latencies exceed the limits; empty if within the limits."""
         return limits.violated_limits(self.load(concurrency))
 
@@ -224,15 +226,15 @@ class Server:
         asked_point: the point of the load that is asked for; default none.
         """
         concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
-        points = {
+        load_points = {
             request_count: self.point(request_count)
             for request_count in concurrencies
             if request_count >= self.replicas
         }
-        points |= {} if asked_point is None else {asked_point.concurrency: asked_point}
-        return [points[request_count] for request_count in sorted(points)]
+        load_points |= {} if asked_point is None else {asked_point.concurrency: asked_point}
+        return [load_points[request_count] for request_count in sorted(load_points)]
 
-    def most_requests_within_limits(self, limits: Limits) -> int:
+    def most_requests_within_limits(self, limits: LatencyLimits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
         return largest_number(
             lambda request_count: not self.violated_limits(limits, request_count), self.most_sequences

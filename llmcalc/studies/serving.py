@@ -22,17 +22,17 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.rank_program import no_pipeline_reason
 from ..parallel.search import routed_experts
 from ..sources.preset import Preset
-from ..timing.batching import Replica, Requests
+from ..timing.batching import Replica, RequestSizes
 from ..timing.device import Device
-from ..timing.disaggregation import Disaggregated
-from ..timing.records import Stack
+from ..timing.disaggregation import DisaggregatedServer
+from ..timing.records import TimeStack
 from ..timing.speculation import Speculation
 from ..timing.spread import TIE
 from ..timing.trace import StepBudget
 from .fit_serving import NODE
 from .run_time import inference_formats
 from .serve_trace import Trace, TraceTimes, sized_for_trace
-from .server import LayoutSizes, Limits, LoadPoint, Server, largest_number
+from .server import LatencyLimits, LayoutSizes, LoadPoint, Server, largest_number
 
 MOST_REPLICA = 32
 """Largest number of devices of a replica that is tried."""
@@ -97,8 +97,8 @@ class SizesRequest:
         for used_devices in range(self.devices, max(0, self.devices - NODE * MOST_STAGES), -1):
             sizes_to_try = self._layouts_by_devices(further_sizes, used_devices)
             further_sizes.difference_update(sizes_to_try)
-            for stages in range(1, MOST_STAGES + 1):
-                yield [layout_sizes for layout_sizes in sizes_to_try if layout_sizes.pp == stages]
+            for stage_count in range(1, MOST_STAGES + 1):
+                yield [layout_sizes for layout_sizes in sizes_to_try if layout_sizes.pp == stage_count]
 
     @staticmethod
     def _layouts_by_devices(all_sizes: Iterable[LayoutSizes], devices: int | None) -> list[LayoutSizes]:
@@ -115,12 +115,12 @@ class SizesRequest:
         return self.dp if self.dp is not None and layout_sizes.dp == 1 else None
 
 
-def _layouts_of(stages: Iterable[int], attention_ranks: Sequence[int], experts: int) -> Iterator[LayoutSizes]:
+def _layouts_of(stage_counts: Iterable[int], attention_ranks: Sequence[int], experts: int) -> Iterator[LayoutSizes]:
     """Yields a replica's layouts with these numbers of pipeline stages and of data-parallel attention ranks.
 
     experts: per layer; 0 for a dense model.
     """
-    for tp, pp in product(TENSOR_RANKS, stages):
+    for tp, pp in product(TENSOR_RANKS, stage_counts):
         yield LayoutSizes(tp, pp)
         if not experts:
             continue
@@ -179,12 +179,12 @@ class ServeStudy:
     preset: Preset
     hardware: Hardware
     device: Device
-    stack: Stack
+    stack: TimeStack
     engine: Engine
     version: EngineVersion
     runs: dict[tuple[str | None, str | None], Memory]
-    requests: Requests
-    limits: Limits
+    requests: RequestSizes
+    limits: LatencyLimits
     sizes: SizesRequest
     price: float | None = None
     trace: Trace | None = None
@@ -204,28 +204,32 @@ class ServeStudy:
         fitting_servers = list(self._fitting_servers(reasons_against))
         if not fitting_servers and not reasons_against:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
-        servers: list[Server] = []
+        tried_servers: list[Server] = []
         points_at_limits: list[LoadPoint | None] = []
         keeps_limits: list[bool] = []
         traces: list[TraceTimes] = []
         budget = StepBudget()
         for server in fitting_servers:
             if self.trace is None:
-                sized_server, point, reason = self._sized_server(server)
+                sized_server, load_point, refusal_reason = self._sized_server(server)
             else:
-                sized_server, trace_times, reason = sized_for_trace(
+                sized_server, trace_times, refusal_reason = sized_for_trace(
                     server, self.sizes.replicas(server.sizes), self.trace, self.limits, budget
                 )
-                point = sized_server.point(min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests))
+                load_point = sized_server.point(
+                    min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests)
+                )
                 traces.append(trace_times)
-            servers.append(sized_server)
-            points_at_limits.append(point)
-            keeps_limits.append(point is not None and not reason)
-            if reason:
-                reasons_against[reason] += 1
-        curves = [tuple(server.curve(point)) for server, point in zip(servers, points_at_limits, strict=True)]
+            tried_servers.append(sized_server)
+            points_at_limits.append(load_point)
+            keeps_limits.append(load_point is not None and not refusal_reason)
+            if refusal_reason:
+                reasons_against[refusal_reason] += 1
+        curves = [
+            tuple(server.curve(load_point)) for server, load_point in zip(tried_servers, points_at_limits, strict=True)
+        ]
         return Servers(
-            tuple(servers),
+            tuple(tried_servers),
             tuple(curves),
             tuple(points_at_limits),
             _pareto_front(curves),
@@ -256,16 +260,20 @@ class ServeStudy:
             if layout_sizes.pp > layers:
                 why_not["more pipeline stages than layers"] += 1
                 continue
-            flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
+            layout_flags = (
+                None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
+            )
             if self.speculation is not None and self.speculation.draft is not None and layout_sizes.pp > 1:
                 why_not["a draft model beside stages is not modelled"] += 1
                 continue
-            if flags is None:
+            if layout_flags is None:
                 why_not[f"{self.engine.title} has no such layout"] += 1
                 continue
             for quantize, kv_dtype in self.runs:
                 try:
-                    server = self._replica_server(layout_sizes, layout_sizes.layout(layers), flags, quantize, kv_dtype)
+                    server = self._replica_server(
+                        layout_sizes, layout_sizes.layout(layers), layout_flags, quantize, kv_dtype
+                    )
                     yield self._divided_server(server) if self.disaggregated else server
                 except ImpossibleLayout as reason:
                     details = f": {reason}" if self.sizes.states_layout else ""
@@ -283,27 +291,27 @@ class ServeStudy:
         self,
         layout_sizes: LayoutSizes,
         layout: Layout,
-        flags: dict[str, object],
+        flag_values: dict[str, object],
         quantize: str | None,
         kv_dtype: str | None,
     ) -> Server:
         """Returns one replica. Raises `DoesNotFit`, or `ImpossibleLayout` if the sizes do not divide the model."""
         engine, request_tokens = self.engine, self.requests.total_tokens
-        used_flags = {engine.field_of("--seq"): self.longest_request, **flags}
+        used_flags = {engine.field_of("--seq"): self.longest_request, **flag_values}
         used_flags |= self.engine_flags
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
-            memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            if memory.most_sequences:
-                used_flags |= {engine.step_sequences: memory.most_sequences}
-                memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
-            capacity = int(memory.kv_tokens // request_tokens)
-            if not memory.starts or memory.kv_tokens < self.longest_request:
+            model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
+            if model_memory.most_sequences:
+                used_flags |= {engine.step_sequences: model_memory.most_sequences}
+                model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
+            capacity = int(model_memory.kv_tokens // request_tokens)
+            if not model_memory.starts or model_memory.kv_tokens < self.longest_request:
                 raise DoesNotFit("weights and the cache of one request do not fit")
             format_run = self.runs[quantize, kv_dtype]
             formats = inference_formats(format_run, self.requests.mean_context)
-            step_tokens = memory.settings.get(engine.step_tokens)
+            step_tokens = model_memory.settings.get(engine.step_tokens)
             replica = Replica(
                 self.preset.model,
                 self.device,
@@ -325,12 +333,14 @@ class ServeStudy:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise
             raise ImpossibleLayout(str(error)) from None
-        step_sequences = int(memory.settings.get(engine.step_sequences) or capacity)
+        step_sequences = int(model_memory.settings.get(engine.step_sequences) or capacity)
         most_requests = max(1, min(capacity, step_sequences)) * layout_sizes.dp
         engine_flags = {
             flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
         }
-        return Server(layout_sizes, quantize, kv_dtype, replica, memory, most_requests, engine_flags, price=self.price)
+        return Server(
+            layout_sizes, quantize, kv_dtype, replica, model_memory, most_requests, engine_flags, price=self.price
+        )
 
     def _divided_server(self, server: Server) -> Server:
         """Returns a group of replicas, some for prompts and others for decoding.
@@ -339,18 +349,22 @@ class ServeStudy:
         """
         replica, replica_count = server.replica, self.sizes.replicas(server.sizes)
         if self.ratio is not None:
-            replica_group = Disaggregated(replica, *self.ratio)
+            replica_group = DisaggregatedServer(replica, *self.ratio)
             if replica_count is not None and replica_count % replica_group.replicas:
                 raise DoesNotFit("the devices are no whole number of groups of --disaggregate")
         elif replica_count == 1:
             raise DoesNotFit("one replica alone cannot leave its prompts to others")
         else:
-            single_pair, most_sequences, tpot = Disaggregated(replica, 1, 1), server.most_sequences, self.limits.tpot
+            single_pair, most_sequences, tpot = (
+                DisaggregatedServer(replica, 1, 1),
+                server.most_sequences,
+                self.limits.tpot,
+            )
             if tpot is not None:
                 most_sequences = largest_number(
                     lambda number: single_pair.token_seconds(number) <= tpot, most_sequences
                 )
-            replica_group = Disaggregated.balanced_group(replica, max(1, most_sequences), replica_count)
+            replica_group = DisaggregatedServer.balanced_group(replica, max(1, most_sequences), replica_count)
         return replace(server, group=replica_group, most_sequences=server.most_sequences * replica_group.decode)
 
     def _replica_count(self, server: Server) -> int | None:
@@ -363,20 +377,20 @@ class ServeStudy:
 
         Without a load it is the largest one that keeps the limits.
         """
-        limits, replicas = self.limits, self._replica_count(server)
-        concurrency_within_limits = server.most_requests_within_limits(limits)
+        latency_limits, replicas = self.limits, self._replica_count(server)
+        concurrency_within_limits = server.most_requests_within_limits(latency_limits)
         if not concurrency_within_limits:
-            return replace(server, replicas=replicas or 1), None, server.violated_limits(limits, 1)
-        if limits.rate is not None:
-            return self._sized_by_rate(server, replicas, concurrency_within_limits, limits.rate)
-        concurrency = limits.concurrency or concurrency_within_limits * (replicas or 1)
+            return replace(server, replicas=replicas or 1), None, server.violated_limits(latency_limits, 1)
+        if latency_limits.rate is not None:
+            return self._sized_by_rate(server, replicas, concurrency_within_limits, latency_limits.rate)
+        concurrency = latency_limits.concurrency or concurrency_within_limits * (replicas or 1)
         sized_server = replace(server, replicas=replicas or -(-concurrency // concurrency_within_limits))
         if sized_server.devices > MOST_DEVICES and replicas is None:
             return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
         if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
         load_point = sized_server.point(concurrency)
-        return sized_server, load_point, limits.violated_limits(load_point.load)
+        return sized_server, load_point, latency_limits.violated_limits(load_point.load)
 
     def _sized_by_rate(
         self, server: Server, replicas: int | None, concurrency_within_limits: int, rate: float
@@ -392,7 +406,7 @@ class ServeStudy:
 
 
 def _cheapest_index(
-    points: Sequence[LoadPoint | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
+    load_points: Sequence[LoadPoint | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
 ) -> ChosenServer | None:
     """Returns the server with the most output tokens per second and device, which is the cheapest at any price.
 
@@ -400,9 +414,9 @@ def _cheapest_index(
     first. Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
     """
     candidates = [
-        (server_index, point)
-        for server_index, (point, keeps_limit) in enumerate(zip(points, keeps_limits, strict=True))
-        if point is not None and keeps_limit
+        (server_index, load_point)
+        for server_index, (load_point, keeps_limit) in enumerate(zip(load_points, keeps_limits, strict=True))
+        if load_point is not None and keeps_limit
     ]
     if not candidates:
         return None
@@ -413,8 +427,10 @@ def _cheapest_index(
                 key=lambda indexed_point: (indexed_point[1].devices, traces[indexed_point[0]].tpot[50].estimate),
             )
         )
-    least_rate = max(point.per_device for _, point in candidates) * (1 - TIE)
-    tied_servers = [(server_index, point) for server_index, point in candidates if point.per_device >= least_rate]
+    least_rate = max(load_point.per_device for _, load_point in candidates) * (1 - TIE)
+    tied_servers = [
+        (server_index, load_point) for server_index, load_point in candidates if load_point.per_device >= least_rate
+    ]
     return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
 
 
@@ -428,24 +444,30 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     Raises `InputError` for a format that the engine does not have.
     """
     option_name = engine.flags_by_option["--kv-dtype"]
-    flag = next(flag for flag in engine.known_flags() if option_name in flag.names)
+    format_flag = next(format_flag for format_flag in engine.known_flags() if option_name in format_flag.names)
     prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
     flag_word = next(
-        (flag_text for prefix in prefixes for flag_text in flag.words if flag_text.startswith(prefix)), None
+        (
+            flag_text
+            for format_prefix in prefixes
+            for flag_text in format_flag.words
+            if flag_text.startswith(format_prefix)
+        ),
+        None,
     )
     if flag_word is None:
         raise InputError(
-            f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(flag.words)}"
+            f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(format_flag.words)}"
         )
-    return {flag.field: flag_word}
+    return {format_flag.field: flag_word}
 
 
 def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, float], ...]:
     """Returns the Pareto front: points that no other point beats in both TPOT and tokens/s per device."""
-    points = [(server_index, load_point) for server_index, curve in enumerate(curves) for load_point in curve]
-    points.sort(key=lambda indexed_point: (float(indexed_point[1].tpot.estimate), -indexed_point[1].per_device))
+    load_points = [(server_index, load_point) for server_index, curve in enumerate(curves) for load_point in curve]
+    load_points.sort(key=lambda indexed_point: (float(indexed_point[1].tpot.estimate), -indexed_point[1].per_device))
     front_points, best_rate = [], 0.0
-    for server_index, load_point in points:
+    for server_index, load_point in load_points:
         if load_point.per_device > best_rate:
             best_rate = load_point.per_device
             front_points.append((server_index, load_point.concurrency))

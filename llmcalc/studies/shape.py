@@ -67,7 +67,7 @@ def standard_preset(parameters: int | None = None, train_flops: int | None = Non
 
 
 @dataclass(frozen=True)
-class Family:
+class ShapeFamily:
     """A family of models that differ only in hidden size and depth.
 
     spec: the model that the ratios come from.
@@ -104,10 +104,10 @@ class Family:
             for width_fraction in self._head_shares(head_sizes)[:2]
             if width_fraction is not None
         ]
-        step = math.lcm(*(width_fraction.denominator for width_fraction in width_fractions))
-        while step < self.unit:
-            step *= 2
-        return step
+        width_step = math.lcm(*(width_fraction.denominator for width_fraction in width_fractions))
+        while width_step < self.unit:
+            width_step *= 2
+        return width_step
 
     def _head_shares(self, head_sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
@@ -118,7 +118,7 @@ class Family:
             return heads, heads * self.kv_ratio, head_width
         return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, head_width
 
-    def finer_family(self, keep_heads: bool) -> Family | None:
+    def finer_family(self, keep_heads: bool) -> ShapeFamily | None:
         """Returns the family with a smaller step between hidden sizes; None if there is none.
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
@@ -143,23 +143,27 @@ class Family:
         scaled_blocks = {
             variant_name: self._scaled_block(block, hidden_size) for variant_name, block in stack.variants.items()
         }
-        changes = {
+        changed_fields = {
             "num_hidden_layers": num_hidden_layers,
             "block": self._scaled_block(stack.block, hidden_size),
             "variants": scaled_blocks,
         }
-        return self.spec.model_copy(update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changes)})
+        return self.spec.model_copy(
+            update={"hidden_size": hidden_size, "decoder": stack.model_copy(update=changed_fields)}
+        )
 
-    def _scaled_block(self, block: Layer, h: Number) -> Layer:
+    def _scaled_block(self, block: Layer, hidden_size: Number) -> Layer:
         def scaled_heads(head_sizes: HeadSizes) -> HeadSizes:
             width_fraction, kv_share, head_width = self._head_shares(head_sizes)
             return HeadSizes(
-                _share_of_width(h, width_fraction), 1 if kv_share is None else _share_of_width(h, kv_share), head_width
+                _share_of_width(hidden_size, width_fraction),
+                1 if kv_share is None else _share_of_width(hidden_size, kv_share),
+                head_width,
             )
 
-        return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, h))
+        return block.scaled(self.spec.hidden_size, scaled_heads, lambda width: self._scaled_width(width, hidden_size))
 
-    def _scaled_width(self, width: int, h: Number) -> Number:
+    def _scaled_width(self, width: int, hidden_size: Number) -> Number:
         """Scales a width with h, rounded to a multiple of `unit`.
 
         If the model's width is a multiple of a smaller power of two only, it is rounded to that power.
@@ -168,11 +172,13 @@ class Family:
         if budget_ratio is None:
             budget_ratio, unit = Fraction(width, self.spec.hidden_size), math.gcd(width, self.unit)
         size_divisor = 2 * budget_ratio.denominator * unit
-        return floor_div(2 * budget_ratio.numerator * h + budget_ratio.denominator * unit, size_divisor) * unit
+        return (
+            floor_div(2 * budget_ratio.numerator * hidden_size + budget_ratio.denominator * unit, size_divisor) * unit
+        )
 
 
-def _share_of_width(h: Number, width_fraction: Fraction) -> Number:
-    return exact_div(h * width_fraction.numerator, width_fraction.denominator)
+def _share_of_width(hidden_size: Number, width_fraction: Fraction) -> Number:
+    return exact_div(hidden_size * width_fraction.numerator, width_fraction.denominator)
 
 
 def family(
@@ -181,12 +187,12 @@ def family(
     kv_ratio: Fraction | None = None,
     ffn_ratio: Fraction | None = None,
     vocab_size: int | None = None,
-    tie: bool | None = None,
-) -> Family:
+    ties_head: bool | None = None,
+) -> ShapeFamily:
     """Returns a model's family, with replaced ratios and sizes.
 
     kv_ratio: key/value heads over heads, one over a whole number.
-    tie: whether the language-model head is tied to the embedding.
+    ties_head: whether the language-model head is tied to the embedding.
     Raises `InputError` for models whose shape is more than hidden size and depth, and for a ratio or size that the
     model cannot have.
     """
@@ -207,8 +213,8 @@ def family(
             f"--kv-ratio: {kv_ratio} is not one over a whole number; expected key/value heads over heads, such as "
             "1, 1/4 or 0.125"
         )
-    spec = _with_vocabulary(spec.model_copy(update={"mtp": None}), vocab_size, tie)
-    model_family = Family(spec, None, kv_ratio, ffn_ratio)
+    spec = _with_vocabulary(spec.model_copy(update={"mtp": None}), vocab_size, ties_head)
+    model_family = ShapeFamily(spec, None, kv_ratio, ffn_ratio)
     for option, tested_family in (("shape", model_family), ("--head-dim", replace(model_family, head_dim=head_dim))):
         try:
             smallest_model = tested_family.scaled_to(tested_family.step, tested_family.least_depth)
@@ -218,21 +224,21 @@ def family(
     return replace(model_family, head_dim=head_dim)
 
 
-def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, tie: bool | None) -> ModelSpec:
+def _with_vocabulary(spec: ModelSpec, vocab_size: int | None, ties_head: bool | None) -> ModelSpec:
     """Returns the model with another vocabulary size or head tying, validated again."""
-    if tie is not None and not isinstance(spec.head, LMHead):
-        option = "--tie" if tie else "--no-tie"
+    if ties_head is not None and not isinstance(spec.head, LMHead):
+        option = "--tie" if ties_head else "--no-tie"
         raise InputError(f"{option}: this model has no language-model head; expected a model that has one")
     changed_fields: dict[str, Any] = {}
     if vocab_size is not None:
         changed_fields["vocab_size"] = vocab_size
-    if tie is not None:
-        changed_fields["tie_word_embeddings"] = tie
+    if ties_head is not None:
+        changed_fields["tie_word_embeddings"] = ties_head
     return validate(ModelSpec, spec.model_dump() | changed_fields, "shape") if changed_fields else spec
 
 
 @dataclass(frozen=True)
-class Budget:
+class CostBudget:
     """The cost that every shape must have: a number of parameters or of training FLOPs.
 
     kind: parameters or training FLOPs.
@@ -259,12 +265,12 @@ class Budget:
 
 
 def budget_for(
-    target: ModelSpec | None,
+    target_spec: ModelSpec | None,
     parameters: int | None = None,
     train_flops: int | None = None,
     tokens: int | None = None,
     seq: int = 2048,
-) -> Budget:
+) -> CostBudget:
     """Returns the budget of the options; by default the target model's parameters.
 
     Raises `InputError` if no budget or two budgets are given, or tokens without training FLOPs.
@@ -274,11 +280,14 @@ def budget_for(
     if tokens is not None and train_flops is None:
         raise InputError("--tokens: only a budget of training FLOPs has tokens; expected --flops C beside it")
     if train_flops is not None:
-        return Budget("train_flops", train_flops, tokens, seq)
-    if parameters is None and target is None:
+        return CostBudget("train_flops", train_flops, tokens, seq)
+    if parameters is None and target_spec is None:
         raise InputError("shape: no budget given; expected a TARGET, --params N or --flops C")
-    return Budget(
-        "parameters", params(target).total if parameters is None and target is not None else parameters or 0, None, seq
+    return CostBudget(
+        "parameters",
+        params(target_spec).total if parameters is None and target_spec is not None else parameters or 0,
+        None,
+        seq,
     )
 
 
@@ -299,7 +308,7 @@ def parse_ratio(text: str | None, option: str) -> Fraction | None:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes and cost of one model in the family.
 
     target: whether it has the hidden size and the depth of the original model.
@@ -338,50 +347,54 @@ class ShapeStudy:
     scaled: (h, L, compute over the model's) extrapolated from the model with published exponents.
     """
 
-    family: Family
-    budget: Budget
+    family: ShapeFamily
+    budget: CostBudget
     tolerance: float
     seq: int
     dtype: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[ModelShape, ...]
     searched: int
     scaled: tuple[float, float, float] | None
 
 
 def find_shapes(
-    model_family: Family,
-    budget: Budget,
-    target: ModelSpec | None = None,
-    rows: int = 12,
+    model_family: ShapeFamily,
+    budget: CostBudget,
+    target_spec: ModelSpec | None = None,
+    row_count: int = 12,
     percent: float = 2.0,
     seq: int = 2048,
     dtype: str = "bfloat16",
 ) -> ShapeStudy:
-    """Finds about `rows` shapes whose cost is within `percent` of the budget, evenly spaced in log h/L.
+    """Finds about `row_count` shapes whose cost is within `percent` of the budget, evenly spaced in log h/L.
 
-    target: the original model of the family; its shape is one of the rows if its cost matches the budget.
+    target_spec: the original model of the family; its shape is one of the rows if its cost matches the budget.
     Raises `InputError` if no shape matches the budget.
     """
     tolerance = percent / 100
-    target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
+    target_size = None if target_spec is None else (target_spec.hidden_size, target_spec.main.num_hidden_layers)
     target_fits = target_size is not None and _cost_matches(model_family, target_size, budget, tolerance)
     model_family = refine_step(
         model_family, budget, tolerance, keep_heads=target_fits or model_family.head_dim is not None
     )
-    shape_sizes, search_stats = search(model_family, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
+    shape_sizes, search_stats = search_shapes(
+        model_family, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * row_count))
+    )
     if target_size is not None and target_fits:
         shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_size[0]] + [target_size]
     if not shape_sizes:
         raise InputError(_no_shapes_error(model_family, budget, percent))
-    spread_sizes = spread_evenly(shape_sizes, rows, target_size)
+    spread_sizes = spread_evenly(shape_sizes, row_count, target_size)
     shapes = tuple(
         _shape_of_size(model_family, shape_size, budget, shape_size == target_size, seq, dtype)
         for shape_size in sorted(spread_sizes, key=lambda s: s[0] / s[1])
     )
-    return ShapeStudy(model_family, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target, budget))
+    return ShapeStudy(
+        model_family, budget, tolerance, seq, dtype, shapes, search_stats, _scaled_target(target_spec, budget)
+    )
 
 
-def _cost_matches(model_family: Family, shape_size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
+def _cost_matches(model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, tolerance: float) -> bool:
     """Whether a shape's cost is within `tolerance` of the budget; False for non-integer head counts."""
     try:
         shape_cost = budget.cost_of(model_family.scaled_to(*shape_size))
@@ -390,18 +403,22 @@ def _cost_matches(model_family: Family, shape_size: tuple[int, int], budget: Bud
     return bool(abs(shape_cost - budget.value) <= Fraction(tolerance) * budget.value)
 
 
-def _no_shapes_error(model_family: Family, budget: Budget, percent: float) -> str:
-    cost = f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
-    tie = "" if model_family.spec.tie_word_embeddings or not isinstance(model_family.spec.head, LMHead) else "--tie, "
+def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, percent: float) -> str:
+    cost_text = (
+        f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
+    )
+    tie_text = (
+        "" if model_family.spec.tie_word_embeddings or not isinstance(model_family.spec.head, LMHead) else "--tie, "
+    )
     head_text = "" if model_family.head_dim is None else "a smaller --head-dim, "
     return (
         f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of {model_family.step} "
-        f"costs {cost} to within {percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; expected "
-        f"another budget, {tie}{head_text}a smaller --vocab or a wider --tolerance"
+        f"costs {cost_text} to within {percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; expected "
+        f"another budget, {tie_text}{head_text}a smaller --vocab or a wider --tolerance"
     )
 
 
-def refine_step(model_family: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
+def refine_step(model_family: ShapeFamily, budget: CostBudget, tolerance: float, keep_heads: bool) -> ShapeFamily:
     """Reduces the step between hidden sizes until the budget allows `FEWEST_WIDTHS` sizes, if possible.
 
     keep_heads: whether head sizes must stay unchanged.
@@ -414,13 +431,15 @@ def refine_step(model_family: Family, budget: Budget, tolerance: float, keep_hea
     return model_family
 
 
-def _depth_range(model_family: Family, h: int) -> tuple[int, int]:
+def _depth_range(model_family: ShapeFamily, hidden_size: int) -> tuple[int, int]:
     """Returns the (smallest, largest) depth with h/L in range; smallest > largest if there is none."""
-    return max(model_family.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
+    return max(model_family.least_depth, -(-hidden_size // MOST_ASPECT)), min(
+        hidden_size // LEAST_ASPECT, LARGEST_DEPTH
+    )
 
 
-def allowed_widths(model_family: Family, budget: Budget, tolerance: float) -> range:
-    """Returns every hidden size that has a shape with an h/L in range and the cost of the budget.
+def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: float) -> range:
+    """Returns every hidden size for which a shape with h/L in range has the budget's cost.
 
     Its deepest shape costs at least the budget, its shallowest shape at most the budget.
     """
@@ -428,8 +447,8 @@ def allowed_widths(model_family: Family, budget: Budget, tolerance: float) -> ra
     exact_tolerance = Fraction(tolerance)
     lowest_cost, highest_cost = budget.value * (1 - exact_tolerance), budget.value * (1 + exact_tolerance)
 
-    def cost_at(i: int, depth: int) -> Number:
-        return budget.cost_of(model_family.scaled_to(i * width_step, depth))
+    def cost_at(width_index: int, depth: int) -> Number:
+        return budget.cost_of(model_family.scaled_to(width_index * width_step, depth))
 
     def is_deep_enough(i: int) -> bool:
         shallowest_depth, deepest_depth = _depth_range(model_family, i * width_step)
@@ -439,56 +458,60 @@ def allowed_widths(model_family: Family, budget: Budget, tolerance: float) -> ra
         return bool(cost_at(i, _depth_range(model_family, i * width_step)[0]) > highest_cost)
 
     width_multiples = range(LARGEST_WIDTH // width_step + 1)
-    narrowest = bisect_left(width_multiples, True, lo=1, key=is_deep_enough)
-    too_wide = bisect_left(width_multiples, True, lo=narrowest, key=is_too_wide)
-    return range(narrowest * width_step, too_wide * width_step, width_step)
+    least_multiple = bisect_left(width_multiples, True, lo=1, key=is_deep_enough)
+    too_wide = bisect_left(width_multiples, True, lo=least_multiple, key=is_too_wide)
+    return range(least_multiple * width_step, too_wide * width_step, width_step)
 
 
-def nearest_depth(cost: Callable[[int], int], value: int, low: int, high: int) -> int:
-    """Finds the depth from `low` to `high` with the cost nearest to a value; the smaller depth in a tie.
+def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, least_depth: int, most_depth: int) -> int:
+    """Finds the depth from `least_depth` to `most_depth` with the cost nearest to a value; the smaller depth in a tie.
 
-    cost: an exact count that grows with depth. The search interpolates linearly, since most costs are linear in depth,
+    cost_of_depth: an exact count that grows with depth. The search interpolates linearly: most are linear in depth,
     and bisects where that does not halve the bracket.
     """
-    low_cost, high_cost = cost(low), cost(high)
-    if low_cost >= value:
-        return low
-    if high_cost <= value:
-        return high
+    low_cost, high_cost = cost_of_depth(least_depth), cost_of_depth(most_depth)
+    if low_cost >= target_cost:
+        return least_depth
+    if high_cost <= target_cost:
+        return most_depth
     is_linear = True
-    while high - low > 1:
-        guess = low + (value - low_cost) * (high - low) // (high_cost - low_cost) if is_linear else (low + high) // 2
-        guessed_depth, previous_span = min(max(guess, low + 1), high - 1), high - low
-        guessed_cost = cost(guessed_depth)
-        if guessed_cost <= value:
-            low, low_cost = guessed_depth, guessed_cost
+    while most_depth - least_depth > 1:
+        guess = (
+            least_depth + (target_cost - low_cost) * (most_depth - least_depth) // (high_cost - low_cost)
+            if is_linear
+            else (least_depth + most_depth) // 2
+        )
+        guessed_depth, previous_span = min(max(guess, least_depth + 1), most_depth - 1), most_depth - least_depth
+        guessed_cost = cost_of_depth(guessed_depth)
+        if guessed_cost <= target_cost:
+            least_depth, low_cost = guessed_depth, guessed_cost
         else:
-            high, high_cost = guessed_depth, guessed_cost
-        is_linear = not is_linear or 2 * (high - low) <= previous_span
-    return low if value - low_cost <= high_cost - value else high
+            most_depth, high_cost = guessed_depth, guessed_cost
+        is_linear = not is_linear or 2 * (most_depth - least_depth) <= previous_span
+    return least_depth if target_cost - low_cost <= high_cost - target_cost else most_depth
 
 
-def search(
-    model_family: Family, budget: Budget, tolerance: float, most_widths: int = MOST_WIDTHS
+def search_shapes(
+    model_family: ShapeFamily, budget: CostBudget, tolerance: float, most_widths: int = MOST_WIDTHS
 ) -> tuple[list[tuple[int, int]], int]:
     """Finds for each hidden size the depth with the cost nearest to the budget, within `tolerance`.
 
     It also returns the number of shapes that were counted.
     most_widths: largest number of hidden sizes; if the budget allows more, they are evenly spaced in log h.
     """
-    costs: dict[tuple[int, int], int] = {}
+    costs_by_shape: dict[tuple[int, int], int] = {}
 
-    def cost(h: int, depth: int) -> int:
-        if (h, depth) not in costs:
-            costs[h, depth] = budget.cost_of(model_family.scaled_to(h, depth))
-        return costs[h, depth]
+    def cost(hidden_size: int, depth: int) -> int:
+        if (hidden_size, depth) not in costs_by_shape:
+            costs_by_shape[hidden_size, depth] = budget.cost_of(model_family.scaled_to(hidden_size, depth))
+        return costs_by_shape[hidden_size, depth]
 
     shape_sizes, exact_tolerance = [], Fraction(tolerance)
-    for h in _spaced_widths(allowed_widths(model_family, budget, tolerance), most_widths):
-        depth = nearest_depth(partial(cost, h), budget.value, *_depth_range(model_family, h))
-        if abs(cost(h, depth) - budget.value) <= exact_tolerance * budget.value:
-            shape_sizes.append((h, depth))
-    return shape_sizes, len(costs)
+    for hidden_size in _spaced_widths(allowed_widths(model_family, budget, tolerance), most_widths):
+        depth = nearest_depth(partial(cost, hidden_size), budget.value, *_depth_range(model_family, hidden_size))
+        if abs(cost(hidden_size, depth) - budget.value) <= exact_tolerance * budget.value:
+            shape_sizes.append((hidden_size, depth))
+    return shape_sizes, len(costs_by_shape)
 
 
 def _spaced_widths(widths: range, limit: int) -> list[int]:
@@ -502,35 +525,35 @@ def _spaced_widths(widths: range, limit: int) -> list[int]:
 
 
 def spread_evenly(
-    shape_sizes: list[tuple[int, int]], rows: int, kept_size: tuple[int, int] | None = None
+    shape_sizes: list[tuple[int, int]], row_count: int, kept_size: tuple[int, int] | None = None
 ) -> list[tuple[int, int]]:
-    """Returns at most `rows` shapes, evenly spaced in log h/L, including `kept_size` if present."""
+    """Returns at most `row_count` shapes, evenly spaced in log h/L, including `kept_size` if present."""
     sorted_sizes = sorted(shape_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
-    if len(sorted_sizes) <= rows:
+    if len(sorted_sizes) <= row_count:
         return sorted_sizes
-    log_ratios = [math.log(h / layers) for h, layers in sorted_sizes]
+    log_ratios = [math.log(hidden_size / layers) for hidden_size, layers in sorted_sizes]
     selected_indices = {sorted_sizes.index(kept_size)} if kept_size in sorted_sizes else set()
     log_span = log_ratios[-1] - log_ratios[0]
-    for i in range(rows):
-        target_log = log_ratios[0] + log_span * i / max(rows - 1, 1)
+    for i in range(row_count):
+        target_log = log_ratios[0] + log_span * i / max(row_count - 1, 1)
         nearest_index = min(range(len(sorted_sizes)), key=lambda size_index: abs(log_ratios[size_index] - target_log))
-        if len(selected_indices) < rows:
+        if len(selected_indices) < row_count:
             selected_indices.add(nearest_index)
     return [sorted_sizes[i] for i in sorted(selected_indices)]
 
 
 def _shape_of_size(
-    model_family: Family, shape_size: tuple[int, int], budget: Budget, target: bool, seq: int, dtype: str
-) -> Shape:
-    h, layers = shape_size
-    spec = model_family.scaled_to(h, layers)
+    model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, target: bool, seq: int, dtype: str
+) -> ModelShape:
+    hidden_size, layers = shape_size
+    spec = model_family.scaled_to(hidden_size, layers)
     parameter_count = params(spec)
     shape_cost = budget.cost_of(spec)
     cache_size = kv(spec, seq=seq, format_name=dtype)
     is_training = budget.kind == "train_flops"
-    return Shape(
+    return ModelShape(
         spec=spec,
-        stack=stack_shape(spec.main, h),
+        stack=stack_shape(spec.main, hidden_size),
         target=target,
         parameters=parameter_count.total,
         active=parameter_count.active,
@@ -541,21 +564,21 @@ def _shape_of_size(
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
         kv_bytes_per_token=cache_size.bytes_per_token,
         kv_bytes=cache_size.bytes,
-        head_sizes=tuple(d for d in HEAD_SIZES if h % d == 0),
-        verdicts=compare_with_studies(h, layers),
+        head_sizes=tuple(d for d in HEAD_SIZES if hidden_size % d == 0),
+        verdicts=compare_with_studies(hidden_size, layers),
     )
 
 
-def _scaled_target(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
+def _scaled_target(target_spec: ModelSpec | None, budget: CostBudget) -> tuple[float, float, float] | None:
     """Returns (h, L, compute ratio) of the target model, scaled to the budget's training compute.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).
     """
-    if target is None:
+    if target_spec is None:
         return None
-    budget_ratio = budget.value / budget.cost_of(target)
+    budget_ratio = budget.value / budget.cost_of(target_spec)
     compute_ratio = budget_ratio**2 if budget.kind == "parameters" else budget_ratio
     if math.isclose(compute_ratio, 1, rel_tol=1e-3):
         return None
-    return (*scaled_optimum(target.hidden_size, target.main.num_hidden_layers, compute_ratio), compute_ratio)
+    return (*scaled_optimum(target_spec.hidden_size, target_spec.main.num_hidden_layers, compute_ratio), compute_ratio)

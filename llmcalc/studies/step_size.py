@@ -47,13 +47,17 @@ def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
     return spec.kind == "decoder" and not spec.model_without_tokens and lora_rank is None
 
 
-def with_usual_micro_batches(memory: Memory, layout: Layout) -> Memory:
+def with_usual_micro_batches(model_memory: Memory, layout: Layout) -> Memory:
     """Returns a training run on a pipeline with a micro-batch for each stage, if the user gave no number of them.
 
     Deeper pipelines than published ones have as many as those.
 
     A step of fewer micro-batches leaves stages idle, and none of them holds what it holds in a real step.
     """
-    if layout.pp == 1 or memory.settings.phase != "training" or memory.settings.num_microbatches is not None:
-        return memory
-    return memory.with_(num_microbatches=min(layout.pp, MOST_MICRO_BATCHES))
+    if (
+        layout.pp == 1
+        or model_memory.settings.phase != "training"
+        or model_memory.settings.num_microbatches is not None
+    ):
+        return model_memory
+    return model_memory.with_(num_microbatches=min(layout.pp, MOST_MICRO_BATCHES))

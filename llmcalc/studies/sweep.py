@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..costs.params import params
 from ..errors import InputError, MissingExtra
-from .shape import Family
+from .shape import ShapeFamily
 
 if TYPE_CHECKING:
     from numpy import int64
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LARGEST_TOTAL = 2**63 - 1
 
 
-def sweep(model_family: Family, hidden_sizes: Any, depths: Any) -> NDArray[int64]:
+def sweep(model_family: ShapeFamily, hidden_sizes: Any, depths: Any) -> NDArray[int64]:
     """Counts the total parameters of every shape, element by element of (hidden size, depth).
 
     hidden_sizes: whole numbers that are multiples of the family's step, in any form that NumPy converts to an array.
@@ -43,5 +43,7 @@ def sweep(model_family: Family, hidden_sizes: Any, depths: Any) -> NDArray[int64
         )
     if params(model_family.scaled_to(int(h.max()), int(layers.max()))).total > LARGEST_TOTAL:
         raise InputError("sweep: the largest shape has more than 2^63 parameters; expected smaller sizes")
-    totals = params(model_family.scaled_to(h.astype(np.int64, copy=False), layers.astype(np.int64, copy=False))).total
-    return np.asarray(totals, dtype=np.int64)
+    parameter_totals = params(
+        model_family.scaled_to(h.astype(np.int64, copy=False), layers.astype(np.int64, copy=False))
+    ).total
+    return np.asarray(parameter_totals, dtype=np.int64)

@@ -17,8 +17,8 @@ from ..errors import InputError, suggest
 from ..model import ModelSpec
 from ..timing.device import device_of
 from ..timing.kernels import Kernel, RankPass, RankWork
-from ..timing.price import DECODE_ATTENTION_RATE, Formats, TimedOperation, TimeEstimator
-from ..timing.records import FigureSource, Generation, generations
+from ..timing.price import DECODE_ATTENTION_RATE, NumberFormats, TimedOperation, TimeEstimator
+from ..timing.records import AcceleratorGeneration, FigureSource, accelerator_generations
 from ..timing.stack import find_stack
 from ..timing.work import rank_work
 from ..workload.workload import Phase
@@ -76,31 +76,31 @@ NO_TERM = _Term("", "")
 
 
 def time_formulas(
-    spec: ModelSpec, node: str | None, hardware: Hardware, stack: str, phase: Phase, batch: int, seq: int
+    spec: ModelSpec, node: str | None, hardware: Hardware, time_stack: str, phase: Phase, batch: int, seq: int
 ) -> list[TimeFormula]:
     """Returns the formulas of the seconds of a node's kernels.
 
     node: its path, such as `layers.0-31.mlp`, or a part of it, such as `mlp.gate_proj`; None for all of the model.
-    stack: name of the stack. phase: training, prefill or decode.
+    time_stack: name of the stack. phase: training, prefill or decode.
     batch, seq: sequences, and tokens of each; in decoding those in its cache.
     Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
     """
     tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
-    software = find_stack(stack, "training" if phase == "training" else "inference")
+    software = find_stack(time_stack, "training" if phase == "training" else "inference")
     rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
-    work = rank_work(spec, rank_pass)
-    time_estimator = TimeEstimator(device_of(hardware), software, Formats(), rank_pass)
-    kernels = [kernel for kernel in work.kernels if _is_below(kernel, node, work)]
+    pass_work = rank_work(spec, rank_pass)
+    time_estimator = TimeEstimator(device_of(hardware), software, NumberFormats(), rank_pass)
+    kernels = [kernel for kernel in pass_work.kernels if _is_below(kernel, node, pass_work)]
     if not kernels:
-        paths = sorted({kernel.path for kernel in work.kernels})
+        kernel_paths = sorted({kernel.path for kernel in pass_work.kernels})
         raise InputError(
-            f"NODE: no kernel of {phase} has the path '{node}'; expected one of {', '.join(paths)}."
-            f"{suggest(node or '', paths)}"
+            f"NODE: no kernel of {phase} has the path '{node}'; expected one of {', '.join(kernel_paths)}."
+            f"{suggest(node or '', kernel_paths)}"
         )
     return [
-        formula
+        time_formula
         for kernel in kernels
-        for formula in _kernel_formulas(time_estimator, kernel, int(kernel.times * work.count(kernel.layer)))
+        for time_formula in _kernel_formulas(time_estimator, kernel, int(kernel.times * pass_work.count(kernel.layer)))
     ]
 
 
@@ -108,7 +108,7 @@ LAYERS = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
 """A path with the numbers of its layers: `layers.0-31.mlp`, `decoder.layers.{1,5}`."""
 
 
-def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
+def _is_below(kernel: Kernel, node: str | None, pass_work: RankWork) -> bool:
     """Whether a kernel belongs to a node of the model or a descendant."""
     layer_match = LAYERS.fullmatch(node or "")
     if layer_match is None:
@@ -116,28 +116,29 @@ def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
     stack, layer_numbers, condition = layer_match.groups()
     if kernel.layer < 0 or f".{stack}{condition}." not in f".{kernel.path}.":
         return False
-    ranges = [
+    layer_ranges = [
         (int(first_layer), int(last_layer or first_layer))
         for first_layer, last_layer in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", layer_numbers)
     ]
     return any(
         first_layer <= i <= last_layer
-        for first_layer, last_layer in ranges
-        for i in work.layer_kinds[kernel.layer].indices
+        for first_layer, last_layer in layer_ranges
+        for i in pass_work.layer_kinds[kernel.layer].indices
     )
 
 
-def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
+def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count: int) -> Iterator[TimeFormula]:
     for operation in time_estimator.timed_kernels(kernel):
-        compute, memory = (
+        compute_term, memory_term = (
             _compute_formula(time_estimator, kernel, operation),
             _memory_formula(time_estimator, kernel, operation),
         )
-        limit_terms = [formula_term for formula_term in (compute, memory) if formula_term]
+        limit_terms = [formula_term for formula_term in (compute_term, memory_term) if formula_term]
         slower_term = limit_terms[0] if len(limit_terms) == 1 else NO_TERM
         if len(limit_terms) > 1:
             slower_term = _Term(
-                f"max({compute.symbolic}, {memory.symbolic})", f"max({compute.substituted}, {memory.substituted})"
+                f"max({compute_term.symbolic}, {memory_term.symbolic})",
+                f"max({compute_term.substituted}, {memory_term.substituted})",
             )
         wait_term = NO_TERM
         if operation.wait:
@@ -153,8 +154,8 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat: int)
             " + ".join(formula_term.symbolic for formula_term in formula_terms) or "0",
             " + ".join(formula_term.substituted for formula_term in formula_terms) or "0",
             float(operation.seconds),
-            repeat,
-            _formula_source(time_estimator, kernel, compute, memory, wait_term),
+            repeat_count,
+            _formula_source(time_estimator, kernel, compute_term, memory_term, wait_term),
         )
 
 
@@ -177,11 +178,11 @@ def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: T
         )
     if kernel.kind == "attention" and time_estimator.stack.attention != "scores":
         _, half_rate_keys = device.generation.attention_backward if operation.backward else device.generation.attention
-        keys = max(1.0, float(kernel.keys))
-        efficiency = flops * (1 + half_rate_keys / keys) / seconds / peak
+        key_count = max(1.0, float(kernel.keys))
+        efficiency = flops * (1 + half_rate_keys / key_count) / seconds / peak
         return _Term(
             "F · (1 + S0 / S) / (P · e)",
-            f"{_number_text(flops)} · (1 + {_number_text(half_rate_keys)} / {_number_text(keys)}) / "
+            f"{_number_text(flops)} · (1 + {_number_text(half_rate_keys)} / {_number_text(key_count)}) / "
             f"({_number_text(peak)} · {_number_text(efficiency)})",
         )
     return _Term("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NO_TERM
@@ -193,30 +194,37 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
         return NO_TERM
     device, seconds = time_estimator.device, float(operation.memory)
     efficiency = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
-    rate = f"({_number_text(device.bandwidth)} · {_number_text(efficiency)})"
+    rate_text = f"({_number_text(device.bandwidth)} · {_number_text(efficiency)})"
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
         cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
         bandwidth_share = seconds * device.bandwidth * efficiency / cache_bytes if cache_bytes else 1.0
         half_rate_units = 1 / (bandwidth_share - 1)
         return _Term(
             "B / (W · w) · (1 + 1 / b)",
-            f"{_number_text(cache_bytes)} / {rate} · (1 + 1 / {_number_text(half_rate_units)})",
+            f"{_number_text(cache_bytes)} / {rate_text} · (1 + 1 / {_number_text(half_rate_units)})",
         )
-    return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate}")
+    return _Term("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate_text}")
 
 
-def _formula_source(time_estimator: TimeEstimator, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
+def _formula_source(
+    time_estimator: TimeEstimator, kernel: Kernel, compute_term: _Term, memory_term: _Term, wait_term: _Term
+) -> str:
     """Returns the sources of a formula's efficiency factors, with evidence and measurements."""
     is_fused_attention = kernel.kind == "attention" and time_estimator.stack.attention != "scores"
-    fields = [
-        *(["attention"] if is_fused_attention and compute else ["products"] if compute else []),
-        *(["cache"] if _reads_cache(time_estimator, kernel) and memory else ["memory"] if memory else []),
-        *(["kernel_start" if time_estimator.is_training else "launch_gap"] if wait else []),
+    figure_names = [
+        *(["attention"] if is_fused_attention and compute_term else ["products"] if compute_term else []),
+        *(["cache"] if _reads_cache(time_estimator, kernel) and memory_term else ["memory"] if memory_term else []),
+        *(["kernel_start" if time_estimator.is_training else "launch_gap"] if wait_term else []),
     ]
     sources = [
-        source for field in fields if (source := _source_of_figure(time_estimator.device.generation, field)) is not None
+        figure_source
+        for figure_name in figure_names
+        if (figure_source := _source_of_figure(time_estimator.device.generation, figure_name)) is not None
     ]
-    source_texts = [f"{source.source} ({source.evidence}, tested on {source.rows} rows)" for source in sources]
+    source_texts = [
+        f"{figure_source.source} ({figure_source.evidence}, tested on {figure_source.rows} rows)"
+        for figure_source in sources
+    ]
     return "; ".join(dict.fromkeys(source_texts))
 
 
@@ -226,12 +234,12 @@ def _reads_cache(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
     return kernel.kind == "attention" and not keeps_scores
 
 
-def _source_of_figure(generation: Generation, figure_name: str) -> FigureSource | None:
+def _source_of_figure(generation: AcceleratorGeneration, figure_name: str) -> FigureSource | None:
     """Returns the source of a figure: the accelerator's generation, or the generation whose figure is reused."""
-    for source in generation.sources:
-        if figure_name in source.fields:
-            return source
-    return _source_of_figure(generations()[generation.like], figure_name) if generation.like else None
+    for figure_source in generation.sources:
+        if figure_name in figure_source.fields:
+            return figure_source
+    return _source_of_figure(accelerator_generations()[generation.like], figure_name) if generation.like else None
 
 
 def _number_text(number: float) -> str:

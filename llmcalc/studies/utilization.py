@@ -12,14 +12,14 @@ from ..accelerator import Hardware
 from ..costs.flops import FlopCount
 from ..errors import InputError
 from ..frozen import frozen
-from .rules import RECOMPUTES, Rule, conventions
+from .rules import RECOMPUTES, FlopRule, conventions
 
 
 @frozen(slots=True)
 class ConventionUtilization:
     """The utilization of a measured run under one convention.
 
-    key, name, formula, source: as of `Rule`.
+    key, name, formula, source: as of `FlopRule`.
     flops_per_token: FLOPs that the model needs, by this convention.
     mfu, hfu: fractions of the peak. The HFU adds what runs again, by the exact count.
     """
@@ -66,31 +66,39 @@ def utilization(
     model_count: the pass with every product once; kernel_count: the same as its kernels run it.
     Raises `InputError` for an accelerator without a peak in that format.
     """
-    peak = hardware.peak(dtype) * devices
+    peak_flops = hardware.peak(dtype) * devices
     tokens = model_count.tokens
 
     def utilization_of(flops: float) -> float:
-        return float(flops / tokens * tokens_per_second / peak)
+        return float(flops / tokens * tokens_per_second / peak_flops)
 
-    def utilization_of_rule(rule: Rule) -> ConventionUtilization:
-        counts_full_pairs = rule.key == "exact_full"
+    def utilization_of_rule(flop_rule: FlopRule) -> ConventionUtilization:
+        counts_full_pairs = flop_rule.key == "exact_full"
         recomputed_flops = (
             kernel_count.full - model_count.full if counts_full_pairs else kernel_count.causal - model_count.causal
         )
         return ConventionUtilization(
-            rule.key,
-            rule.name,
-            rule.formula,
-            rule.source,
-            rule.total / tokens,
-            utilization_of(rule.total),
-            utilization_of(rule.total + recomputed_flops),
+            flop_rule.key,
+            flop_rule.name,
+            flop_rule.formula,
+            flop_rule.source,
+            flop_rule.total / tokens,
+            utilization_of(flop_rule.total),
+            utilization_of(flop_rule.total + recomputed_flops),
         )
 
-    rules: Sequence[Rule] = [rule for rule in conventions(model_count) if rule.key != RECOMPUTES]
+    flop_rules: Sequence[FlopRule] = [
+        flop_rule for flop_rule in conventions(model_count) if flop_rule.key != RECOMPUTES
+    ]
     recomputed_flops = (kernel_count.causal - model_count.causal) / tokens
     return Utilization(
-        hardware, devices, dtype, tokens_per_second, peak, recomputed_flops, tuple(map(utilization_of_rule, rules))
+        hardware,
+        devices,
+        dtype,
+        tokens_per_second,
+        peak_flops,
+        recomputed_flops,
+        tuple(map(utilization_of_rule, flop_rules)),
     )
 
 
@@ -111,9 +119,11 @@ class MeasuredRun:
     def __post_init__(self) -> None:
         """Raises `InputError` for options of a measured run without a rate or an accelerator."""
         if self.tokens_per_second is None:
-            for field in ("hardware", "devices", "dtype"):
-                if getattr(self, field) is not None:
-                    raise InputError(f"--{field}: only applies to a measured run; add --tokens-per-second, such as 12k")
+            for field_name in ("hardware", "devices", "dtype"):
+                if getattr(self, field_name) is not None:
+                    raise InputError(
+                        f"--{field_name}: only applies to a measured run; add --tokens-per-second, such as 12k"
+                    )
         elif self.hardware is None:
             raise InputError("--tokens-per-second: needs the accelerator; add --hardware, such as h100")
 

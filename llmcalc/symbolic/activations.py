@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..flow.tree import Node
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
-from ..simulator.choices import Choices
+from ..simulator.choices import KernelChoices
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
 from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES
@@ -93,7 +93,7 @@ class Activations:
             batch,
             seq,
             DTYPES[self.training.dtype],
-            Choices(attention=self.training.attention, norm=self.training.norm),
+            KernelChoices(attention=self.training.attention, norm=self.training.norm),
             recompute=MODES[self.training.recompute],
             include=self.formulas.include,
             layers=repeats,

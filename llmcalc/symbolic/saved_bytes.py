@@ -14,10 +14,10 @@ from ..algebra import Number
 from ..flow.program import Scope, Step
 from ..flow.value import Value
 from ..model import ModelSpec
-from ..simulator.autograd import Graph
+from ..simulator.autograd import AutogradGraph
 from ..simulator.checkpoint import Run
-from ..simulator.choices import EAGER, Choices
-from ..simulator.lowering import Frame
+from ..simulator.choices import EAGER, KernelChoices
+from ..simulator.lowering import ModuleFrame
 from ..simulator.profiles.eager import Eager
 from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, counted_as, empty
 from ..workload.recompute import NONE, Recompute
@@ -119,7 +119,7 @@ class NodeTrackingEager(Eager):
     def place(self) -> Any:
         return self.location(self.frames[1:])
 
-    def location(self, frames: Sequence[Frame]) -> Location:
+    def location(self, frames: Sequence[ModuleFrame]) -> Location:
         """Returns the node of the model that is running in the innermost frame."""
         named_frames = [frame for frame in frames if frame.scope.name]
         layers = [
@@ -141,7 +141,7 @@ class NodeTrackingEager(Eager):
         super().step(step)
         meter.place = outer_place
 
-    def layer(self, frame: Frame, x: Tensor) -> Tensor:
+    def layer(self, frame: ModuleFrame, x: Tensor) -> Tensor:
         meter = self.graph.meter
         outer_place, meter.place = meter.place, self.location([*self.frames[1:], frame])
         layer_output = super().layer(frame, x)
@@ -152,7 +152,7 @@ class NodeTrackingEager(Eager):
             memory_block.ends += 1
         return layer_output
 
-    def layer_runner(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, frame: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:
         for read_value in self.storages_read[id(frame.scope)]:
             if read_value in self.values:
                 self.graph.meter.reclassify(self.values[read_value].storage.block, "activations")
@@ -185,7 +185,7 @@ class Pass:
     batch: Number
     seq: Number
     dtype: Dtype = BFLOAT16
-    choices: Choices = EAGER
+    choices: KernelChoices = EAGER
     recompute: Recompute = NONE
     include: frozenset[str] = frozenset()
     layers: Mapping[int, int] = field(default_factory=dict)
@@ -202,7 +202,7 @@ def saved_blocks(
     program = spec.program()
     run_config = RunConfig(Workload(training_pass.batch, training_pass.seq, source=training_pass.seq, phase="training"))
     recorded_kernels = kernels(
-        Graph(meter),
+        AutogradGraph(meter),
         run_config,
         training_pass.dtype,
         recompute=training_pass.recompute,

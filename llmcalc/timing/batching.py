@@ -20,7 +20,7 @@ requests wait until a prompt can start: tokens/s and TPOT stay, and TTFT grows b
 
 A step with a prompt and decoding sequences reads the weights once for all of its tokens (Orca, OSDI 2022; chunks of
 prompts: Sarathi, arXiv:2308.16369), so e is less than the seconds of the prompt alone. An engine that runs prompts in
-steps of their own (`Stack.mixed_steps`) does not save that.
+steps of their own (`TimeStack.mixed_steps`) does not save that.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .inference import MAX_CHUNKS, InferencePass, forward_pass, prefill, rank_pass
-from .price import SIXTEEN_BITS, Formats, TimedOperation
-from .records import Stack
+from .price import SIXTEEN_BITS, NumberFormats, TimedOperation
+from .records import TimeStack
 from .speculation import Speculation
 
 PER_SEQUENCE = frozenset({"attention", "state"})
@@ -45,7 +45,7 @@ SHARED_WEIGHTS = frozenset({"product", "experts"})
 
 
 @frozen
-class Requests:
+class RequestSizes:
     """The sizes of equal requests: tokens of prompt and answer.
 
     input, output: tokens of a prompt and of an answer.
@@ -118,10 +118,10 @@ class Replica:
 
     spec: ModelSpec
     device: Device
-    stack: Stack
-    requests: Requests
+    stack: TimeStack
+    requests: RequestSizes
     layout: Layout = ONE_DEVICE
-    formats: Formats = SIXTEEN_BITS
+    formats: NumberFormats = SIXTEEN_BITS
     step_tokens: int | None = None
     speculation: Speculation | None = None
     graph_batches: tuple[int, ...] = ()
@@ -176,10 +176,10 @@ class Replica:
             target_pass.seconds + draft_seconds, {**target_pass.parts, "draft": draft_seconds}, target_pass.timed_passes
         )
 
-    def prompts_pass(self, prompt_count: float, server: bool = False) -> InferencePass:
+    def prompts_pass(self, prompt_count: float, on_server: bool = False) -> InferencePass:
         """Returns the pass of a step that processes several prompts at once.
 
-        server: whether a server's time before the first token counts.
+        on_server: whether a server's time before the first token counts.
         """
         whole_count, request_shape = _int_if_whole(prompt_count), self.requests
         if whole_count not in self._timed_prompts:
@@ -188,7 +188,7 @@ class Replica:
                 whole_count, request_shape.computed_tokens, cached_tokens, self.chunk_tokens
             )
         timed_prompts = self._timed_prompts[whole_count]
-        if not server:
+        if not on_server:
             return timed_prompts
         first_token, pass_parts = self.stack.first_token, timed_prompts.parts
         return InferencePass(
@@ -221,7 +221,7 @@ class Replica:
     @cached_property
     def prompt_seconds(self) -> float:
         """The seconds of one prompt on an idle server."""
-        return float(self.prompts_pass(1, server=True).seconds)
+        return float(self.prompts_pass(1, on_server=True).seconds)
 
     @property
     def most_prompts(self) -> float:
@@ -257,11 +257,11 @@ class Replica:
         token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
 
-        def extra_seconds(prompts: float) -> float:
-            """Returns the seconds that each prompt adds to a step with `prompts` prompts."""
-            prompt_pass = self.prompts_pass(prompts)
+        def extra_seconds(prompt_count: float) -> float:
+            """Returns the seconds that each prompt adds to a step with `prompt_count` prompts."""
+            prompt_pass = self.prompts_pass(prompt_count)
             seconds = float(prompt_pass.seconds) - len(prompt_pass.timed_passes) * saved_seconds
-            return max(0.0, seconds) / prompts / self.batch_count
+            return max(0.0, seconds) / prompt_count / self.batch_count
 
         prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
         added_seconds, steps_per_prompt = extra_seconds(prompts_per_step), len(self.prompts_pass(1).timed_passes)

@@ -20,10 +20,10 @@ from typing import TypeAlias
 from ..errors import InputError
 from ..frozen import frozen
 from .device import Device
-from .records import Stack
+from .records import TimeStack
 from .spread import TIE
 
-Pricer: TypeAlias = Callable[["Factors"], float]
+Pricer: TypeAlias = Callable[["CalibrationFactors"], float]
 """Seconds that are estimated for a run with these factors."""
 
 WAITS = (
@@ -37,7 +37,7 @@ WAITS_BY_FORMAT = "product_wait", "expert_wait"
 
 
 @frozen
-class Factors:
+class CalibrationFactors:
     """The calibration factors that multiply the estimated seconds of compute, memory, network and waits."""
 
     compute: float = 1.0
@@ -64,19 +64,19 @@ class Factors:
             latency=device.latency * self.network,
         )
 
-    def stack(self, stack: Stack) -> Stack:
+    def stack(self, time_stack: TimeStack) -> TimeStack:
         """Returns the time stack with waits and network times scaled by the factors."""
-        waits = {factor_name: getattr(stack, factor_name) * self.wait for factor_name in WAITS}
+        waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {
-            factor_name: {dtype: wait * self.wait for dtype, wait in getattr(stack, factor_name).items()}
+            factor_name: {dtype: wait * self.wait for dtype, wait in getattr(time_stack, factor_name).items()}
             for factor_name in WAITS_BY_FORMAT
         }
-        return stack.model_copy(update=waits | waits_by_format)
+        return time_stack.model_copy(update=waits | waits_by_format)
 
 
-NAMES = tuple(field.name for field in fields(Factors))
+NAMES = tuple(field.name for field in fields(CalibrationFactors))
 
-UNCHANGED = Factors()
+UNCHANGED = CalibrationFactors()
 
 
 @frozen
@@ -96,10 +96,10 @@ class MeasuredRun:
 class LinearizedRuns:
     """The estimates of several runs, linearized in the four factors."""
 
-    def __init__(self, runs: Sequence[MeasuredRun], base_factors: Factors = UNCHANGED) -> None:
-        self.measured: list[float] = [measured_run.seconds for measured_run in runs]
+    def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNCHANGED) -> None:
+        self.measured: list[float] = [measured_run.seconds for measured_run in measured_runs]
         self.parts: list[tuple[float, ...]] = [
-            tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in runs
+            tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in measured_runs
         ]
 
     def without(self, left_out: Container[int]) -> LinearizedRuns:
@@ -108,15 +108,20 @@ class LinearizedRuns:
         remaining_runs.measured = [
             seconds for run_index, seconds in enumerate(self.measured) if run_index not in left_out
         ]
-        remaining_runs.parts = [parts for run_index, parts in enumerate(self.parts) if run_index not in left_out]
+        remaining_runs.parts = [
+            seconds_by_factor for run_index, seconds_by_factor in enumerate(self.parts) if run_index not in left_out
+        ]
         return remaining_runs
 
     def errors(self, factors: Iterable[float]) -> list[float]:
         """Returns the logarithm of estimated over measured seconds for each run."""
         all_factors = tuple(factors)
         return [
-            math.log(sum(factor * part for factor, part in zip(all_factors, parts, strict=True)) / seconds)
-            for parts, seconds in zip(self.parts, self.measured, strict=True)
+            math.log(
+                sum(factor * part_seconds for factor, part_seconds in zip(all_factors, seconds_by_factor, strict=True))
+                / seconds
+            )
+            for seconds_by_factor, seconds in zip(self.parts, self.measured, strict=True)
         ]
 
 
@@ -127,7 +132,7 @@ RANGE = (1 / 8, 8.0)
 """Smallest and largest factor."""
 
 
-def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
+def _factor_shares(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator[float]:
     """Yields for each factor the seconds of an estimate that are proportional to the factor, per unit of the factor."""
     base_seconds = pricer(base_factors)
     slopes = []
@@ -135,9 +140,11 @@ def _factor_shares(pricer: Pricer, base_factors: Factors) -> Iterator[float]:
         factor = getattr(base_factors, factor_name)
         changed_estimate = pricer(replace(base_factors, **{factor_name: factor * STEP}))
         slopes.append(max(0.0, (changed_estimate - base_seconds) / (factor * (STEP - 1))))
-    total = sum(slope * getattr(base_factors, factor_name) for slope, factor_name in zip(slopes, NAMES, strict=True))
+    total_seconds = sum(
+        slope * getattr(base_factors, factor_name) for slope, factor_name in zip(slopes, NAMES, strict=True)
+    )
     for slope in slopes:
-        yield slope * base_seconds / total if total else base_seconds / len(NAMES)
+        yield slope * base_seconds / total_seconds if total_seconds else base_seconds / len(NAMES)
 
 
 COMMON_SPREAD = 0.05
@@ -155,7 +162,7 @@ MOST_ROUNDS = 60
 """Most rounds of a fit; each weighs the runs by the errors of the one before."""
 
 
-def fit_factors(linear_fit: LinearizedRuns) -> Factors:
+def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
     """Returns the factors that fit the runs best, with little weight on outliers and a prior around 1.
 
     It is the maximum of a posterior: errors have the density of Cauchy's distribution around a typical error, factors
@@ -166,8 +173,8 @@ def fit_factors(linear_fit: LinearizedRuns) -> Factors:
     indices = range(len(NAMES))
     for _ in range(MOST_ROUNDS):
         factors = [math.exp(logarithm) for logarithm in logarithms]
-        errors = linear_fit.errors(factors)
-        error_scale = max(LEAST_SCALE, NORMAL_SCALE * median(map(abs, errors)))
+        log_errors = linear_fit.errors(factors)
+        error_scale = max(LEAST_SCALE, NORMAL_SCALE * median(map(abs, log_errors)))
         common_variance = COMMON_SPREAD**2 + mean(logarithms) ** 2
         # the inverse of FACTOR_SPREAD² I + common_variance 1 1ᵀ
         prior_diagonal = 1 / FACTOR_SPREAD**2
@@ -176,19 +183,22 @@ def fit_factors(linear_fit: LinearizedRuns) -> Factors:
             [prior_diagonal * (i == column_index) - prior_coupling for column_index in indices] for i in indices
         ]
         gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
-        for error, parts in zip(errors, linear_fit.parts, strict=True):
-            weight = 1 / (error_scale**2 + error**2)
-            estimate = sum(map(operator.mul, factors, parts))
-            factor_shares = [factor * part / estimate for factor, part in zip(factors, parts, strict=True)]
+        for log_error, seconds_by_factor in zip(log_errors, linear_fit.parts, strict=True):
+            weight = 1 / (error_scale**2 + log_error**2)
+            estimate = sum(map(operator.mul, factors, seconds_by_factor))
+            factor_shares = [
+                factor * part_seconds / estimate
+                for factor, part_seconds in zip(factors, seconds_by_factor, strict=True)
+            ]
             for i in indices:
-                gradient[i] += weight * error * factor_shares[i]
+                gradient[i] += weight * log_error * factor_shares[i]
                 for column_index in indices:
                     curvature[i][column_index] += weight * factor_shares[i] * factor_shares[column_index]
         step = [max(-0.5, min(0.5, limited_change)) for limited_change in _solution(curvature, gradient)]
         logarithms = list(map(operator.sub, logarithms, step))
         if max(map(abs, step)) < 1e-3:
             break
-    return Factors(*(min(RANGE[1], max(RANGE[0], math.exp(logarithm))) for logarithm in logarithms))
+    return CalibrationFactors(*(min(RANGE[1], max(RANGE[0], math.exp(logarithm))) for logarithm in logarithms))
 
 
 NORMAL_SCALE = 1 / NormalDist().inv_cdf(0.75)
@@ -209,7 +219,7 @@ def _solution(matrix: Sequence[Sequence[float]], values: Sequence[float]) -> lis
 
 
 @frozen
-class Errors:
+class ErrorStatistics:
     """Statistics of estimated / measured seconds of several runs.
 
     median_error, p90_error: |estimate / measured - 1|.
@@ -223,20 +233,25 @@ class Errors:
     best_of_three: float | None
 
     @classmethod
-    def from_runs(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
+    def from_runs(cls, measured_runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> ErrorStatistics:
         """Returns the statistics of the errors of these runs' estimates, in the order of the runs."""
-        errors = sorted(
-            abs(estimate / measured_run.seconds - 1) for measured_run, estimate in zip(runs, estimates, strict=True)
+        log_errors = sorted(
+            abs(estimate / measured_run.seconds - 1)
+            for measured_run, estimate in zip(measured_runs, estimates, strict=True)
         )
-        groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-        for measured_run, estimate in zip(runs, estimates, strict=True):
-            groups.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
-        choices = [group for factor_name, group in groups.items() if factor_name and len(group) >= LEAST_LAYOUTS]
+        groups_by_setting: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+        for measured_run, estimate in zip(measured_runs, estimates, strict=True):
+            groups_by_setting.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
+        layout_choices = [
+            layout_group
+            for factor_name, layout_group in groups_by_setting.items()
+            if factor_name and len(layout_group) >= LEAST_LAYOUTS
+        ]
         return cls(
-            median(errors),
-            errors[min(len(errors) - 1, int(0.9 * len(errors)))],
-            mean(_regret(group, 1) for group in choices) if choices else None,
-            mean(_regret(group, 3) for group in choices) if choices else None,
+            median(log_errors),
+            log_errors[min(len(log_errors) - 1, int(0.9 * len(log_errors)))],
+            mean(_regret(layout_group, 1) for layout_group in layout_choices) if layout_choices else None,
+            mean(_regret(layout_group, 3) for layout_group in layout_choices) if layout_choices else None,
         )
 
 
@@ -244,9 +259,9 @@ LEAST_LAYOUTS = 3
 """Measured layouts of one run from which its regret is known."""
 
 
-def _regret(group: Sequence[tuple[float, float]], first_index: int) -> float:
-    chosen_indices = sorted(group)[:first_index]
-    return min(seconds for _, seconds in chosen_indices) / min(seconds for _, seconds in group) - 1
+def _regret(layout_group: Sequence[tuple[float, float]], first_index: int) -> float:
+    chosen_indices = sorted(layout_group)[:first_index]
+    return min(seconds for _, seconds in chosen_indices) / min(seconds for _, seconds in layout_group) - 1
 
 
 LEAST_RUNS = 3
@@ -279,52 +294,60 @@ class Calibration:
     """
 
     runs: int
-    before: Errors
-    after: Errors
-    left_out: Errors
-    fitted: Factors
+    before: ErrorStatistics
+    after: ErrorStatistics
+    left_out: ErrorStatistics
+    fitted: CalibrationFactors
     refused: str
     is_proved: bool
 
     @property
-    def factors(self) -> Factors:
+    def factors(self) -> CalibrationFactors:
         """The factors in use."""
         return UNCHANGED if self.refused else self.fitted
 
 
-def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
+def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
     """Fits the factors to measured runs. Raises `InputError` for fewer than three runs."""
-    if len(runs) < LEAST_RUNS:
-        raise InputError(f"--calibrate: {len(runs)} measured runs; expected at least {LEAST_RUNS}")
-    linear_fit = LinearizedRuns(runs)
-    estimates = [measured_run.pricer(UNCHANGED) for measured_run in runs]
-    errors = [math.log(estimate / run.seconds) for run, estimate in zip(runs, estimates, strict=True)]
+    if len(measured_runs) < LEAST_RUNS:
+        raise InputError(f"--calibrate: {len(measured_runs)} measured runs; expected at least {LEAST_RUNS}")
+    linear_fit = LinearizedRuns(measured_runs)
+    estimates = [measured_run.pricer(UNCHANGED) for measured_run in measured_runs]
+    log_errors = [math.log(estimate / run.seconds) for run, estimate in zip(measured_runs, estimates, strict=True)]
     errors_of_fits = _left_out_errors(linear_fit)
-    is_proved = _is_proved(errors, errors_of_fits)
+    is_proved = _is_proved(log_errors, errors_of_fits)
     factors = fit_factors(linear_fit)
     if is_proved:
-        taken_share = 1 - _mean_ratio(errors_of_fits, errors) ** 2
+        taken_share = 1 - _mean_ratio(errors_of_fits, log_errors) ** 2
     else:
-        largest_change = max(map(abs, map(operator.sub, linear_fit.errors(astuple(factors)), errors)))
-        taken_share = min(1.0, CAUTIOUS * median(map(abs, errors)) / max(largest_change, 1e-12))
-    factors = Factors(*(factor**taken_share for factor in astuple(factors)))
+        largest_change = max(map(abs, map(operator.sub, linear_fit.errors(astuple(factors)), log_errors)))
+        taken_share = min(1.0, CAUTIOUS * median(map(abs, log_errors)) / max(largest_change, 1e-12))
+    factors = CalibrationFactors(*(factor**taken_share for factor in astuple(factors)))
     left_out_errors = [
-        taken_share * error_of_fit + (1 - taken_share) * error
-        for error_of_fit, error in zip(errors_of_fits, errors, strict=True)
+        taken_share * error_of_fit + (1 - taken_share) * log_error
+        for error_of_fit, log_error in zip(errors_of_fits, log_errors, strict=True)
     ]
-    before, after, left_out = (
-        Errors.from_runs(runs, seconds)
+    errors_without_fit, errors_with_fit, left_out = (
+        ErrorStatistics.from_runs(measured_runs, seconds)
         for seconds in (
             estimates,
-            [run.pricer(factors) for run in runs],
-            [run.seconds * math.exp(error) for run, error in zip(runs, left_out_errors, strict=True)],
+            [run.pricer(factors) for run in measured_runs],
+            [run.seconds * math.exp(log_error) for run, log_error in zip(measured_runs, left_out_errors, strict=True)],
         )
     )
-    return Calibration(len(runs), before, after, left_out, factors, _refusal(before, after), is_proved)
+    return Calibration(
+        len(measured_runs),
+        errors_without_fit,
+        errors_with_fit,
+        left_out,
+        factors,
+        _refusal(errors_without_fit, errors_with_fit),
+        is_proved,
+    )
 
 
-def _mean_size(errors: Sequence[float]) -> float:
-    return mean(map(abs, errors))
+def _mean_size(log_errors: Sequence[float]) -> float:
+    return mean(map(abs, log_errors))
 
 
 def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -> float:
@@ -332,35 +355,41 @@ def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -
     return _mean_size(errors_after) / max(_mean_size(errors_before), 1e-12)
 
 
-def _is_proved(errors: Sequence[float], errors_of_fits: Sequence[float]) -> bool:
+def _is_proved(log_errors: Sequence[float], errors_of_fits: Sequence[float]) -> bool:
     """Whether factors fitted to the other runs estimate a left-out run clearly better than no factors.
 
     errors, errors_of_fits: logarithms of estimated over measured seconds, of each run without a fit, and by a fit of
         the others.
     """
-    gains = [abs(error) - abs(error_of_fit) for error, error_of_fit in zip(errors, errors_of_fits, strict=True)]
-    median_ratio = median(map(abs, errors_of_fits)) / max(median(map(abs, errors)), 1e-12)
+    gains = [
+        abs(log_error) - abs(error_of_fit) for log_error, error_of_fit in zip(log_errors, errors_of_fits, strict=True)
+    ]
+    median_ratio = median(map(abs, errors_of_fits)) / max(median(map(abs, log_errors)), 1e-12)
     return median_ratio <= GAIN and mean(gain > 0 for gain in gains) >= BETTER and _score(gains) >= SURE
 
 
-def _score(values: Sequence[float]) -> float:
+def _score(gains: Sequence[float]) -> float:
     """Returns the normal z-score of a mean above 0, with the same probability as Student's t of the values.
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
     """
-    dof = len(values) - 1
-    mean_value = mean(values)
-    t_value = mean_value * math.sqrt(len(values)) / max(stdev(values), 1e-12)
+    dof = len(gains) - 1
+    mean_value = mean(gains)
+    t_value = mean_value * math.sqrt(len(gains)) / max(stdev(gains), 1e-12)
     if mean_value <= 0:
         return 0.0
     return (8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t_value**2 / dof))
 
 
-def _refusal(before: Errors, after: Errors) -> str:
+def _refusal(errors_without_fit: ErrorStatistics, errors_with_fit: ErrorStatistics) -> str:
     """Returns the reason to reject a fit; empty if accepted."""
-    if before.median_error <= TIE:
+    if errors_without_fit.median_error <= TIE:
         return f"the estimates are within {100 * TIE:.0f} % already, as near as equal runs are to each other"
-    if before.regret is not None and after.regret is not None and after.regret > before.regret:
+    if (
+        errors_without_fit.regret is not None
+        and errors_with_fit.regret is not None
+        and errors_with_fit.regret > errors_without_fit.regret
+    ):
         return "it would raise the regret of the chosen layout"
     return ""
 
@@ -376,10 +405,10 @@ def _left_out_errors(linear_fit: LinearizedRuns) -> list[float]:
     """
     run_count = len(linear_fit.measured)
     fit_count = min(run_count, MOST_ESTIMATES // run_count)
-    errors = [0.0] * run_count
+    log_errors = [0.0] * run_count
     for first_index in range(fit_count):
         left_out = range(first_index, run_count, fit_count)
         errors_of_all = linear_fit.errors(astuple(fit_factors(linear_fit.without(left_out))))
         for run_index in left_out:
-            errors[run_index] = errors_of_all[run_index]
-    return errors
+            log_errors[run_index] = errors_of_all[run_index]
+    return log_errors

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from ..accelerator import Hardware
 from ..algebra import Number, ceil_div, choose, floor_div, log2, maximum, minimum
 from ..frozen import frozen
-from .records import Generation, generations
+from .records import AcceleratorGeneration, accelerator_generations
 
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
 
@@ -67,7 +67,7 @@ class Device:
 
     name: str
     evidence: DeviceEvidence
-    generation: Generation
+    generation: AcceleratorGeneration
     peaks: dict[str, float]
     bandwidth: float
     link: float
@@ -87,13 +87,13 @@ class Device:
         """Returns the number format of matrix products in `dtype`; bf16 if tensor cores lack `dtype`."""
         return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"
 
-    def product_rate(self, dtype: str, sustained: bool = False) -> float:
-        """Returns the FLOP/s of large matrix products. sustained: under load for hours; default false."""
+    def product_rate(self, dtype: str, is_sustained: bool = False) -> float:
+        """Returns the FLOP/s of large matrix products. is_sustained: under load for hours; default false."""
         units_format = self.format_of(dtype)
         return (
             self.peaks[units_format]
             * self.generation.products[units_format]
-            * (self.sustained_share(units_format) if sustained else 1.0)
+            * (self.sustained_share(units_format) if is_sustained else 1.0)
         )
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
@@ -104,7 +104,7 @@ class Device:
         half_rate_depth = self.generation.depth[self.format_of(dtype)]
         return maximum(1.0, (1 + half_rate_depth / maximum(1, inner_size)) / (1 + half_rate_depth / DEEP))
 
-    def wave_factor(self, rows: Number, columns: Number) -> Number:
+    def wave_factor(self, row_count: Number, column_count: Number) -> Number:
         """Returns the slowdown of a matrix product whose last tiles leave compute units idle, over large products.
 
         rows, columns: sizes of its output. The units compute tiles in waves; of the tiles the best one is taken.
@@ -114,24 +114,24 @@ class Device:
             return 1.0
         busy_shares = [
             efficiency
-            * rows
-            * columns
-            / (height * width * self.units)
-            / ceil_div(ceil_div(rows, height) * ceil_div(columns, width), self.units)
-            for height, width, efficiency in tiles
+            * row_count
+            * column_count
+            / (tile_height * tile_width * self.units)
+            / ceil_div(ceil_div(row_count, tile_height) * ceil_div(column_count, tile_width), self.units)
+            for tile_height, tile_width, efficiency in tiles
         ]
         return self.generation.filled / reduce(maximum, busy_shares)
 
-    def unaligned_rate_share(self, *sizes: Number) -> float:
+    def unaligned_rate_share(self, *axis_lengths: Number) -> float:
         """The fraction of a 16-bit product's rate that unaligned sizes leave on older compute units.
 
-        sizes: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
+        axis_lengths: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
-        whole_sizes = [length for length in sizes if isinstance(length, int)]
+        whole_sizes = [axis_length for axis_length in axis_lengths if isinstance(axis_length, int)]
         share_if_odd, share_if_even = self.generation.unaligned
-        if any(length % 2 for length in whole_sizes):
+        if any(axis_length % 2 for axis_length in whole_sizes):
             return share_if_odd
-        return share_if_even if any(length % 8 for length in whole_sizes) else 1.0
+        return share_if_even if any(axis_length % 8 for axis_length in whole_sizes) else 1.0
 
     def sustained_share(self, dtype: str = "bf16") -> float:
         """Returns the fraction of benchmark FLOP/s that a device sustains under long load."""
@@ -147,30 +147,30 @@ class Device:
         return bytes / (self.bandwidth * self.generation.cache)
 
     def attention_seconds(
-        self, flops: Number, keys: Number, dim: Number, backward: bool = False, efficiency: float = 1.0
+        self, flops: Number, key_count: Number, head_dim: Number, backward: bool = False, efficiency: float = 1.0
     ) -> Number:
-        """Returns the seconds of fused attention over `keys` keys, with efficiency e(S) = e∞ / (1 + S₀ / S).
+        """Returns the seconds of fused attention over `key_count` keys, with efficiency e(S) = e∞ / (1 + S₀ / S).
 
-        dim: width of a key; narrow heads fill the units less. efficiency: of the best kernel's rate, 1 by default.
+        head_dim: width of a key; narrow heads fill the units less. efficiency: of the best kernel's rate, 1 by default.
         """
         best_share, half_rate_keys = self.generation.attention_backward if backward else self.generation.attention
-        narrow_share = minimum(1.0, dim / 128) ** 0.5
+        narrow_share = minimum(1.0, head_dim / 128) ** 0.5
         return (
             flops
-            * (1 + half_rate_keys / maximum(1, keys))
+            * (1 + half_rate_keys / maximum(1, key_count))
             / (self.peaks["bf16"] * efficiency * best_share * narrow_share)
         )
 
     def message_seconds(
         self,
-        collective: str,
+        collective_kind: str,
         ranks: Number,
         bytes: Number,
-        stride: Number = 1,
+        rank_stride: Number = 1,
         latency: float = 1.0,
         messages: Number = 1,
     ) -> Number:
-        """Returns the seconds of messages among ranks whose devices are `stride` apart.
+        """Returns the seconds of messages among ranks whose devices are `rank_stride` apart.
 
         bytes: as of `Collective`, of all messages together. latency: times the device's own.
         messages: number of equal messages, 1 by default.
@@ -178,18 +178,18 @@ class Device:
         All-gathers and reduce-scatters are rings, whose every link sends all but a rank's own part; all-reduces are
         trees there.
         """
-        ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
+        ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, rank_stride))))
         link_rate, network_rate = self.link * self.link_share, self.nic * self.generation.nic
         domain_count = maximum(1, ranks / ranks_in_domain)
         tree_latency = latency * self.generation.far_latency * log2(maximum(2, domain_count))
         latency_in_domain = messages * latency * self.latency
-        if collective == "all_to_all":
+        if collective_kind == "all_to_all":
             link_time = (ranks_in_domain - 1) / ranks * bytes / link_rate
             network_time = (1 - ranks_in_domain / ranks) * bytes / network_rate
-        elif collective == "send":
+        elif collective_kind == "send":
             link_time = bytes / link_rate * (ranks_in_domain > 1)
             network_time = bytes / network_rate * (ranks_in_domain <= 1)
-        elif collective == "all_reduce":
+        elif collective_kind == "all_reduce":
             link_time = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
             network_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * network_rate)
         else:
@@ -219,8 +219,8 @@ class Device:
 
     def hop_seconds(self, bytes: Number, devices: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""
-        rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
-        return bytes / rate + self.latency
+        link_rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
+        return bytes / link_rate + self.latency
 
 
 def has_product_units(hardware: Hardware, dtype: str) -> bool:
@@ -234,16 +234,18 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     Raises `InputError` for an accelerator without a bandwidth or without peaks.
     """
     bandwidth = hardware.bandwidth()
-    peaks = {
+    peak_rates = {
         format_name: float(
             next(hardware.peak_flops[peak_name] for peak_name in names_of_peak if peak_name in hardware.peak_flops)
         )
         for format_name, names_of_peak in PEAKS.items()
         if any(peak_name in hardware.peak_flops for peak_name in names_of_peak)
     }
-    if "bf16" not in peaks:
+    if "bf16" not in peak_rates:
         hardware.peak("bfloat16")
-    peaks["bf16"] = max(peaks["bf16"], peaks.get("fp32", 0.0))  # values in 16 bits are multiplied in the faster format
+    peak_rates["bf16"] = max(
+        peak_rates["bf16"], peak_rates.get("fp32", 0.0)
+    )  # values in 16 bits are multiplied in the faster format
     generation = accelerator_generation(hardware)
     link = hardware.interconnect
     link_rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
@@ -254,21 +256,21 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         name=hardware.name,
         evidence=_evidence(hardware, generation),
         generation=generation,
-        peaks=peaks,
+        peaks=peak_rates,
         bandwidth=float(bandwidth),
         link=link_rate,
         domain=domain_size,
         nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else unknown_nic)),
         link_share=HOST_LINK_SHARE if through_host else generation.link,
         latency=HOST_LINK_LATENCY if through_host else generation.latency,
-        gain_of_16_bit_sums=hardware.float16_accumulation_flops.get("float16", peaks["bf16"]) / peaks["bf16"],
+        gain_of_16_bit_sums=hardware.float16_accumulation_flops.get("float16", peak_rates["bf16"]) / peak_rates["bf16"],
         units=hardware.compute_units.count if hardware.compute_units is not None else 0,
     )
 
 
-def accelerator_generation(hardware: Hardware) -> Generation:
+def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
     """Returns the generation of an accelerator: by its name, else by its compute capability or its vendor."""
-    known_generations = generations().values()
+    known_generations = accelerator_generations().values()
     capability = f"{hardware.compute_capability or ''}."
     with_this_name = (generation for generation in known_generations if hardware.name in generation.accelerators)
     with_this_capability = (
@@ -277,10 +279,10 @@ def accelerator_generation(hardware: Hardware) -> Generation:
         if any(capability.startswith(f"{known_capability}.") for known_capability in generation.capabilities)
     )
     with_this_vendor = (generation for generation in known_generations if hardware.vendor in generation.vendors)
-    return next(chain(with_this_name, with_this_capability, with_this_vendor), generations()["default"])
+    return next(chain(with_this_name, with_this_capability, with_this_vendor), accelerator_generations()["default"])
 
 
-def _evidence(hardware: Hardware, generation: Generation) -> DeviceEvidence:
+def _evidence(hardware: Hardware, generation: AcceleratorGeneration) -> DeviceEvidence:
     if hardware.name in generation.profiled:
         return "profiled"
     return "sister" if generation.profiled else "datasheet"

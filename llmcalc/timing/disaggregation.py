@@ -30,7 +30,7 @@ MOST_DECODING = 8
 
 
 @frozen
-class Disaggregated:
+class DisaggregatedServer:
     """Replicas of one layout, some for prompts and others for decoding.
 
     replica: any of them. prefill, decode: numbers of replicas for prompts, and of those that decode.
@@ -50,15 +50,24 @@ class Disaggregated:
         single_pair = cls(replica, 1, 1)
         prompts_per_decoder = single_pair._decoded_per_second(sequences) * single_pair.busy_seconds
         if replicas is not None:
-            groups = [cls(replica, prefill, replicas - prefill) for prefill in range(1, replicas)]
+            candidate_groups = [cls(replica, prefill, replicas - prefill) for prefill in range(1, replicas)]
         else:
             replica_counts = range(1, MOST_DECODING + 1)
-            groups = [cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in replica_counts]
-            groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
-        rates = [group._most_requests_per_second(sequences) / (group.prefill + group.decode) for group in groups]
+            candidate_groups = [
+                cls(replica, max(1, ceil(prompts_per_decoder * decode)), decode) for decode in replica_counts
+            ]
+            candidate_groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
+        rates_per_replica = [
+            candidate_group._most_requests_per_second(sequences) / (candidate_group.prefill + candidate_group.decode)
+            for candidate_group in candidate_groups
+        ]
         least_share = 0.9 if replicas is None else 1.0
-        best_groups = [group for group, rate in zip(groups, rates, strict=True) if rate >= least_share * max(rates)]
-        return min(best_groups, key=lambda group: group.prefill + group.decode)
+        best_groups = [
+            candidate_group
+            for candidate_group, rate in zip(candidate_groups, rates_per_replica, strict=True)
+            if rate >= least_share * max(rates_per_replica)
+        ]
+        return min(best_groups, key=lambda candidate_group: candidate_group.prefill + candidate_group.decode)
 
     @property
     def replicas(self) -> int:
@@ -105,17 +114,17 @@ class Disaggregated:
 
     def load(self, concurrency: float) -> ServedLoad:
         """Returns the latencies at the whole group's concurrency. Raises `InputError` for less than one request."""
-        output, first_token_seconds = self.replica.requests.output, self.first_token_seconds
+        output_tokens, first_token_seconds = self.replica.requests.output, self.first_token_seconds
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
         tpot = self.token_seconds(1)
         for _ in range(ROUNDS):
             requests_per_second = min(
-                concurrency / (first_token_seconds + (output - 1) * tpot), self.prefill / self.busy_seconds
+                concurrency / (first_token_seconds + (output_tokens - 1) * tpot), self.prefill / self.busy_seconds
             )
-            tpot = self.token_seconds(max(1.0, requests_per_second * (output - 1) * tpot / self.decode))
-        waiting_seconds = max(0.0, concurrency / requests_per_second - first_token_seconds - (output - 1) * tpot)
+            tpot = self.token_seconds(max(1.0, requests_per_second * (output_tokens - 1) * tpot / self.decode))
+        waiting_seconds = max(0.0, concurrency / requests_per_second - first_token_seconds - (output_tokens - 1) * tpot)
         burst_seconds = first_token_seconds + max(
             waiting_seconds, (concurrency / self.prefill - 1) / 2 * self.busy_seconds
         )
-        return ServedLoad(concurrency, output, first_token_seconds + waiting_seconds, tpot, burst_seconds)
+        return ServedLoad(concurrency, output_tokens, first_token_seconds + waiting_seconds, tpot, burst_seconds)

@@ -12,8 +12,8 @@ from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
 from .kernels import RankPass
-from .price import SIXTEEN_BITS, Formats, TimedPass, time_pass
-from .records import Stack
+from .price import SIXTEEN_BITS, NumberFormats, TimedPass, time_pass
+from .records import TimeStack
 from .work import rank_work
 
 
@@ -33,20 +33,22 @@ class InferencePass:
 
 
 def forward_pass(
-    spec: ModelSpec, device: Device, stack: Stack, rank_pass: RankPass, formats: Formats, pp: Number = 1
+    spec: ModelSpec, device: Device, time_stack: TimeStack, rank_pass: RankPass, formats: NumberFormats, pp: Number = 1
 ) -> InferencePass:
     """Returns the seconds of one forward pass. pp: the pipeline stages that the pass goes through in turn.
 
     Without a captured graph, kernels cannot run faster than the host launches them.
     """
-    timed_pass = time_pass(rank_work(spec, rank_pass), device, stack, formats)
+    timed_pass = time_pass(rank_work(spec, rank_pass), device, time_stack, formats)
     is_decoding = rank_pass.phase == "decode"
-    launch_seconds = stack.host_kernel if is_decoding else max(stack.host_kernel, stack.host_prompt_kernel)
-    kernel_seconds = maximum(timed_pass.seconds, timed_pass.launches(stack.kernels) * launch_seconds)
+    launch_seconds = (
+        time_stack.host_kernel if is_decoding else max(time_stack.host_kernel, time_stack.host_prompt_kernel)
+    )
+    kernel_seconds = maximum(timed_pass.seconds, timed_pass.launches(time_stack.kernels) * launch_seconds)
     hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
-    host_seconds = stack.host_step + (stack.host_sequence * rank_pass.batch if is_decoding else 0.0)
-    if stack.hides_host and is_decoding and same(pp, 1):
+    host_seconds = time_stack.host_step + (time_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)
+    if time_stack.hides_host and is_decoding and same(pp, 1):
         host_seconds = maximum(0.0, host_seconds - kernel_seconds)
     return InferencePass(
         kernel_seconds + host_seconds + hop_seconds,
@@ -58,45 +60,45 @@ def forward_pass(
 def decode(
     spec: ModelSpec,
     device: Device,
-    stack: Stack,
+    time_stack: TimeStack,
     batch: Number,
     cached_tokens: Number,
     layout: Layout = ONE_DEVICE,
-    formats: Formats = SIXTEEN_BITS,
+    formats: NumberFormats = SIXTEEN_BITS,
 ) -> InferencePass:
     """Returns the seconds of decoding one token of each of `batch` sequences, with `cached_tokens` cached tokens."""
     return forward_pass(
-        spec, device, stack, rank_pass(stack, layout, batch, 1, cached_tokens, "decode"), formats, layout.pp
+        spec, device, time_stack, rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode"), formats, layout.pp
     )
 
 
 def prefill(
     spec: ModelSpec,
     device: Device,
-    stack: Stack,
+    time_stack: TimeStack,
     batch: Number,
     seq: int,
     cached_tokens: int = 0,
     chunk: int | None = None,
     layout: Layout = ONE_DEVICE,
-    formats: Formats = SIXTEEN_BITS,
-    server: bool = False,
+    formats: NumberFormats = SIXTEEN_BITS,
+    on_server: bool = False,
 ) -> InferencePass:
     """Returns the seconds of the prompts of `batch` sequences.
 
     seq, cached_tokens: new tokens, and tokens that are cached.
     chunk: tokens of each sequence in one pass; None (default) for all of them.
-    server: whether the time of a server before the first token is added; false by default.
+    on_server: whether the time of a server before the first token is added; false by default.
     """
     chunk_passes = []
     for new_tokens, earlier_tokens in _prompt_chunks(seq, cached_tokens, chunk):
-        prompt_pass = rank_pass(stack, layout, batch, new_tokens, earlier_tokens, "prefill")
-        chunk_passes.append(forward_pass(spec, device, stack, prompt_pass, formats, layout.pp))
+        prompt_pass = rank_pass(time_stack, layout, batch, new_tokens, earlier_tokens, "prefill")
+        chunk_passes.append(forward_pass(spec, device, time_stack, prompt_pass, formats, layout.pp))
     part_seconds = {
         part_name: sum(chunk_pass.parts[part_name] for chunk_pass in chunk_passes)
         for part_name in ("kernels", "host", "hops")
     }
-    part_seconds["server"] = stack.first_token if server else 0.0
+    part_seconds["server"] = time_stack.first_token if on_server else 0.0
     return InferencePass(
         sum(part_seconds.values()),
         part_seconds,
@@ -118,19 +120,19 @@ def _prompt_chunks(seq: int, cached_tokens: int, chunk: int | None) -> Iterator[
 
 
 def rank_pass(
-    stack: Stack,
+    time_stack: TimeStack,
     layout: Layout,
     batch: Number,
     seq: Number,
     cached_tokens: Number,
     phase: str,
-    include: frozenset[str] = frozenset(),
+    extra_parts: frozenset[str] = frozenset(),
 ) -> RankPass:
     """Returns the sizes of a rank's pass. Expert-parallel ranks have whole experts, unless etp divides them.
 
-    include: optional parts of the model that run; default none.
+    extra_parts: optional parts of the model that run; default none.
     """
-    gathers_tokens = stack.gathers_on(layout.dp, layout.ep)
+    gathers_tokens = time_stack.gathers_on(layout.dp, layout.ep)
     return RankPass(
         batch,
         seq,
@@ -139,10 +141,10 @@ def rank_pass(
         tp=layout.tp,
         etp=layout.etp,
         ep=layout.ep,
-        fused=stack.fused,
-        reduces_late=stack.reduces_late,
+        fused=time_stack.fused,
+        reduces_late=time_stack.reduces_late,
         gathered_ranks=layout.dp if gathers_tokens else 0,
-        moves_all_rows=stack.moves_all_rows and gathers_tokens,
-        sparse_heads=stack.sparse_heads,
-        include=include,
+        moves_all_rows=time_stack.moves_all_rows and gathers_tokens,
+        sparse_heads=time_stack.sparse_heads,
+        include=extra_parts,
     )

@@ -17,7 +17,7 @@ from ..parallel.placements import Collective
 from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
 from .kernels import STATE_BITS, Kernel, LayerMessage, RankPass, RankWork
-from .records import Stack
+from .records import TimeStack
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
@@ -33,7 +33,7 @@ FROZEN_CAST = 0.75
 """Share of these bytes where no gradient of the weight is computed, so that no columns are written."""
 
 QUANTIZED = "quantized"
-"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `Stack.quantized` names."""
+"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `TimeStack.quantized` names."""
 
 DEQUANTIZATION_FLOPS = 75.0
 """Operations in float32 whose time the decoding of a weight in 4 bits takes: 2.62e9 weights in 2.96 ms on an H200
@@ -72,11 +72,11 @@ RING_EXPOSED = 0.3
 
 
 KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
-"""Verb → kernels that a stack's host launches for it, forward and backward (`Stack.kernels`)."""
+"""Verb → kernels that a stack's host launches for it, forward and backward (`TimeStack.kernels`)."""
 
 
 @frozen
-class Formats:
+class NumberFormats:
     """Number formats of a run.
 
     dtype: of products: bf16, fp32, fp8, int8, fp4 or `quantized`.
@@ -91,7 +91,7 @@ class Formats:
     head_bits: float | None = None
 
 
-SIXTEEN_BITS = Formats()
+SIXTEEN_BITS = NumberFormats()
 """Weights, cache and products in 16 bits."""
 
 
@@ -121,9 +121,11 @@ class TimedOperation:
         """The seconds of one execution, where compute and memory traffic overlap."""
         return maximum(self.compute, self.memory) + self.network + self.wait
 
-    def is_recomputed(self, core: bool, nodes: Iterable[str]) -> bool:
+    def is_recomputed(self, recomputes_core: bool, recomputed_nodes: Iterable[str]) -> bool:
         """Whether the operation is recomputed, as part of the attention core or of these nodes."""
-        return (core and self.kind == "attention") or any(f".{node}." in f".{self.path}." for node in nodes)
+        return (recomputes_core and self.kind == "attention") or any(
+            f".{node}." in f".{self.path}." for node in recomputed_nodes
+        )
 
     @property
     def bound(self) -> str:
@@ -146,15 +148,17 @@ class TimedPass:
             if operation.layer == layer and backward in (None, operation.backward)
         )
 
-    def recomputed_seconds(self, layer: int, core: bool, nodes: Iterable[str]) -> Number:
+    def recomputed_seconds(self, layer: int, recomputes_core: bool, recomputed_nodes: Iterable[str]) -> Number:
         """Returns the recomputation seconds of one layer of a kind.
 
-        core: whether attention does. nodes: paths of modules below a layer.
+        recomputes_core: whether attention does. recomputed_nodes: paths of modules below a layer.
         """
         return sum(
             operation.times * operation.seconds
             for operation in self.operations
-            if operation.layer == layer and not operation.backward and operation.is_recomputed(core, nodes)
+            if operation.layer == layer
+            and not operation.backward
+            and operation.is_recomputed(recomputes_core, recomputed_nodes)
         )
 
     def layer_launches(self, layer: int, backward: bool, kernels: KernelCounts) -> Number:
@@ -183,8 +187,8 @@ class TimeEstimator:
     """Estimates the seconds of kernels and messages on a device, with a software stack's efficiencies."""
 
     device: Device
-    stack: Stack
-    formats: Formats
+    stack: TimeStack
+    formats: NumberFormats
     rank_pass: RankPass
 
     @property
@@ -223,19 +227,28 @@ class TimeEstimator:
 
     def timed_pass(self, work: RankWork) -> TimedPass:
         """Returns the timed kernels and messages of a rank."""
-        operations: list[TimedOperation] = []
+        timed_operations: list[TimedOperation] = []
         for kernel in work.kernels:
-            operations += self.timed_kernels(kernel)
+            timed_operations += self.timed_kernels(kernel)
         for layer_message in work.messages:
             layer, message = layer_message.layer, layer_message.collective
             seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(message)
-            times = message.times
-            operations.append(
+            message_times = message.times
+            timed_operations.append(
                 TimedOperation(
-                    message.node, message.kind, layer, times, message.backward, True, 0.0, 0.0, seconds, wait_seconds
+                    message.node,
+                    message.kind,
+                    layer,
+                    message_times,
+                    message.backward,
+                    True,
+                    0.0,
+                    0.0,
+                    seconds,
+                    wait_seconds,
                 )
             )
-        return TimedPass(work, operations)
+        return TimedPass(work, timed_operations)
 
     def timed_kernels(self, kernel: Kernel) -> Iterator[TimedOperation]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
@@ -245,15 +258,24 @@ class TimeEstimator:
         launched_directions: set[bool] = set()
         is_in_graph = not (self.is_training or self.stack.host_kernel)
         launches = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
-        for backward, compute, memory in pass_parts:
+        for backward, compute_seconds, memory_seconds in pass_parts:
             if backward and not self.is_training:
                 continue
-            wait = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
+            launch_seconds = 0.0 if backward in launched_directions else launches[backward] * self.kernel_wait
             launched_directions.add(backward)
-            if is_in_graph and wait:
-                wait += self.product_wait(kernel)
+            if is_in_graph and launch_seconds:
+                launch_seconds += self.product_wait(kernel)
             yield TimedOperation(
-                kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
+                kernel.path,
+                kernel.kind,
+                kernel.layer,
+                kernel.times,
+                backward,
+                False,
+                compute_seconds,
+                memory_seconds,
+                0.0,
+                launch_seconds,
             )
 
     def product_wait(self, kernel: Kernel) -> float:
@@ -262,10 +284,10 @@ class TimeEstimator:
         Those of all experts' products belong to the last one.
         """
         is_last_expert_product = kernel.kind == "experts" and kernel.path.endswith("down_proj")
-        waits = self.stack.expert_wait if is_last_expert_product else self.stack.product_wait
+        waits_by_format = self.stack.expert_wait if is_last_expert_product else self.stack.product_wait
         if kernel.kind != "product" and not is_last_expert_product:
             return 0.0
-        return waits.get(self.device.format_of(self._units_format(self._inference_format(kernel))), 0.0)
+        return waits_by_format.get(self.device.format_of(self._units_format(self._inference_format(kernel))), 0.0)
 
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of y = x·Wᵀ, and backward of dx = dy·W and of dW = dyᵀ·x with accumulation."""
@@ -285,48 +307,52 @@ class TimeEstimator:
             )
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
-        rate, element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
+        product_rate, bytes_per_element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
-            rate *= device.unaligned_rate_share(kernel.n, kernel.k)
+            product_rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
-        output_bytes = max(2.0, element)
-        backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
-        output = kernel.flops[0] / rate * self._depth_factor(dtype, k) * self._wave_factor(kernel, m, n)
+        output_bytes = max(2.0, bytes_per_element)
+        backward = kernel.flops[1] / product_rate / (1 if kernel.frozen else 2)
+        forward_seconds = (
+            kernel.flops[0] / product_rate * self._depth_factor(dtype, k) * self._wave_factor(kernel, m, n)
+        )
         yield from self._time_with_weights(
-            kernel, False, output, element * weight, element * m * k + output_bytes * m * n
+            kernel, False, forward_seconds, bytes_per_element * weight, bytes_per_element * m * k + output_bytes * m * n
         )
         casts_input, casts_gradient = self._separate_casts(kernel)
         if cast_bytes and casts_input:
             yield False, 0.0, device.memory_seconds(cast_bytes * m * k)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
-            moved = element * m * n + output_bytes * m * k
+            moved = bytes_per_element * m * n + output_bytes * m * k
             input_gradient = backward * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
-            yield from self._time_with_weights(kernel, True, input_gradient, element * weight, moved)
+            yield from self._time_with_weights(kernel, True, input_gradient, bytes_per_element * weight, moved)
             if cast_bytes and casts_gradient:
                 yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
             if kernel.frozen:
                 return
             backward = backward * self._depth_factor(dtype, m / kernel.experts) * self._wave_factor(kernel, n, k)
-            moved = element * m * k + output_bytes * m * n
-            yield from self._time_with_weights(kernel, True, backward, self._gradient_bytes(element) * weight, moved)
+            moved = bytes_per_element * m * k + output_bytes * m * n
+            yield from self._time_with_weights(
+                kernel, True, backward, self._gradient_bytes(bytes_per_element) * weight, moved
+            )
 
-    def _wave_factor(self, kernel: Kernel, rows: Number, columns: Number) -> Number:
+    def _wave_factor(self, kernel: Kernel, row_count: Number, column_count: Number) -> Number:
         """The slowdown of a dense training product by compute units that its last tiles leave idle."""
-        return self.device.wave_factor(rows, columns) if kernel.kind == "product" else 1.0
+        return self.device.wave_factor(row_count, column_count) if kernel.kind == "product" else 1.0
 
     def _time_with_weights(
-        self, kernel: Kernel, backward: bool, compute: Number, weight_bytes: Number, value_bytes: Number
+        self, kernel: Kernel, backward: bool, compute_seconds: Number, weight_bytes: Number, value_bytes: Number
     ) -> Iterator[tuple[bool, Number, Number]]:
         """Yields the times of a training product; with a kernel per expert, weights or gradients move before it."""
         if kernel.kind == "experts" and self.stack.separate_experts:
             yield backward, 0.0, self.device.memory_seconds(weight_bytes)
-            yield backward, compute, self.device.memory_seconds(value_bytes)
+            yield backward, compute_seconds, self.device.memory_seconds(value_bytes)
         else:
-            yield backward, compute, self.device.memory_seconds(weight_bytes + value_bytes)
+            yield backward, compute_seconds, self.device.memory_seconds(weight_bytes + value_bytes)
 
-    def _gradient_bytes(self, element: float) -> float:
+    def _gradient_bytes(self, bytes_per_element: float) -> float:
         """Returns the bytes that a product moves per weight to add to its gradient: buffers are read and written."""
-        return 2 * self.stack.gradient_bytes if self.stack.sends_gradient_buffers else element + 4.0
+        return 2 * self.stack.gradient_bytes if self.stack.sends_gradient_buffers else bytes_per_element + 4.0
 
     _experts_seconds = _product_seconds
 
@@ -392,42 +418,49 @@ class TimeEstimator:
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache_bytes *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
-            compute = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
-            yield False, compute, device.cache_seconds(cache_bytes) * idle_factor
+            compute_seconds = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
+            yield False, compute_seconds, device.cache_seconds(cache_bytes) * idle_factor
             return
         if self.stack.attention == "scores":
             scores = kernel.heads * kernel.m * kernel.n
             unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
-            products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
+            score_flops = (
+                2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned_dim else 1.0)
+            )
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
-            compute, memory = products / self.product_rate("bf16"), device.memory_seconds(score_bytes * scores)
+            compute_seconds, memory_seconds = (
+                score_flops / self.product_rate("bf16"),
+                device.memory_seconds(score_bytes * scores),
+            )
             for backward in (False, True):
-                yield backward, (1 + backward) * compute, 0.0
-                yield backward, 0.0, (1 + backward) * memory
+                yield backward, (1 + backward) * compute_seconds, 0.0
+                yield backward, 0.0, (1 + backward) * memory_seconds
             return
         older_kernels = device.generation.older_attention
         efficiency = older_kernels.get(self.stack.attention, 1.0)
         if maximum(kernel.dim, kernel.k) > FUSED_HEAD_DIM and not self.stack.server:
             efficiency = min(efficiency, older_kernels["triton"])
         efficiency *= device.sustained_share() if self.is_training else 1.0
-        flops_of_passes, keys = kernel.flops, kernel.keys
+        flops_of_passes, key_count = kernel.flops, kernel.keys
         if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
-            keys = kernel.n
+            key_count = kernel.n
             forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
             flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops
         for backward in (False, True):
             flops = kernel.padding * flops_of_passes[backward]
-            seconds = device.attention_seconds(flops, keys, kernel.dim, backward, efficiency)
+            seconds = device.attention_seconds(flops, key_count, kernel.dim, backward, efficiency)
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache_bytes)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a product of queries and keys, which sums over the width of a key."""
         dtype = "bf16" if self.is_training else self._inference_format(kernel)
-        rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
-        cache = kernel.cache_elements * self.formats.cache_bits / 8
+        product_rate = self.product_rate(dtype) / self._depth_factor(dtype, kernel.k)
+        cache_bytes = kernel.cache_elements * self.formats.cache_bits / 8
         for backward in (False, True):
-            memory = self.device.memory_seconds(2.0 * kernel.moved_elements[backward] + (0.0 if backward else cache))
-            yield backward, kernel.flops[backward] / rate, memory
+            memory_seconds = self.device.memory_seconds(
+                2.0 * kernel.moved_elements[backward] + (0.0 if backward else cache_bytes)
+            )
+            yield backward, kernel.flops[backward] / product_rate, memory_seconds
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
@@ -486,9 +519,11 @@ class TimeEstimator:
             yield backward, 0.0, self.device.memory_seconds(6.0 * kernel.m * (kernel.k + kernel.n))
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.is_training else 4.0))
-        yield False, 0.0, memory
-        yield True, 0.0, LOSS_BACKWARD * memory
+        memory_seconds = self.device.memory_seconds(
+            kernel.m * kernel.n * (self.stack.logit_bytes if self.is_training else 4.0)
+        )
+        yield False, 0.0, memory_seconds
+        yield True, 0.0, LOSS_BACKWARD * memory_seconds
 
     def _exchange_wait(self, message: Collective) -> Number:
         """Returns the waiting seconds before one expert all-to-all: half of the wait per layer."""
@@ -505,9 +540,9 @@ class TimeEstimator:
         if message.group == "ep" and message.kind != "all_to_all":
             is_cast = message.kind == "all_gather" and self.stack.gathers_casts
             byte_share = BYTES.get(self.formats.dtype, 2.0) / 2 if is_cast else 1.0
-            stride = rank_pass.tp
+            rank_stride = rank_pass.tp
             return device.message_seconds(
-                message.kind, message.ranks, message_bytes * byte_share, stride, self.stack.latency
+                message.kind, message.ranks, message_bytes * byte_share, rank_stride, self.stack.latency
             )
         if message.group == "ep":
             return exposed_share * device.message_seconds(
@@ -515,8 +550,8 @@ class TimeEstimator:
             )
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
-            stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
-            return RING_EXPOSED * device.message_seconds(message.kind, ranks, message_bytes, stride)
+            rank_stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
+            return RING_EXPOSED * device.message_seconds(message.kind, ranks, message_bytes, rank_stride)
         return exposed_share * device.message_seconds(
             message.kind, message.ranks, message_bytes, latency=self.stack.latency
         )
@@ -528,41 +563,43 @@ class TimeEstimator:
         to its rank (DeepEP's low-latency kernels, csrc/kernels/internode_ll.cu). Inference sends 8-bit inputs of
         products. Where a stack sends copies, each goes to its rank by itself, as in NCCL's all-to-all.
         """
-        ranks, copies = layer_message.collective.ranks, layer_message.copies
+        ranks, copies_per_token = layer_message.collective.ranks, layer_message.copies
         format_share = (
             0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return format_share
         domains = maximum(1.0, ranks / self.device.domain)
-        copies_of_domains = _copies_per_domain(domains, copies, layer_message.groups)
+        copies_of_domains = _copies_per_domain(domains, copies_per_token, layer_message.groups)
         return format_share * choose(ranks > self.device.domain, copies_of_domains, 1.0)
 
 
-def _copies_per_domain(domains: Number, top_k: Number, groups: ExpertGroups = ONE_GROUP) -> Number:
+def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:
     """Returns the fraction of a token's copies that are sent, where experts in one network domain share a copy.
 
     Its groups are any topk_group of the n_group, and each of its experts is in any of these groups. A group is in
     several domains, or a domain has several groups: some domains one more than others if they cannot be equal.
     """
-    n_group, topk_group = groups
+    n_group, topk_group = expert_groups
     reachable_domains = maximum(1.0, domains * topk_group / n_group)
-    copies = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
+    domain_copies = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
     if n_group > 1:
         least_groups = n_group // domains
         larger_share = n_group / domains - least_groups
-        chances = [_chance_of_copy(group_count, top_k, groups) for group_count in (least_groups, least_groups + 1)]
-        chance_of_copy = (1 - larger_share) * chances[0] + larger_share * chances[1]
-        copies = choose(domains < n_group, domains * chance_of_copy, copies)
-    return minimum(1.0, copies / top_k)
+        chances_of_copy = [
+            _chance_of_copy(group_count, top_k, expert_groups) for group_count in (least_groups, least_groups + 1)
+        ]
+        chance_of_copy = (1 - larger_share) * chances_of_copy[0] + larger_share * chances_of_copy[1]
+        domain_copies = choose(domains < n_group, domains * chance_of_copy, domain_copies)
+    return minimum(1.0, domain_copies / top_k)
 
 
-def _chance_of_copy(groups_in_domain: Number, top_k: Number, groups: ExpertGroups) -> Number:
+def _chance_of_copy(groups_in_domain: Number, top_k: Number, expert_groups: ExpertGroups) -> Number:
     """Returns the chance that a domain of some groups has any of a token's experts.
 
     The number of these groups among the token's groups is hypergeometric.
     """
-    n_group, topk_group = groups
+    n_group, topk_group = expert_groups
     chances = (
         _binomial(groups_in_domain, group_count)
         * _binomial(n_group - groups_in_domain, topk_group - group_count)
@@ -572,11 +609,11 @@ def _chance_of_copy(groups_in_domain: Number, top_k: Number, groups: ExpertGroup
     return sum(chances) / comb(n_group, topk_group)
 
 
-def _binomial(total: Number, selected: int) -> Number:
+def _binomial(total_count: Number, selected_count: int) -> Number:
     """Returns a binomial coefficient, also of an array of totals."""
-    return prod((total - factor_index) / (factor_index + 1) for factor_index in range(selected))
+    return prod((total_count - factor_index) / (factor_index + 1) for factor_index in range(selected_count))
 
 
-def time_pass(work: RankWork, device: Device, stack: Stack, formats: Formats) -> TimedPass:
+def time_pass(work: RankWork, device: Device, time_stack: TimeStack, formats: NumberFormats) -> TimedPass:
     """Estimates the seconds of the kernels and messages of a rank's pass."""
-    return TimeEstimator(device, stack, formats, work.rank_pass).timed_pass(work)
+    return TimeEstimator(device, time_stack, formats, work.rank_pass).timed_pass(work)

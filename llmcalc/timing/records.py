@@ -39,7 +39,7 @@ class FigureSource(Record):
         return tuple(field_name.strip() for field_name in self.gives.split(","))
 
 
-class Generation(Record):
+class AcceleratorGeneration(Record):
     """The efficiencies of an accelerator generation; comments at the top of the TOML file explain each field."""
 
     name: str
@@ -74,7 +74,7 @@ class Generation(Record):
     @property
     def is_tested(self) -> bool:
         """Whether any figure of the accelerators was tested on measured runs."""
-        return any(source.rows for source in self.sources)
+        return any(figure_source.rows for figure_source in self.sources)
 
 
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
@@ -85,15 +85,15 @@ TABLES = ("products", "sustained", "older_attention", "depth")
 
 
 @cache
-def _read_tables(file: str) -> dict[str, dict[str, Any]]:
-    preset_path = presets_dir() / "timing" / file
+def _read_tables(file_name: str) -> dict[str, dict[str, Any]]:
+    preset_path = presets_dir() / "timing" / file_name
     return parse_toml(read_text(preset_path), preset_path.name)
 
 
-def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+def _with_base(tables_by_name: dict[str, dict[str, Any]], table_name: str) -> dict[str, Any]:
     """Returns a table with missing values from the table in the field `like`."""
-    table = tables[name]
-    base_table = _with_base(tables, table["like"]) if table.get("like") else {}
+    table = tables_by_name[table_name]
+    base_table = _with_base(tables_by_name, table["like"]) if table.get("like") else {}
     inherited_values = {
         field_name: field_value
         for field_name, field_value in base_table.items()
@@ -104,17 +104,20 @@ def _with_base(tables: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
         for field_name in TABLES
         if field_name in table and field_name in inherited_values
     }
-    return {**inherited_values, **table, **merged_tables, "name": name}
+    return {**inherited_values, **table, **merged_tables, "name": table_name}
 
 
 @cache
-def generations() -> dict[str, Generation]:
+def accelerator_generations() -> dict[str, AcceleratorGeneration]:
     """Returns every accelerator generation by name."""
-    tables = _read_tables("generations.toml")
-    return {generation_name: Generation(**_with_base(tables, generation_name)) for generation_name in tables}
+    tables_by_name = _read_tables("generations.toml")
+    return {
+        generation_name: AcceleratorGeneration(**_with_base(tables_by_name, generation_name))
+        for generation_name in tables_by_name
+    }
 
 
-class Stack(Record):
+class TimeStack(Record):
     """The efficiencies of a software stack that runs a model; comments in the TOML file explain each field.
 
     name: its name, for `--stack`.
@@ -203,7 +206,7 @@ class Stack(Record):
         return self
 
     @property
-    def on_fastest_host(self) -> Stack | None:
+    def on_fastest_host(self) -> TimeStack | None:
         """The stack on the fastest host whose launches were measured; None where the host's speed is not a range."""
         if self.fastest_host == 1.0:
             return None
@@ -214,13 +217,13 @@ class Stack(Record):
         is_wide = bool(self.most_gathering_ranks) and expert_ranks > self.most_gathering_ranks
         return self.gathers_tokens and not (replicas > 1 and is_wide)
 
-    def hidden_share(self, group: str) -> float:
+    def hidden_share(self, process_group: str) -> float:
         """Returns the fraction of a group's messages that products hide. Gathered weights: by default as for dp."""
-        return self.hidden.get(group, self.hidden.get("dp", 0.0) if group == "weights" else 0.0)
+        return self.hidden.get(process_group, self.hidden.get("dp", 0.0) if process_group == "weights" else 0.0)
 
 
 @cache
-def stacks() -> dict[str, Stack]:
+def time_stacks() -> dict[str, TimeStack]:
     """Returns every time stack by name."""
-    tables = _read_tables("stacks.toml")
-    return {stack_name: Stack(**_with_base(tables, stack_name)) for stack_name in tables}
+    tables_by_name = _read_tables("stacks.toml")
+    return {stack_name: TimeStack(**_with_base(tables_by_name, stack_name)) for stack_name in tables_by_name}

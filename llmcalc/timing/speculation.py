@@ -17,8 +17,8 @@ from ..model import ModelSpec
 from ..parallel.layout import Layout
 from .device import Device
 from .inference import forward_pass, prefill, rank_pass
-from .price import SIXTEEN_BITS, Formats
-from .records import Stack
+from .price import SIXTEEN_BITS, NumberFormats
+from .records import TimeStack
 
 
 @frozen
@@ -47,28 +47,28 @@ class Speculation:
         return states_reader is not None and states_reader.start == "embedding"
 
     def draft_seconds(
-        self, spec: ModelSpec, device: Device, stack: Stack, batch: Number, cached_tokens: Number, layout: Layout,
-        formats: Formats,
+        self, spec: ModelSpec, device: Device, time_stack: TimeStack, batch: Number, cached_tokens: Number,
+        layout: Layout, formats: NumberFormats,
     ) -> float:  # fmt: skip
         """Returns the seconds in which a step's tokens are drafted. spec, formats: of the target model."""
         if self.draft is not None:
-            drafted_tokens, passes = (self.tokens, 1) if self.drafts_a_block else (1, self.tokens)
-            draft_pass = rank_pass(stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode")
-            return passes * float(forward_pass(self.draft, device, stack, draft_pass, SIXTEEN_BITS).seconds)
+            drafted_tokens, draft_passes = (self.tokens, 1) if self.drafts_a_block else (1, self.tokens)
+            draft_pass = rank_pass(time_stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode")
+            return draft_passes * float(forward_pass(self.draft, device, time_stack, draft_pass, SIXTEEN_BITS).seconds)
         if not self.with_mtp:
             return 0.0
 
-        def kernel_seconds(include: frozenset[str]) -> float:
-            decoding = rank_pass(stack, layout, batch, 1, cached_tokens, "decode", include)
-            return float(forward_pass(spec, device, stack, decoding, formats).parts["kernels"])
+        def kernel_seconds(extra_parts: frozenset[str]) -> float:
+            decoding = rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode", extra_parts)
+            return float(forward_pass(spec, device, time_stack, decoding, formats).parts["kernels"])
 
         return self.tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 
-    def prompt_seconds(self, device: Device, stack: Stack, batch: Number, seq: int, layout: Layout) -> float:
+    def prompt_seconds(self, device: Device, time_stack: TimeStack, batch: Number, seq: int, layout: Layout) -> float:
         """Returns the seconds in which a draft model fills its cache with prompts; 0 without a draft model."""
         if self.draft is None:
             return 0.0
-        return float(prefill(self.draft, device, stack, batch, seq, 0, None, _draft_layout(layout)).seconds)
+        return float(prefill(self.draft, device, time_stack, batch, seq, 0, None, _draft_layout(layout)).seconds)
 
 
 def _draft_layout(layout: Layout) -> Layout:

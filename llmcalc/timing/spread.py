@@ -20,7 +20,7 @@ from ..record import Record
 from ..sources.files import parse_toml, read_text
 from ..sources.presets import presets_dir
 from .device import Device
-from .records import Stack
+from .records import TimeStack
 
 TIE = 0.03
 """Difference of two estimates, as a share, below which they cannot be told apart: equal runs repeat within 3 to 5 %."""
@@ -30,14 +30,14 @@ DIGITS = 10
 """Significant digits of seconds in documents."""
 
 
-class Bounds(Record):
+class RatioBounds(Record):
     """The ends of a range, as ratios of measured to estimated seconds."""
 
     low: float = Field(gt=0, le=1)
     high: float = Field(ge=1)
 
 
-class TestedClass(Bounds):
+class TestedClass(RatioBounds):
     """A class of estimates with tested errors; comments in the TOML file explain each field."""
 
     __test__ = False  # not a test, whatever pytest makes of its name
@@ -61,26 +61,26 @@ class TestedClass(Bounds):
             raise ValueError(f"{self.words}: median_error is more than p90_error")
         return self
 
-    def contains_estimate(self, phase: str, experts: bool, device: str, stack: Stack, loaded: bool) -> bool:
+    def contains_estimate(self, phase: str, experts: bool, device: str, time_stack: TimeStack, loaded: bool) -> bool:
         """Whether an estimate belongs to this class. device: class of its devices. loaded: beside other requests."""
         return (
             self.phase == phase
             and self.experts in (None, experts)
             and self.device in (None, device)
-            and self.stack in (None, "tested" if stack.rows else "new")
-            and self.server in (None, stack.server)
+            and self.stack in (None, "tested" if time_stack.rows else "new")
+            and self.server in (None, time_stack.server)
             and self.loaded in (None, loaded)
-            and self.eager in (None, stack.host_kernel > 0)
+            and self.eager in (None, time_stack.host_kernel > 0)
         )
 
 
 class _Classes(Record):
     classes: tuple[TestedClass, ...]
 
-    def widest_bounds(self, phase: str) -> Bounds:
+    def widest_bounds(self, phase: str) -> RatioBounds:
         """Returns the range for untested estimates, which contains the ranges of all tested classes of the phase."""
         classes_of_phase = [tested_class for tested_class in self.classes if tested_class.phase == phase]
-        return Bounds(
+        return RatioBounds(
             low=min(tested_class.low for tested_class in classes_of_phase),
             high=max(tested_class.high for tested_class in classes_of_phase),
         )
@@ -90,9 +90,9 @@ MEASURED_EXPERT_RANKS = 8
 """Most ranks of experts in the measured rows of servers."""
 
 
-def untested_ranks(stack: Stack, layout: Layout) -> str:
+def untested_ranks(time_stack: TimeStack, layout: Layout) -> str:
     """Returns a text on the part of a server's layout that was never measured; empty if all of it was measured."""
-    is_wide = stack.server and layout.ep > MEASURED_EXPERT_RANKS
+    is_wide = time_stack.server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if is_wide else ""
 
 
@@ -102,25 +102,25 @@ def _tested_classes() -> _Classes:
     return _Classes(**parse_toml(read_text(preset_path), preset_path.name))
 
 
-def rounded(value: Number) -> float:
+def rounded(number: Number) -> float:
     """Rounds a number to digits that do not depend on the platform's floating-point library."""
-    return float(f"{value:.{DIGITS}g}")
+    return float(f"{number:.{DIGITS}g}")
 
 
-class Amount(NamedTuple):
+class RangedAmount(NamedTuple):
     """A quantity with a range that contains 80 % of comparable measured runs."""
 
     estimate: float
     low: float
     high: float
 
-    def scaled_by(self, factor: float) -> Amount:
-        return Amount(*(factor * bound_value for bound_value in self))
+    def scaled_by(self, factor: float) -> RangedAmount:
+        return RangedAmount(*(factor * bound_value for bound_value in self))
 
     @classmethod
-    def without_range(cls, value: float) -> Amount:
+    def without_range(cls, exact_value: float) -> RangedAmount:
         """Returns the amount of a measured quantity, whose range is a single value."""
-        return cls(value, value, value)
+        return cls(exact_value, exact_value, exact_value)
 
     def as_data(self) -> dict[str, float]:
         """The amount and range as plain data."""
@@ -128,7 +128,7 @@ class Amount(NamedTuple):
 
 
 @frozen
-class Range:
+class TimeRange:
     """An estimate in seconds, with range and class.
 
     phase, device, stack: of the class. untested: what of the run was never measured; empty for its device alone.
@@ -145,9 +145,9 @@ class Range:
     untested: str = ""
 
     @property
-    def amount(self) -> Amount:
+    def amount(self) -> RangedAmount:
         """The estimate with its range, without the class."""
-        return Amount(float(self.estimate), float(self.low), float(self.high))
+        return RangedAmount(float(self.estimate), float(self.low), float(self.high))
 
     def class_data(self) -> dict[str, Any]:
         """The class of the estimate as plain data."""
@@ -167,31 +167,31 @@ def expected_range(
     seconds: Number,
     phase: str,
     device: Device,
-    stack: Stack,
+    time_stack: TimeStack,
     spec: ModelSpec,
-    untested: str = "",
+    untested_reason: str = "",
     burst_seconds: Number | None = None,
     fast_host_seconds: Number | None = None,
-) -> Range:
+) -> TimeRange:
     """Returns the range of a time estimate.
 
-    untested: what of the run was never measured on any device; default nothing.
+    untested_reason: what of the run was never measured on any device; default nothing.
     burst_seconds: of a first token beside other requests, the estimate where all of them arrive at once, of which the
         upper end is a multiple; None (default) for all other times.
     fast_host_seconds: of a step that waits for the host, the estimate on the fastest measured host, of which the lower
         end is a multiple where the class has no steps of eager stacks alone; None (default) for all other times.
     """
     if phase != "training" and spec.encoder is not None and spec.decoder is not None:
-        untested = untested or "an encoder beside the decoder"
+        untested_reason = untested_reason or "an encoder beside the decoder"
     device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else None
     has_experts, is_loaded = bool(routed_experts(spec)), burst_seconds is not None
     tested_class = next(
         (
             candidate
             for candidate in _tested_classes().classes
-            if not untested
+            if not untested_reason
             and device_class is not None
-            and candidate.contains_estimate(phase, has_experts, device_class, stack, is_loaded)
+            and candidate.contains_estimate(phase, has_experts, device_class, time_stack, is_loaded)
         ),
         None,
     )
@@ -201,5 +201,7 @@ def expected_range(
     earliest_seconds = seconds
     if fast_host_seconds is not None and not holds_hosts:
         earliest_seconds = min(float(seconds), float(fast_host_seconds))
-    low, high = earliest_seconds * bounds.low, latest_seconds * bounds.high
-    return Range(seconds, low, high, phase, device.evidence, stack.name, tested_class, untested)
+    low_seconds, high_seconds = earliest_seconds * bounds.low, latest_seconds * bounds.high
+    return TimeRange(
+        seconds, low_seconds, high_seconds, phase, device.evidence, time_stack.name, tested_class, untested_reason
+    )

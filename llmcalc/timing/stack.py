@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .records import Stack, stacks
+from .records import TimeStack, time_stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""
@@ -13,20 +13,26 @@ OVERLAPS = ("none", "dp", "tp", "ep", "all")
 
 def stack_names(phase: str = "") -> list[str]:
     """Returns the names of all time stacks, or of the time stacks for training or for inference."""
-    return [stack_name for stack_name, stack in stacks().items() if phase in ("", stack.phase)]
+    return [stack_name for stack_name, time_stack in time_stacks().items() if phase in ("", time_stack.phase)]
 
 
-def find_stack(name: str, phase: str = "") -> Stack:
+def find_stack(stack_name: str, phase: str = "") -> TimeStack:
     """Returns a time stack by name. phase: the required phase, `training` or `inference`; default either.
 
     Raises `InputError` for an unknown name, and for a stack of another phase.
     """
-    names = stack_names(phase)
-    if name not in names:
-        if name in stacks():
-            raise InputError(f"--stack {name}: is for {stacks()[name].phase}; expected one of {', '.join(names)}")
-        raise InputError(f"--stack: '{name}' is not known; expected one of {', '.join(names)}.{suggest(name, names)}")
-    return stacks()[name]
+    known_stacks = stack_names(phase)
+    if stack_name not in known_stacks:
+        if stack_name in time_stacks():
+            raise InputError(
+                f"--stack {stack_name}: is for {time_stacks()[stack_name].phase}; "
+                f"expected one of {', '.join(known_stacks)}"
+            )
+        raise InputError(
+            f"--stack: '{stack_name}' is not known; expected one of {', '.join(known_stacks)}."
+            f"{suggest(stack_name, known_stacks)}"
+        )
+    return time_stacks()[stack_name]
 
 
 @frozen
@@ -48,50 +54,52 @@ WITH_OVERLAP = Overlap()
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
     """Returns the name of a vendor's own time stack for a phase; empty without such a stack."""
-    return next((stack_name for stack_name in stack_names(phase) if vendor in stacks()[stack_name].vendors), "")
+    return next((stack_name for stack_name in stack_names(phase) if vendor in time_stacks()[stack_name].vendors), "")
 
 
-def with_attention(stack: Stack, implementation: str | None) -> Stack:
+def with_attention(time_stack: TimeStack, implementation: str | None) -> TimeStack:
     """Returns a software stack with attention scores in memory, if the chosen implementation writes them."""
-    if implementation not in ("eager", "sdpa-math") or stack.attention == "scores":
-        return stack
+    if implementation not in ("eager", "sdpa-math") or time_stack.attention == "scores":
+        return time_stack
     eager_kernels = {
-        verb: stack.kernels[f"eager_{verb}"] for verb in ("attention",) if f"eager_{verb}" in stack.kernels
+        verb: time_stack.kernels[f"eager_{verb}"] for verb in ("attention",) if f"eager_{verb}" in time_stack.kernels
     }
-    return stack.model_copy(update={"attention": "scores", "kernels": stack.kernels | eager_kernels})
+    return time_stack.model_copy(update={"attention": "scores", "kernels": time_stack.kernels | eager_kernels})
 
 
-def with_schedule(stack: Stack, schedule: Schedule) -> Stack:
-    """Returns a software stack whose pipeline hides the exchanges of experts, if that is what the schedule is for.
+def with_schedule(time_stack: TimeStack, schedule: Schedule) -> TimeStack:
+    """Returns a software stack with a pipeline schedule: DualPipe hides the exchanges of experts' tokens.
 
     DualPipe runs each exchange beside the products of a micro-batch in the other direction (DeepSeek-V3,
     arXiv:2412.19437, §3.2.1). It says that all of it is hidden; measured is what Megatron-Core hides in the same way.
     """
     if schedule != "dualpipe":
-        return stack
-    return stack.model_copy(
-        update={"hidden": {**stack.hidden, "ep": max(stack.hidden.get("ep", 0.0), WITH_OVERLAP.ep)}}
+        return time_stack
+    return time_stack.model_copy(
+        update={"hidden": {**time_stack.hidden, "ep": max(time_stack.hidden.get("ep", 0.0), WITH_OVERLAP.ep)}}
     )
 
 
-def with_gradient_buffers(stack: Stack, buffer_bytes: float | None) -> Stack:
+def with_gradient_buffers(time_stack: TimeStack, buffer_bytes: float | None) -> TimeStack:
     """Returns a software stack that sends gradients in the gradient buffers' format.
 
     buffer_bytes: bytes per element of a gradient's buffer; None for the stack's own.
     """
-    if buffer_bytes is None or not stack.sends_gradient_buffers:
-        return stack
-    return stack.model_copy(update={"gradient_bytes": buffer_bytes})
+    if buffer_bytes is None or not time_stack.sends_gradient_buffers:
+        return time_stack
+    return time_stack.model_copy(update={"gradient_bytes": buffer_bytes})
 
 
-def with_overlap(stack: Stack, overlap: str | None) -> Stack:
+def with_overlap(time_stack: TimeStack, overlap: str | None) -> TimeStack:
     """Returns a time stack with the stated overlap of each group's messages; unchanged for None.
 
     Raises `InputError` for an unknown value.
     """
     if overlap is None:
-        return stack
+        return time_stack
     if overlap not in OVERLAPS:
         raise InputError(f"--overlap: '{overlap}' is not known; expected one of {', '.join(OVERLAPS)}")
-    groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
-    return stack.model_copy(update={"hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in groups}})
+    hidden_groups = {"none": (), "dp": ("dp",), "tp": ("tp",), "ep": ("ep",), "all": ("tp", "dp", "ep")}[overlap]
+    return time_stack.model_copy(
+        update={"hidden": {group_name: getattr(WITH_OVERLAP, group_name) for group_name in hidden_groups}}
+    )

@@ -22,8 +22,8 @@ from ..parallel.search import even_stage_sizes
 from ..workload.recompute import check_nodes
 from .device import Device
 from .kernels import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_share
-from .price import Formats, TimedPass, time_pass
-from .records import Stack
+from .price import NumberFormats, TimedPass, time_pass
+from .records import TimeStack
 from .work import rank_work
 
 WEIGHT_BYTES = 2.0
@@ -93,7 +93,7 @@ class StepPlan:
             **run_fields,
         )
 
-    def rank_pass(self, stack: Stack) -> RankPass:
+    def rank_pass(self, time_stack: TimeStack) -> RankPass:
         """Returns the pass of one micro-batch on one rank."""
         return RankPass(
             self.micro_batch,
@@ -106,8 +106,8 @@ class StepPlan:
             cp=self.cp,
             cp_comm=self.cp_comm,
             sequence_parallel=self.sequence_parallel,
-            fused=stack.fused,
-            regathers=stack.regathers,
+            fused=time_stack.fused,
+            regathers=time_stack.regathers,
             include=self.include,
             adapters=self.adapters,
         )
@@ -133,7 +133,7 @@ class StepPlan:
 
 
 @frozen
-class Step:
+class StepTime:
     """The estimated seconds of a training step, by part.
 
     seconds: of the step.
@@ -169,36 +169,39 @@ class LayerCosts(NamedTuple):
     end_params: Number
     adapter_params: list[Number]
 
-    def at_index(self, index: Any) -> LayerCosts:
+    def at_index(self, array_index: Any) -> LayerCosts:
         """Returns the costs at the given indices of their arrays."""
 
         def at(amount: Number) -> Number:
-            return amount[index] if getattr(amount, "ndim", 0) else amount
+            return amount[array_index] if getattr(amount, "ndim", 0) else amount
 
         return LayerCosts(
             self.kinds,
-            *(list(map(at, values)) if isinstance(values, list) else at(values) for values in self[1:]),
+            *(
+                list(map(at, layer_values)) if isinstance(layer_values, list) else at(layer_values)
+                for layer_values in self[1:]
+            ),
         )
 
 
-def layer_costs(timed_pass: TimedPass, stack: Stack, plan: StepPlan) -> LayerCosts:
-    """Sums the seconds of a timed micro-batch by kind of layer. plan: the step plan with the recomputation.
+def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPlan) -> LayerCosts:
+    """Sums the seconds of a timed micro-batch by kind of layer. step_plan: the step plan with the recomputation.
 
     Raises `InputError` for a recomputed module that no layer has.
     """
     work = timed_pass.work
     layers = range(len(work.layer_kinds))
-    wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
+    layer_wait = time_stack.layer_wait if work.rank_pass.tp > 1 else 0.0
 
     def seconds(layer: int, backward: bool) -> Number:
         kernel_seconds = timed_pass.layer_seconds(layer, backward=backward)
-        return kernel_seconds + host_wait(timed_pass, stack, layer, backward, kernel_seconds) + wait
+        return kernel_seconds + host_wait(timed_pass, time_stack, layer, backward, kernel_seconds) + layer_wait
 
     forward_passes = [seconds(layer, backward=False) for layer in layers]
     seconds_of_both = [forward_passes[layer] + seconds(layer, backward=True) for layer in layers]
-    recomputed_modules = plan.recompute_core, plan.recompute_nodes
+    recomputed_modules = step_plan.recompute_core, step_plan.recompute_nodes
     if any(recomputed_modules):
-        check_nodes(plan.recompute_nodes, _modules_of_layers(timed_pass))
+        check_nodes(step_plan.recompute_nodes, _modules_of_layers(timed_pass))
         seconds_of_both = [
             seconds_of_both[layer] + timed_pass.recomputed_seconds(layer, *recomputed_modules) for layer in layers
         ]
@@ -222,32 +225,35 @@ def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
         yield from (".".join(module_names[:depth]) for depth in range(1, len(module_names) + 1))
 
 
-def host_wait(timed_pass: TimedPass, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
-    """Returns the seconds in which a device waits for kernel launches in one direction of a layer.
+def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, backward: bool, kernels: Number) -> Number:
+    """Returns the seconds in which a device waits for kernel launches in a layer's forward or backward pass.
 
     kernels: seconds of the kernels and messages of that direction.
     """
-    launches = timed_pass.layer_launches(layer, backward, stack.kernels)
-    return maximum(0.0, launches * stack.host_kernel - kernels)
+    launches = timed_pass.layer_launches(layer, backward, time_stack.kernels)
+    return maximum(0.0, launches * time_stack.host_kernel - kernels)
 
 
 @cache
 def rank_layers(
-    kinds: tuple[LayerKind, ...], pp: int, vpp: int, layers_of_stages: tuple[int, ...] | None
+    layer_kinds: tuple[LayerKind, ...], pp: int, vpp: int, layers_of_stages: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], ...]:
     """Returns the layers of each kind on each pipeline rank.
 
     layers_of_stages: layers per stage; None for even stages.
     """
-    layer_counts = tuple(len(layer_kind.indices) for layer_kind in kinds)
+    layer_counts = tuple(len(layer_kind.indices) for layer_kind in layer_kinds)
     if pp == 1:
         return (layer_counts,)
     stage_sizes = layers_of_stages or even_stage_sizes(sum(layer_counts), pp * vpp)
-    stages = [
+    layers_of_stage = [
         range(end - layer_count, end) for layer_count, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)
     ]
     return tuple(
-        tuple(sum(layer in stage for stage in stages[rank::pp] for layer in layer_kind.indices) for layer_kind in kinds)
+        tuple(
+            sum(layer in stage for stage in layers_of_stage[rank::pp] for layer in layer_kind.indices)
+            for layer_kind in layer_kinds
+        )
         for rank in range(pp)
     )
 
@@ -287,8 +293,8 @@ def pipeline_ranks(
     ranks[0] = ranks[0] + costs.start_seconds
     ranks[-1] = ranks[-1] + costs.head_seconds
 
-    def most_on_a_rank(values: Sequence[Number]) -> Number:
-        return reduce(maximum, (_weighted_sum(layer_counts, values) for layer_counts in layers))
+    def most_on_a_rank(numbers: Sequence[Number]) -> Number:
+        return reduce(maximum, (_weighted_sum(layer_counts, numbers) for layer_counts in layers))
 
     return PipelineRanks(
         reduce(maximum, ranks),
@@ -300,8 +306,8 @@ def pipeline_ranks(
     )
 
 
-def _weighted_sum(counts: Sequence[int], values: Sequence[Number]) -> Number:
-    return sum(layer_count * layer_seconds for layer_count, layer_seconds in zip(counts, values, strict=True))
+def _weighted_sum(layer_counts: Sequence[int], numbers: Sequence[Number]) -> Number:
+    return sum(layer_count * layer_seconds for layer_count, layer_seconds in zip(layer_counts, numbers, strict=True))
 
 
 @cache
@@ -312,90 +318,128 @@ def idle_passes(schedule: Schedule, pp: int) -> float:
     return float(step_timetable.time) / 3 - micro_batch_count
 
 
-def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan) -> Step:
+def training_step(spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan) -> StepTime:
     """Estimates the seconds of a training step (scalars only).
 
     Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
     modelled.
     """
-    timed_pass = time_pass(rank_work(spec, plan.rank_pass(stack)), device, stack, Formats(plan.dtype))
-    return step_of(spec, device, stack, plan, timed_pass, layer_costs(timed_pass, stack, plan))
+    timed_pass = time_pass(
+        rank_work(spec, step_plan.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
+    )
+    return step_of(spec, device, time_stack, step_plan, timed_pass, layer_costs(timed_pass, time_stack, step_plan))
 
 
 def step_of(
-    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, timed_pass: TimedPass, costs: LayerCosts
-) -> Step:
+    spec: ModelSpec,
+    device: Device,
+    time_stack: TimeStack,
+    step_plan: StepPlan,
+    timed_pass: TimedPass,
+    costs: LayerCosts,
+) -> StepTime:
     """Returns the seconds of a training step from the kernels of one micro-batch."""
-    ranks = pipeline_ranks(costs, plan.pp, plan.vpp, plan.recompute, plan.stage_sizes)
-    return _step_seconds(spec, device, stack, plan, ranks, timed_pass)
+    ranks = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recompute, step_plan.stage_sizes)
+    return _step_seconds(spec, device, time_stack, step_plan, ranks, timed_pass)
 
 
 def _step_seconds(
-    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, timed_pass: TimedPass
-) -> Step:
+    spec: ModelSpec,
+    device: Device,
+    time_stack: TimeStack,
+    step_plan: StepPlan,
+    ranks: PipelineRanks,
+    timed_pass: TimedPass,
+) -> StepTime:
     """Returns the seconds of a step: pipeline work, bubble, data-parallel messages and update."""
-    stage_hop_seconds = _hop_seconds(spec, device, stack, plan)
-    if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
-        idle_seconds = idle_passes(plan.schedule, plan.pp) * ranks.mean_seconds
+    stage_hop_seconds = _hop_seconds(spec, device, time_stack, step_plan)
+    if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
+        idle_seconds = idle_passes(step_plan.schedule, step_plan.pp) * ranks.mean_seconds
     else:
-        idle_seconds = (plan.pp - 1) / plan.vpp * ranks.mean_seconds
-    bubble = idle_seconds + 2 * stage_hop_seconds * (plan.pp - 1 + _exposed_hops(plan, stack))
-    work = plan.micro_batches * ranks.slowest_seconds
-    message_seconds, updated_params = _data_parallel(plan, device, stack, ranks)
-    parameters = sum(ranks.trained_params(plan.ep))
-    update = (
-        stack.host_update * updated_params
-        if stack.host_update
-        else device.memory_seconds(stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
+        idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_seconds
+    bubble = idle_seconds + 2 * stage_hop_seconds * (step_plan.pp - 1 + _exposed_hops(step_plan, time_stack))
+    pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
+    message_seconds, updated_params = _data_parallel(step_plan, device, time_stack, ranks)
+    parameters = sum(ranks.trained_params(step_plan.ep))
+    update_seconds = (
+        time_stack.host_update * updated_params
+        if time_stack.host_update
+        else device.memory_seconds(time_stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
     )
-    part_seconds = {"work": work, "bubble": bubble, "data": message_seconds, "update": update}
-    return Step(
-        work + bubble + message_seconds + update, part_seconds, timed_pass, ranks.slowest_seconds, ranks.mean_seconds
+    part_seconds = {"work": pipeline_seconds, "bubble": bubble, "data": message_seconds, "update": update_seconds}
+    return StepTime(
+        pipeline_seconds + bubble + message_seconds + update_seconds,
+        part_seconds,
+        timed_pass,
+        ranks.slowest_seconds,
+        ranks.mean_seconds,
     )
 
 
-def _hop_seconds(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan) -> Number:
+def _hop_seconds(spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan) -> Number:
     """Returns the seconds of a message to the next pipeline stage, of the tokens of a micro-batch."""
-    is_divided = plan.sequence_parallel or stack.scatters_hops
-    return device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / (plan.tp if is_divided else 1), plan.devices)
+    is_divided = step_plan.sequence_parallel or time_stack.scatters_hops
+    return device.hop_seconds(
+        2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1), step_plan.devices
+    )
 
 
-def _exposed_hops(plan: StepPlan, stack: Stack) -> Number:
-    """Returns the number of messages in one direction for which a stage waits while the pipeline is full.
+def _exposed_hops(step_plan: StepPlan, time_stack: TimeStack) -> Number:
+    """Returns the number of forward (or backward) messages for which a stage waits while the pipeline is full.
 
     A stage of 1F1B sends its output and waits for the gradient, then sends a gradient and waits for the next input
     (megatron/core/pipeline_parallel/schedules.py, send_forward_recv_backward). Of interleaved stages a stack may hide
     messages beside other chunks (--overlap-p2p-communication); schedules of divided backward passes hide them.
     """
-    if plan.schedule in ("zb-h1", "dualpipe"):
+    if step_plan.schedule in ("zb-h1", "dualpipe"):
         return 0
-    chunks = choose(plan.vpp > 1, 0, 1) if stack.hides_hops else plan.vpp
-    return choose(plan.pp > 1, plan.micro_batches * chunks, 0)
+    chunks = choose(step_plan.vpp > 1, 0, 1) if time_stack.hides_hops else step_plan.vpp
+    return choose(step_plan.pp > 1, step_plan.micro_batches * chunks, 0)
 
 
-def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks) -> tuple[Number, Number]:
+def _data_parallel(
+    step_plan: StepPlan, device: Device, time_stack: TimeStack, ranks: PipelineRanks
+) -> tuple[Number, Number]:
     """Returns the exposed seconds of gradient and weight messages, and the parameters updated per rank.
 
     ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients. All else is sent
     once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
     first one.
     """
-    experts = rank_share(ranks.expert_params, plan.ep)
-    trained, trained_experts = ranks.trained_params(plan.ep)
+    experts = rank_share(ranks.expert_params, step_plan.ep)
+    trained_params, trained_experts = ranks.trained_params(step_plan.ep)
     seconds_of_groups = (
-        _group_messages(plan, device, stack, plan.dp * plan.cp, plan.tp, ranks.dense_params, trained, ranks.layers),
         _group_messages(
-            plan, device, stack, plan.expert_replicas, plan.expert_shards, experts, trained_experts, ranks.layers
+            step_plan,
+            device,
+            time_stack,
+            step_plan.dp * step_plan.cp,
+            step_plan.tp,
+            ranks.dense_params,
+            trained_params,
+            ranks.layers,
+        ),
+        _group_messages(
+            step_plan,
+            device,
+            time_stack,
+            step_plan.expert_replicas,
+            step_plan.expert_shards,
+            experts,
+            trained_experts,
+            ranks.layers,
         ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
-    work = plan.micro_batches * ranks.slowest_seconds
-    if plan.zero == 3:
-        return _exposed_seconds(gather_seconds + reduction_seconds, work, stack.hidden_share("dp")), updated_params
-    backward_seconds = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest_seconds)
+    pipeline_seconds = step_plan.micro_batches * ranks.slowest_seconds
+    if step_plan.zero == 3:
+        return _exposed_seconds(
+            gather_seconds + reduction_seconds, pipeline_seconds, time_stack.hidden_share("dp")
+        ), updated_params
+    backward_seconds = BESIDE_PRODUCTS * (pipeline_seconds if step_plan.zero == 2 else ranks.slowest_seconds)
     forward_seconds = (1 - BESIDE_PRODUCTS) * ranks.slowest_seconds
-    exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, stack.hidden_share("weights"))
-    exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, stack.hidden_share("dp"))
+    exposed_seconds = _exposed_seconds(gather_seconds, forward_seconds, time_stack.hidden_share("weights"))
+    exposed_seconds += _exposed_seconds(reduction_seconds, backward_seconds, time_stack.hidden_share("dp"))
     return exposed_seconds, updated_params
 
 
@@ -408,11 +452,11 @@ def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_sh
 
 
 def _group_messages(
-    plan: StepPlan,
+    step_plan: StepPlan,
     device: Device,
-    stack: Stack,
+    time_stack: TimeStack,
     ranks: Number,
-    stride: Number,
+    rank_stride: Number,
     parameters: Number,
     trained_params: Number,
     layers: Number,
@@ -422,24 +466,24 @@ def _group_messages(
     ranks, stride: of a group, which replicates the weights, and the devices from one of its ranks to the next.
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
-    gradients = stack.gradient_bytes * trained_params
-    if stack.bucket == "layer":
+    gradients = time_stack.gradient_bytes * trained_params
+    if time_stack.bucket == "layer":
         bucket_count = layers
     else:
-        bucket_count = maximum(1, trained_params / maximum(stack.bucket, stack.bucket_per_rank * ranks))
-    reduce_count = plan.micro_batches if plan.zero >= 2 else 1
-    if not plan.zero:
-        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, stride, messages=bucket_count)
+        bucket_count = maximum(1, trained_params / maximum(time_stack.bucket, time_stack.bucket_per_rank * ranks))
+    reduce_count = step_plan.micro_batches if step_plan.zero >= 2 else 1
+    if not step_plan.zero:
+        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, rank_stride, messages=bucket_count)
         return 0.0, reduce_seconds, trained_params
-    shard_ranks = maximum(1, ranks / plan.replicas)
-    weights = WEIGHT_BYTES * (parameters if plan.zero == 3 else trained_params)
-    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, stride, messages=bucket_count)
-    reduction_kind: CollectiveKind = "all_reduce" if stack.reduces_all and plan.zero < 3 else "reduce_scatter"
-    shard_seconds = device.message_seconds(reduction_kind, shard_ranks, gradients, stride, messages=bucket_count)
+    shard_ranks = maximum(1, ranks / step_plan.replicas)
+    weights = WEIGHT_BYTES * (parameters if step_plan.zero == 3 else trained_params)
+    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, rank_stride, messages=bucket_count)
+    reduction_kind: CollectiveKind = "all_reduce" if time_stack.reduces_all and step_plan.zero < 3 else "reduce_scatter"
+    shard_seconds = device.message_seconds(reduction_kind, shard_ranks, gradients, rank_stride, messages=bucket_count)
     replica_seconds = device.message_seconds(
-        "all_reduce", plan.replicas, gradients / shard_ranks, shard_ranks * stride, messages=bucket_count
+        "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * rank_stride, messages=bucket_count
     )
-    gather_count = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
+    gather_count = step_plan.micro_batches * (2 if step_plan.reshard else 1) if step_plan.zero == 3 else 1
     reduction_seconds = reduce_count * (shard_seconds + replica_seconds)
     return gather_count * weight_seconds, reduction_seconds, trained_params / shard_ranks
 
@@ -450,65 +494,85 @@ def _group_messages(
 class StepTimer:
     """Steps of one model under one time stack, with one timing per combination of tp, ep, cp and micro-batch."""
 
-    def __init__(self, spec: ModelSpec, device: Device, stack: Stack) -> None:
+    def __init__(self, spec: ModelSpec, device: Device, time_stack: TimeStack) -> None:
         self.spec: ModelSpec = spec
         self.device: Device = device
-        self.stack: Stack = stack
+        self.stack: TimeStack = time_stack
         self._timed_passes: dict[tuple[Any, ...], tuple[TimedPass, LayerCosts]] = {}
 
-    def step(self, plan: StepPlan) -> Step:
+    def step(self, step_plan: StepPlan) -> StepTime:
         """Returns the seconds of a step of a plan; equals `training_step`."""
-        timing_key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core, plan.recompute_nodes
+        timing_key = (
+            step_plan.rank_pass(self.stack),
+            step_plan.dtype,
+            step_plan.recompute_core,
+            step_plan.recompute_nodes,
+        )
         if timing_key not in self._timed_passes:
-            timed_pass = time_pass(rank_work(self.spec, timing_key[0]), self.device, self.stack, Formats(plan.dtype))
-            self._timed_passes[timing_key] = timed_pass, layer_costs(timed_pass, self.stack, plan)
-        return step_of(self.spec, self.device, self.stack, plan, *self._timed_passes[timing_key])
+            timed_pass = time_pass(
+                rank_work(self.spec, timing_key[0]), self.device, self.stack, NumberFormats(step_plan.dtype)
+            )
+            self._timed_passes[timing_key] = timed_pass, layer_costs(timed_pass, self.stack, step_plan)
+        return step_of(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
 
 
 COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
 """Fields of a plan that `training_steps` takes as columns, beside tp."""
 
 
-def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, columns: Mapping[str, Any]) -> Any:
+def training_steps(
+    spec: ModelSpec, device: Device, time_stack: TimeStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
+) -> Any:
     """Returns the seconds of many layouts as an array (needs NumPy).
 
-    plan: what all layouts have in common. columns: name → array, of `tp` and any of `COLUMNS`.
+    step_plan: what all layouts have in common. plan_columns: name → array, of `tp` and any of `COLUMNS`.
     """
     import numpy
 
-    seconds = numpy.empty(len(columns["tp"]))
-    for tp in numpy.unique(columns["tp"]):
-        is_this_size = columns["tp"] == tp
-        sizes_of_runs = {name: column[is_this_size].astype(float) for name, column in columns.items() if name != "tp"}
-        plans_of_tp = replace(plan, tp=int(tp), **sizes_of_runs)
+    seconds = numpy.empty(len(plan_columns["tp"]))
+    for tp in numpy.unique(plan_columns["tp"]):
+        is_this_size = plan_columns["tp"] == tp
+        sizes_of_runs = {
+            name: column[is_this_size].astype(float) for name, column in plan_columns.items() if name != "tp"
+        }
+        plans_of_tp = replace(step_plan, tp=int(tp), **sizes_of_runs)
         size_names = [name for name in ("ep", "cp", "micro_batch") if name in sizes_of_runs]
         distinct_sizes, size_index = _distinct_rows([sizes_of_runs[name] for name in size_names])
-        plan_of_sizes = replace(plan, tp=int(tp), **dict(zip(size_names, distinct_sizes, strict=True)))
-        timed_pass = time_pass(rank_work(spec, plan_of_sizes.rank_pass(stack)), device, stack, Formats(plan.dtype))
-        costs = layer_costs(timed_pass, stack, plan).at_index(size_index)
+        plan_of_sizes = replace(step_plan, tp=int(tp), **dict(zip(size_names, distinct_sizes, strict=True)))
+        timed_pass = time_pass(
+            rank_work(spec, plan_of_sizes.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
+        )
+        costs = layer_costs(timed_pass, time_stack, step_plan).at_index(size_index)
         seconds[is_this_size] = _step_seconds(
-            spec, device, stack, plans_of_tp, _pipeline_ranks_of_plans(plans_of_tp, costs, len(size_index)), timed_pass
+            spec,
+            device,
+            time_stack,
+            plans_of_tp,
+            _pipeline_ranks_of_plans(plans_of_tp, costs, len(size_index)),
+            timed_pass,
         ).seconds
     return seconds
 
 
-def _pipeline_ranks_of_plans(plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
+def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
     """Returns the ranks of many pipelines, and sums each distinct pipeline once."""
     import numpy
 
-    pp, vpp = (numpy.broadcast_to(plan_sizes, plan_count) for plan_sizes in (plan.pp, plan.vpp))
+    pp, vpp = (numpy.broadcast_to(plan_sizes, plan_count) for plan_sizes in (step_plan.pp, step_plan.vpp))
     (pipelines, chunks), pipeline_index = _distinct_rows([pp, vpp])
-    columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
+    rank_columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for pipeline_number, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         positions = numpy.flatnonzero(pipeline_index == pipeline_number)
-        ranks = pipeline_ranks(costs.at_index(positions), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
-        for rank_column, plan_sizes in zip(columns, ranks[: len(columns)], strict=True):
+        ranks = pipeline_ranks(
+            costs.at_index(positions), int(stages), int(chunk), step_plan.recompute, step_plan.stage_sizes
+        )
+        for rank_column, plan_sizes in zip(rank_columns, ranks[: len(rank_columns)], strict=True):
             rank_column[positions] = plan_sizes
-    return PipelineRanks(*columns)
+    return PipelineRanks(*rank_columns)
 
 
-def _distinct_rows(columns: Sequence[Any]) -> tuple[Any, Any]:
+def _distinct_rows(plan_columns: Sequence[Any]) -> tuple[Any, Any]:
     """Returns the distinct rows of several columns, and the index of the distinct row at each position."""
     import numpy
 
-    return numpy.unique(numpy.stack(list(columns)), axis=1, return_inverse=True)
+    return numpy.unique(numpy.stack(list(plan_columns)), axis=1, return_inverse=True)

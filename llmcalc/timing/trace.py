@@ -130,10 +130,10 @@ def _tabulated_seconds(
 
     def seconds(batch_size: float, cached_tokens: float) -> float:
         row, row_fraction = _index_and_fraction(batch_sizes, batch_size)
-        column, column_fraction = _index_and_fraction(context_lengths, cached_tokens)
+        column_index, column_fraction = _index_and_fraction(context_lengths, cached_tokens)
         upper_row, lower_row = seconds_table[row], seconds_table[min(row + 1, len(seconds_table) - 1)]
         values_of_rows = [
-            row_values[column] + (row_values[column + 1] - row_values[column]) * column_fraction
+            row_values[column_index] + (row_values[column_index + 1] - row_values[column_index]) * column_fraction
             for row_values in (upper_row, lower_row)
         ]
         return values_of_rows[0] + (values_of_rows[1] - values_of_rows[0]) * row_fraction
@@ -141,16 +141,18 @@ def _tabulated_seconds(
     return seconds
 
 
-def _index_and_fraction(values: Sequence[int], value: float) -> tuple[int, float]:
+def _index_and_fraction(sorted_values: Sequence[int], coordinate: float) -> tuple[int, float]:
     """Returns the index of the next lower value, and the fraction to the next higher; extrapolates at the ends."""
-    if len(values) == 1:
+    if len(sorted_values) == 1:
         return 0, 0.0
-    prompt_request = min(max(0, bisect_right(values, value) - 1), len(values) - 2)
-    return prompt_request, (value - values[prompt_request]) / (values[prompt_request + 1] - values[prompt_request])
+    prompt_request = min(max(0, bisect_right(sorted_values, coordinate) - 1), len(sorted_values) - 2)
+    return prompt_request, (coordinate - sorted_values[prompt_request]) / (
+        sorted_values[prompt_request + 1] - sorted_values[prompt_request]
+    )
 
 
 @dataclass
-class Batch:
+class ServedBatch:
     """The requests of one batch on a replica, step by step.
 
     step_seconds: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
@@ -183,13 +185,16 @@ class Batch:
         while len(end_times) < len(requests):
             budget.spend_step()
             while next_request < len(requests) and requests[next_request].arrival <= time_now:
-                request = requests[next_request]
-                length = request.input + request.output
-                if len(decoding) + len(prompts) >= self.sequences or reserved_tokens + length > self.cache_tokens:
+                traced_request = requests[next_request]
+                request_tokens = traced_request.input + traced_request.output
+                if (
+                    len(decoding) + len(prompts) >= self.sequences
+                    or reserved_tokens + request_tokens > self.cache_tokens
+                ):
                     break
-                cached_tokens = min(int(cached_share * request.input), request.input - 1)
-                prompts.append([next_request, cached_tokens, request.input - cached_tokens])
-                reserved_tokens += length
+                cached_tokens = min(int(cached_share * traced_request.input), traced_request.input - 1)
+                prompts.append([next_request, cached_tokens, traced_request.input - cached_tokens])
+                reserved_tokens += request_tokens
                 next_request += 1
             sequence_count = len(decoding)
             context = context_sum / sequence_count if sequence_count else 0.0
@@ -231,24 +236,28 @@ class Batch:
                 time_now = max(time_now, requests[next_request].arrival)
             while decoding and decoding[0][0] <= steps_done:
                 _, prompt_request = heapq.heappop(decoding)
-                request = requests[prompt_request]
+                traced_request = requests[prompt_request]
                 end_times[prompt_request] = max(time_now, first_token_times[prompt_request])
                 context_sum -= (
-                    request.input + 1 + self._steps_after_first_token(request) * self.step_seconds.tokens_per_step
+                    traced_request.input
+                    + 1
+                    + self._steps_after_first_token(traced_request) * self.step_seconds.tokens_per_step
                 )
-                reserved_tokens -= request.input + request.output
+                reserved_tokens -= traced_request.input + traced_request.output
         return [
             ServedRequest(
-                first_token_times[i] - request.arrival,
-                (end_times[i] - first_token_times[i]) / (request.output - 1) if request.output > 1 else None,
+                first_token_times[i] - traced_request.arrival,
+                (end_times[i] - first_token_times[i]) / (traced_request.output - 1)
+                if traced_request.output > 1
+                else None,
                 end_times[i],
             )
-            for i, request in enumerate(requests)
+            for i, traced_request in enumerate(requests)
         ]
 
-    def _steps_after_first_token(self, request: TracedRequest) -> int:
+    def _steps_after_first_token(self, traced_request: TracedRequest) -> int:
         """Returns the decoding steps of a request after its first token."""
-        return math.ceil((request.output - 1) / self.step_seconds.tokens_per_step)
+        return math.ceil((traced_request.output - 1) / self.step_seconds.tokens_per_step)
 
     def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
         """Assigns prompt tokens to a step. Returns the completed prompts, the step's tokens, and the mean context.
@@ -280,11 +289,14 @@ class Batch:
         """Returns the number of steps until a sequence ends or a new request can start."""
         if next_request == len(requests):
             return most_steps
-        request = requests[next_request]
-        if sequence_count >= self.sequences or reserved_tokens + request.input + request.output > self.cache_tokens:
+        traced_request = requests[next_request]
+        if (
+            sequence_count >= self.sequences
+            or reserved_tokens + traced_request.input + traced_request.output > self.cache_tokens
+        ):
             return most_steps
         step_seconds = self.scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
-        return max(1, min(most_steps, int((request.arrival - time_now) / step_seconds) + 1))
+        return max(1, min(most_steps, int((traced_request.arrival - time_now) / step_seconds) + 1))
 
 
 def serve_trace(
@@ -295,25 +307,25 @@ def serve_trace(
     sequences: int,
     cache_tokens: int,
     cached_share: float = 0.0,
-    scale: float = 1.0,
+    seconds_scale: float = 1.0,
     budget: StepBudget | None = None,
 ) -> list[ServedRequest]:
     """Serves a trace's requests on equal replicas, assigned in turn.
 
     step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
-    sequences, cache_tokens: of one replica. cached_share, budget: as of `Batch.serve_requests`.
-    scale: factor of all seconds of steps.
+    sequences, cache_tokens: of one replica. cached_share, budget: as of `ServedBatch.serve_requests`.
+    seconds_scale: factor of all seconds of steps.
     Returns the times of the requests, batch by batch.
     """
     budget = budget or StepBudget()
     longest_request = max(request.input + request.output for request in requests)
-    batch = Batch(
+    batch = ServedBatch(
         step_seconds,
         max(1, sequences // replica.batch_count),
         max(longest_request, cache_tokens // replica.batch_count),
         replica.step_tokens or longest_request,
         replica.stack.mixed_steps,
-        scale,
+        seconds_scale,
     )
     batches_of_requests = [requests[i :: replica.batch_count * replicas] for i in range(replica.batch_count * replicas)]
     return [

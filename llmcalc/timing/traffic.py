@@ -61,7 +61,7 @@ def kernel_traffic(work: RankWork, time_estimator: TimeEstimator) -> Iterator[tu
 
 
 def attention_bytes(kernel: Kernel, time_estimator: TimeEstimator) -> float:
-    """Returns the bytes of fused attention's traffic: cache, 16-bit queries, results, and new prompt keys."""
+    """Returns the memory traffic of fused attention in bytes: cache, 16-bit queries, results, and new prompt keys."""
     cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
     heads = float(kernel.heads) + (0.0 if time_estimator.rank_pass.phase == "decode" else float(kernel.kv_heads))
     return cache_bytes + 2.0 * float(kernel.m) * heads * float(kernel.dim + kernel.k)

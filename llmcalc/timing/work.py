@@ -95,14 +95,18 @@ class WorkRecorder(Placements):
         self.shared_inputs: set[tuple[int, int]] = set()
         self.shares_parameters: bool = False
         self.gathering_verb: str = ""
-        self.scopes: dict[int, Scope] = {id(scope.items): scope for scope in self._running_scopes(program.root)}
+        self.scopes: dict[int, Scope] = {
+            id(module_scope.items): module_scope for module_scope in self._running_scopes(program.root)
+        }
         self.readers: dict[int, int] = {}
-        for step in self._running_steps(program.root.items):
-            for flow_value in step.ins if step.verb not in NO_KERNEL and step.verb not in IDENTITIES else ():
+        for operation in self._running_steps(program.root.items):
+            for flow_value in (
+                operation.ins if operation.verb not in NO_KERNEL and operation.verb not in IDENTITIES else ()
+            ):
                 self._count_reader(flow_value)
-        for scope in self.scopes.values():
-            if scope.output is not None and scope.about.get("kind") == "layer":
-                self._count_reader(scope.output)
+        for module_scope in self.scopes.values():
+            if module_scope.output is not None and module_scope.about.get("kind") == "layer":
+                self._count_reader(module_scope.output)
         self.run_program(program)
         self._record_elementwise_group()
         self._record_loss(program)
@@ -111,29 +115,29 @@ class WorkRecorder(Placements):
     def _record_loss(self, program: RankFlow) -> None:
         if program.result is None or program.result.rows is not LOGITS:
             return
-        rows, width = self.run_config.rows(LOGITS), program.result.width
+        row_count, vocabulary_size = self.run_config.rows(LOGITS), program.result.width
         self.where: str = "loss"
         self.repeats: int = 1
-        self._add_kernel("loss", "loss", m=rows, n=width, launches=(2, 2))
+        self._add_kernel("loss", "loss", m=row_count, n=vocabulary_size, launches=(2, 2))
         if is_divided(program.result.axes) and self.rank_pass.phase == "training":
-            message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, rows * FLOAT32, 3)
+            message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, row_count * FLOAT32, 3)
             self.work.messages.append(LayerMessage(AFTER, message))
 
-    def _count_reader(self, value: Value) -> None:
-        storage_key = id(self._storage(value))
+    def _count_reader(self, flow_value: Value) -> None:
+        storage_key = id(self._storage(flow_value))
         self.readers[storage_key] = self.readers.get(storage_key, 0) + 1
 
-    def _storage(self, value: Value) -> Value:
+    def _storage(self, flow_value: Value) -> Value:
         """Returns the value that owns a value's memory, through views and identities."""
-        while id(value.storage) in self.aliases:
-            value = self.aliases[id(value.storage)]
-        return value.storage
+        while id(flow_value.storage) in self.aliases:
+            flow_value = self.aliases[id(flow_value.storage)]
+        return flow_value.storage
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
-    def _chosen_items(self, items: Iterable[Item]) -> Iterator[Step | Scope]:
+    def _chosen_items(self, scope_items: Iterable[Item]) -> Iterator[Step | Scope]:
         """Returns the items, with alternatives replaced by the branch that runs."""
-        for scope_item in items:
+        for scope_item in scope_items:
             if not isinstance(scope_item, Alternatives):
                 yield scope_item
                 continue
@@ -156,16 +160,16 @@ class WorkRecorder(Placements):
                 self.aliases[id(default_output.storage)] = chosen_items.output
             yield from self._chosen_items(chosen_items.items)
 
-    def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
+    def _running_scopes(self, module_scope: Scope) -> Iterator[Scope]:
         """Yields a scope and all nested scopes in executed branches."""
-        yield scope
-        for scope_item in self._chosen_items(scope.items):
+        yield module_scope
+        for scope_item in self._chosen_items(module_scope.items):
             if isinstance(scope_item, Scope):
                 yield from self._running_scopes(scope_item)
 
-    def _running_steps(self, items: Iterable[Item]) -> Iterator[Step]:
+    def _running_steps(self, scope_items: Iterable[Item]) -> Iterator[Step]:
         """Yields every executed step in order, and records which values are identities of others."""
-        for scope_item in self._chosen_items(items):
+        for scope_item in self._chosen_items(scope_items):
             if scope_item.about.get("role") in NEVER_RUN or scope_item.about.get("optional", "") not in (
                 "",
                 *self.include,
@@ -178,19 +182,19 @@ class WorkRecorder(Placements):
                 self.aliases[id(scope_item.outs[0].storage)] = scope_item.ins[0]
             yield scope_item
 
-    def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
-        scope, shares_parameters = self.scopes.get(id(items)), self.shares_parameters
-        scope_attributes = {} if scope is None else scope.about
+    def _run_items(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+        module_scope, shares_parameters = self.scopes.get(id(scope_items)), self.shares_parameters
+        scope_attributes = {} if module_scope is None else module_scope.about
         self.shares_parameters = shares_parameters or scope_attributes.get("role") == "shared"
         if scope_attributes.get("kind") == "layer":
-            self._run_layer(scope_attributes, items, path, repeats)
+            self._run_layer(scope_attributes, scope_items, module_path, repeat_count)
         else:
-            self._run_scope(items, path, repeats)
+            self._run_scope(scope_items, module_path, repeat_count)
         self.shares_parameters = shares_parameters
 
-    def _run_scope(self, items: Iterable[Item], path: str, repeats: Number) -> None:
-        chosen_items = list(self._chosen_items(items))
-        super()._run_items(chosen_items, path, repeats)
+    def _run_scope(self, scope_items: Iterable[Item], module_path: str, repeat_count: Number) -> None:
+        chosen_items = list(self._chosen_items(scope_items))
+        super()._run_items(chosen_items, module_path, repeat_count)
         for scope_item in chosen_items:  # parameters that this pass does not use
             if scope_item.about.get("role") in NEVER_RUN and scope_item.about.get("optional", "") in (
                 "",
@@ -201,74 +205,80 @@ class WorkRecorder(Placements):
                     if isinstance(scope_item, Scope)
                     else Node(scope_item.name, scope_item.op, role=scope_item.about["role"])
                 )
-                self._count_parameters(program_node.total(total_params_of), exact_div(repeats, self.layers))
+                self._count_parameters(program_node.total(total_params_of), exact_div(repeat_count, self.layers))
 
-    def _run_layer(self, attributes: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
+    def _run_layer(
+        self, attributes: Mapping[str, Any], scope_items: Iterable[Item], module_path: str, repeats: Number
+    ) -> None:
         self._record_elementwise_group()
         indices = attributes.get("indices")
         layer_kind = LayerKind(attributes.get("label", ""), tuple(range(repeats) if indices is None else indices))
         self.work.layer_kinds.append(layer_kind)
         self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
-        self._run_scope(items, path, repeats)
+        self._run_scope(scope_items, module_path, repeats)
         self._record_elementwise_group()
         self.layer, self.layers = AFTER, 1
 
-    def _run_step(self, step: Step) -> None:
-        self.gathering_verb = step.verb
-        reduced_values = step.ins if step.verb == "add" else step.ins[:1]
-        if self.rank_pass.reduces_late and step.verb in SUMMED_LATER and all(map(self._is_partial, reduced_values)):
-            self.placements[id(step.outs[0].storage)] = "partial"
+    def _run_step(self, operation: Step) -> None:
+        self.gathering_verb = operation.verb
+        reduced_values = operation.ins if operation.verb == "add" else operation.ins[:1]
+        if (
+            self.rank_pass.reduces_late
+            and operation.verb in SUMMED_LATER
+            and all(map(self._is_partial, reduced_values))
+        ):
+            self.placements[id(operation.outs[0].storage)] = "partial"
         else:
-            super()._run_step(step)
-        if step.verb == "combine" and self._gathers_tokens and self.rank_pass.tp > 1:
-            self.placements[id(step.outs[0].storage)] = "partial"  # each rank has the sums of its own experts
-        self._count_storage(step)
-        if not self._runs(step):
+            super()._run_step(operation)
+        if operation.verb == "combine" and self._gathers_tokens and self.rank_pass.tp > 1:
+            self.placements[id(operation.outs[0].storage)] = "partial"  # each rank has the sums of its own experts
+        self._count_storage(operation)
+        if not self._runs(operation):
             return
-        if step.verb in NO_KERNEL or step.verb in IDENTITIES:
+        if operation.verb in NO_KERNEL or operation.verb in IDENTITIES:
             if (
-                step.verb == "dropout"
-                and step.options["probability"]
+                operation.verb == "dropout"
+                and operation.options["probability"]
                 and not self.rank_pass.fused
                 and self.has_gradient
             ):
                 self._record_elementwise_group()
-                self._add_kernel("elementwise", "dropout", moved_elements=(2 * self._elements(step.outs[0]),) * 2)
+                self._add_kernel("elementwise", "dropout", moved_elements=(2 * self._elements(operation.outs[0]),) * 2)
             return
-        lowering = getattr(self, f"_lower_{step.verb}", None)
-        if lowering is None and (step.op is None or "forward_flops" not in step.op.effects):
-            if step.outs and not step.outs[0].fixed and not self._is_inside_attention(step):
-                self._add_elementwise_step(step)  # masks and angles are computed once per pass, or inside kernels
+        lowering = getattr(self, f"_lower_{operation.verb}", None)
+        if lowering is None and (operation.op is None or "forward_flops" not in operation.op.effects):
+            if operation.outs and not operation.outs[0].fixed and not self._is_inside_attention(operation):
+                self._add_elementwise_step(operation)  # masks and angles are computed once per pass, or inside kernels
             return
         self._record_elementwise_group()
-        (lowering or self._add_operation)(step)
+        (lowering or self._add_operation)(operation)
 
-    def _runs(self, step: Step) -> bool:
+    def _runs(self, operation: Step) -> bool:
         """Whether a pass computes any row of a step: an encoder has read its source before a token is decoded."""
-        return not step.outs or not self._has_no_rows(step.outs[0])
+        return not operation.outs or not self._has_no_rows(operation.outs[0])
 
-    def _has_no_rows(self, value: Value) -> bool:
-        return value.rows is not ONCE and is_zero(value.rows.new_rows(self.run_config.workload))
+    def _has_no_rows(self, flow_value: Value) -> bool:
+        return flow_value.rows is not ONCE and is_zero(flow_value.rows.new_rows(self.run_config.workload))
 
-    def _is_inside_attention(self, step: Step) -> bool:
+    def _is_inside_attention(self, operation: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
         return self.rank_pass.fused and any(
-            isinstance(flow_value.rows, QueryKeyPairs) for flow_value in (*step.ins, *step.outs)
+            isinstance(flow_value.rows, QueryKeyPairs) for flow_value in (*operation.ins, *operation.outs)
         )
 
-    def _is_partial(self, value: Value) -> bool:
-        return self.placement(value) == "partial"
+    def _is_partial(self, flow_value: Value) -> bool:
+        return self.placement(flow_value) == "partial"
 
-    def _count_storage(self, step: Step) -> None:
+    def _count_storage(self, operation: Step) -> None:
         """Counts the parameters and the cache of a step."""
-        if step.op is None:
+        if operation.op is None:
             return
-        if "params" in step.op.effects and not self.shares_parameters and step.about.get("role") != "shared":
-            self._count_parameters(step.op.params(), self._runs_per_layer(), step.verb == "experts")
-        if "cache_bits" in step.op.effects:
-            elements = step.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
+        if "params" in operation.op.effects and not self.shares_parameters and operation.about.get("role") != "shared":
+            self._count_parameters(operation.op.params(), self._runs_per_layer(), operation.verb == "experts")
+        if "cache_bits" in operation.op.effects:
+            elements = operation.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
             self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + elements * self._runs_per_layer()
-            self.cache_reads[step.name] = self.cache_reads[self.where] = elements
+            self.cache_reads[operation.name] = self.cache_reads[self.where] = elements
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         parameter_key = self.layer, experts
@@ -276,20 +286,20 @@ class WorkRecorder(Placements):
 
     def _add_message(
         self,
-        collective: CollectiveKind,
-        value: Value,
-        group: Group = "tp",
+        collective_kind: CollectiveKind,
+        flow_value: Value,
+        process_group: Group = "tp",
         backward: bool = False,
         elements: Number = None,
         messages: int = 1,
     ) -> None:
-        if self._has_no_rows(value):
+        if self._has_no_rows(flow_value):
             return
-        if group == "ep" and self._gathers_tokens:
-            self._add_gathering(value, backward)
+        if process_group == "ep" and self._gathers_tokens:
+            self._add_gathering(flow_value, backward)
             return
         message_count = len(self.messages)
-        super()._add_message(collective, value, group, backward, elements, messages)
+        super()._add_message(collective_kind, flow_value, process_group, backward, elements, messages)
         if len(self.messages) == message_count:
             return
         self._record_elementwise_group()
@@ -297,10 +307,10 @@ class WorkRecorder(Placements):
         if message.backward and self.rank_pass.phase != "training":
             return
         message = message._replace(times=exact_div(message.times, self.layers))
-        rows = value.rows if isinstance(value.rows, Routed) else Routed()
-        is_dispatch = self.gathering_verb == "dispatch" and group == "ep"
+        routed_rows = flow_value.rows if isinstance(flow_value.rows, Routed) else Routed()
+        is_dispatch = self.gathering_verb == "dispatch" and process_group == "ep"
         self.work.messages.append(
-            LayerMessage(self.layer, self._with_group_size(message), rows.top_k, rows.groups, is_dispatch)
+            LayerMessage(self.layer, self._with_group_size(message), routed_rows.top_k, routed_rows.groups, is_dispatch)
         )
 
     @property
@@ -308,17 +318,17 @@ class WorkRecorder(Placements):
         """Whether expert ranks gather all ranks' tokens, instead of exchanging the routed rows."""
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
-    def _add_gathering(self, routed: Value, backward: bool) -> None:
+    def _add_gathering(self, routed_value: Value, backward: bool) -> None:
         """Adds the all-gather of tokens over attention replicas, or the reduction of their sums.
 
-        routed: rows of tokens and experts, before (dispatch) or after the experts (combine).
+        routed_value: rows of tokens and experts, before (dispatch) or after the experts (combine).
         """
         replicas = self.rank_pass.gathered_ranks
         if backward or replicas == 1:
             return
-        assert isinstance(routed.rows, Routed)
+        assert isinstance(routed_value.rows, Routed)
         self._record_elementwise_group()
-        gathered_bytes = replicas * self.run_config.rows(routed.rows.of) * routed.width * self.width
+        gathered_bytes = replicas * self.run_config.rows(routed_value.rows.of) * routed_value.width * self.width
         collective_kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
         message = Collective(self.where, collective_kind, "ep", replicas, False, gathered_bytes, self._runs_per_layer())
         self.work.messages.append(LayerMessage(self.layer, message))
@@ -342,18 +352,18 @@ class WorkRecorder(Placements):
         """Returns how often each layer runs the current operation: its repeats divided by the number of layers."""
         return exact_div(self.repeats, self.layers)
 
-    def _rows_on_rank(self, value: Value) -> Number:
+    def _rows_on_rank(self, flow_value: Value) -> Number:
         """Returns the number of a value's rows on this rank."""
-        if value.rows is ONCE:
+        if flow_value.rows is ONCE:
             return 1
-        rows = self.run_config.rows(value.rows)
-        if isinstance(value.rows, Routed):  # expert ranks receive as many rows as they send
-            return rank_share(rows * self.layout.expert_tp, self.layout.tp)
-        return rank_share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
+        row_count = self.run_config.rows(flow_value.rows)
+        if isinstance(flow_value.rows, Routed):  # expert ranks receive as many rows as they send
+            return rank_share(row_count * self.layout.expert_tp, self.layout.tp)
+        return rank_share(row_count, self.layout.tp) if self.placement(flow_value) == "rows" else row_count
 
-    def _elements(self, value: Value) -> Number:
-        moves_every_row = self.rank_pass.moves_all_rows and isinstance(value.rows, Routed)
-        return self._rows_on_rank(value) * value.width * (self.rank_pass.ep if moves_every_row else 1)
+    def _elements(self, flow_value: Value) -> Number:
+        moves_every_row = self.rank_pass.moves_all_rows and isinstance(flow_value.rows, Routed)
+        return self._rows_on_rank(flow_value) * flow_value.width * (self.rank_pass.ep if moves_every_row else 1)
 
     # --- kernels -----------------------------------------------------------------------------------------------------
 
@@ -362,25 +372,29 @@ class WorkRecorder(Placements):
         self.work.kernels.append(kernel)
         return kernel
 
-    def _lower_linear(self, step: Step) -> None:
-        x, y = step.ins[0], step.outs[0]
+    def _lower_linear(self, operation: Step) -> None:
+        x, y = operation.ins[0], operation.outs[0]
         has_divided_axes = is_divided(y.axes) or is_divided(x.axes)
-        rows = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
-        rows = rank_share(rows, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else rows
+        row_count = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
+        row_count = (
+            rank_share(row_count, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else row_count
+        )
         joins_gradient = (id(self._storage(x)), self.layer) in self.shared_inputs and not self.rank_pass.fused
         shares_input = self._shares_input(x)
-        flops = 2 * rows * y.width * x.width
-        has_bias = step.op is not None and "params" in step.op.effects and step.op.params() > y.width * x.width
+        flops = 2 * row_count * y.width * x.width
+        has_bias = (
+            operation.op is not None and "params" in operation.op.effects and operation.op.params() > y.width * x.width
+        )
         extra_launches = joins_gradient + (has_bias and not self.rank_pass.fused)
         constant_rows = 0 if y.rows is ONCE else self.run_config.constant_rows(y.rows)
-        gradient_flops = 0 if x.fixed else 2 * (rows - constant_rows) * y.width * x.width
+        gradient_flops = 0 if x.fixed else 2 * (row_count - constant_rows) * y.width * x.width
         module_name = self.where.rpartition(".")[2]
         is_frozen = self.rank_pass.adapters is not None
-        is_in_16_bits = not {step.about.get("kind"), module_name}.isdisjoint(IN_16_BITS)
+        is_in_16_bits = not {operation.about.get("kind"), module_name}.isdisjoint(IN_16_BITS)
         self._add_kernel(
             "product",
             "linear",
-            m=rows,
+            m=row_count,
             n=y.width,
             k=x.width,
             weight_elements=y.width * x.width,
@@ -396,7 +410,7 @@ class WorkRecorder(Placements):
             self._add_kernel(
                 "dequantization",
                 "dequantize",
-                m=rows,
+                m=row_count,
                 n=y.width,
                 k=x.width,
                 weight_elements=y.width * x.width,
@@ -404,23 +418,23 @@ class WorkRecorder(Placements):
                 in_16_bits=is_in_16_bits,
             )
         if module_name in self.rank_pass.adapters.targets:
-            self._add_adapter(self.rank_pass.adapters.rank, rows, x.width, y.width)
+            self._add_adapter(self.rank_pass.adapters.rank, row_count, x.width, y.width)
 
-    def _add_adapter(self, rank: int, rows: Number, width: Number, outputs: Number) -> None:
+    def _add_adapter(self, adapter_rank: int, row_count: Number, input_width: Number, output_width: Number) -> None:
         """Adds an adapter's products x·Aᵀ·Bᵀ, with the casts and sums of input and output."""
-        for outputs_of_product, inputs_of_product in ((rank, width), (outputs, rank)):
-            flops = 2 * rows * outputs_of_product * inputs_of_product
+        for outputs_of_product, inputs_of_product in ((adapter_rank, input_width), (output_width, adapter_rank)):
+            flops = 2 * row_count * outputs_of_product * inputs_of_product
             self._add_kernel(
                 "product",
                 "adapter",
-                m=rows,
+                m=row_count,
                 n=outputs_of_product,
                 k=inputs_of_product,
                 weight_elements=outputs_of_product * inputs_of_product,
                 flops=(flops, 2 * flops),
             )
-        self._add_kernel("adapter", "adapter", m=rows, n=outputs, k=width, launches=(0, 0))
-        adapter_params = rank * (width + outputs) * self._runs_per_layer()
+        self._add_kernel("adapter", "adapter", m=row_count, n=output_width, k=input_width, launches=(0, 0))
+        adapter_params = adapter_rank * (input_width + output_width) * self._runs_per_layer()
         self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
 
     def _shares_input(self, x: Value) -> bool:
@@ -432,8 +446,8 @@ class WorkRecorder(Placements):
 
     _lower_again = _lower_linear
 
-    def _lower_absorb(self, step: Step) -> None:
-        x, y, heads = step.ins[0], step.outs[0], step.ins[0].axes[0].size
+    def _lower_absorb(self, operation: Step) -> None:
+        x, y, heads = operation.ins[0], operation.outs[0], operation.ins[0].axes[0].size
         m, n, k = self._rows_on_rank(x), y.width, exact_div(x.width, heads)
         flops = 2 * m * n * k
         is_frozen = self.rank_pass.adapters is not None
@@ -442,16 +456,16 @@ class WorkRecorder(Placements):
             "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), frozen=is_frozen
         )
 
-    def _lower_per_group(self, step: Step) -> None:
+    def _lower_per_group(self, operation: Step) -> None:
         """Adds the products of equal groups of the input's width, or of blocks, as one kernel."""
-        x, y, op, ranks = step.ins[0], step.outs[0], step.op, self.rank_pass.cp
+        x, y, op, ranks = operation.ins[0], operation.outs[0], operation.op, self.rank_pass.cp
         assert op is not None
-        rows, flops = self._rows_on_rank(x), rank_share(op.forward_flops(self.full_run), ranks)
-        weight_elements = exact_div(flops, 2 * rows)
+        row_count, flops = self._rows_on_rank(x), rank_share(op.forward_flops(self.full_run), ranks)
+        weight_elements = exact_div(flops, 2 * row_count)
         self._add_kernel(
             "product",
-            step.verb,
-            m=rows,
+            operation.verb,
+            m=row_count,
             n=y.width,
             k=exact_div(weight_elements, y.width),
             weight_elements=weight_elements,
@@ -461,15 +475,15 @@ class WorkRecorder(Placements):
 
     _lower_blocks = _lower_per_group
 
-    def _lower_experts(self, step: Step) -> None:
-        x, y, top_k = step.ins[0], step.outs[0], step.options["top_k"]
-        experts, ep = step.options["experts"].size, self.rank_pass.ep
-        rows = self._rows_on_rank(x)
-        flops = 2 * rows * x.width * y.width
+    def _lower_experts(self, operation: Step) -> None:
+        x, y, top_k = operation.ins[0], operation.outs[0], operation.options["top_k"]
+        experts, ep = operation.options["experts"].size, self.rank_pass.ep
+        row_count = self._rows_on_rank(x)
+        flops = 2 * row_count * x.width * y.width
         self._add_kernel(
             "experts",
             "experts",
-            m=rows,
+            m=row_count,
             n=y.width,
             k=x.width,
             weight_elements=x.width * y.width,
@@ -478,27 +492,29 @@ class WorkRecorder(Placements):
             frozen=self.rank_pass.adapters is not None,
             experts=rank_share(experts, ep),
             selection_chance=min(1.0, top_k / experts),
-            routed_tokens=rank_share(rows * ep, top_k),
+            routed_tokens=rank_share(row_count * ep, top_k),
         )
-        if step.options["bias"] and self.where.endswith("down_proj"):
-            self._add_kernel("expert-bias", "expert_bias", m=rows, n=y.width, launches=(0, 0))
+        if operation.options["bias"] and self.where.endswith("down_proj"):
+            self._add_kernel("expert-bias", "expert_bias", m=row_count, n=y.width, launches=(0, 0))
 
-    def _lower_attention(self, step: Step) -> None:
-        op, ranks, run_config = step.op, self.rank_pass.cp, self.full_run
+    def _lower_attention(self, operation: Step) -> None:
+        op, ranks, run_config = operation.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        keys = run_config.available_rows(op.rows if op.keys is None else op.keys)
+        key_count = run_config.available_rows(op.rows if op.keys is None else op.keys)
         key_limits = [
-            limit for limit in (op.window if op.window is not None else op.chunk, op.selected) if limit is not None
+            key_limit
+            for key_limit in (op.window if op.window is not None else op.chunk, op.selected)
+            if key_limit is not None
         ]
-        cache_name = step.options.get("cache") or ""
+        cache_name = operation.options.get("cache") or ""
         module_path = self.where.rpartition(".")[0]
         cache_elements = self.cache_reads.get(f"{module_path}.{cache_name}", self.cache_reads.get(cache_name, 0))
         if run_config.phase == "decode" and op.selects_keys:  # of the whole cache, the selected keys
             cache_elements = (
-                run_config.batch * exact_div(cache_elements, run_config.batch * keys) * op.pairs(run_config)
+                run_config.batch * exact_div(cache_elements, run_config.batch * key_count) * op.pairs(run_config)
             )
         for verb, option in (("softcap", "cap"), ("head_copies", "copies_heads")):
-            if step.options.get(option):
+            if operation.options.get(option):
                 self._add_kernel("elementwise", verb, launches=(0, 0))  # fused software has no kernel of its own for it
         self._add_kernel(
             "attention",
@@ -506,12 +522,12 @@ class WorkRecorder(Placements):
             flops=(rank_share(op.forward_flops(run_config), ranks), rank_share(op.backward_flops(run_config), ranks)),
             cache_elements=cache_elements if self._reads_cache else 0,
             m=rank_share(run_config.rows(op.rows), ranks),
-            n=keys,
+            n=key_count,
             k=op.v_dim,
             heads=op.heads,
-            kv_heads=getattr(step.options.get("kv_heads"), "size", 1),
+            kv_heads=getattr(operation.options.get("kv_heads"), "size", 1),
             dim=op.qk_dim,
-            keys=minimum(keys, key_limits[0]) if key_limits else keys,
+            keys=minimum(key_count, key_limits[0]) if key_limits else key_count,
             padding=maximum(1, self.rank_pass.sparse_heads / op.heads) if op.selected is not None else 1,
         )
 
@@ -521,57 +537,63 @@ class WorkRecorder(Placements):
         run_config = self.full_run
         return run_config.phase == "decode" or not is_zero(run_config.workload.context)
 
-    def _lower_scores(self, step: Step) -> None:
+    def _lower_scores(self, operation: Step) -> None:
         """Adds a product of queries and keys, for attention with a separate softmax or for the selection of keys."""
-        op, ranks, run_config = step.op, self.rank_pass.cp, self.full_run
+        op, ranks, run_config = operation.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
-        pairs = run_config.batch * op.pairs(run_config)
+        query_key_pairs = run_config.batch * op.pairs(run_config)
         backward_flops = op.backward_flops(run_config) if self.has_gradient else 0
         is_fused_attention = self.rank_pass.fused and op.v_dim == op.qk_dim
-        moved_elements = sum(self._elements(flow_value) for flow_value in step.ins if flow_value.rows is op.rows)
-        moved_elements += SCORE_ELEMENTS * pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
-        keys = (
-            exact_div(pairs, run_config.batch) if run_config.phase == "decode" else run_config.available_rows(op.rows)
+        moved_elements = sum(self._elements(flow_value) for flow_value in operation.ins if flow_value.rows is op.rows)
+        moved_elements += SCORE_ELEMENTS * query_key_pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
+        key_count = (
+            exact_div(query_key_pairs, run_config.batch)
+            if run_config.phase == "decode"
+            else run_config.available_rows(op.rows)
         )
         self._add_kernel(
             "attention" if is_fused_attention else "scores",
             "scores",
             flops=(rank_share(op.forward_flops(run_config), ranks), rank_share(backward_flops, ranks)),
             moved_elements=(0, 0) if is_fused_attention else (moved_elements, 2 * moved_elements),
-            cache_elements=pairs * op.qk_dim if self._reads_cache else 0,
+            cache_elements=query_key_pairs * op.qk_dim if self._reads_cache else 0,
             m=rank_share(run_config.rows(op.rows), ranks),
-            n=keys,
+            n=key_count,
             k=op.qk_dim,
             heads=op.heads,
             dim=op.qk_dim,
-            keys=keys if op.window is None else minimum(keys, op.window),
+            keys=key_count if op.window is None else minimum(key_count, op.window),
         )
 
-    def _lower_table(self, step: Step) -> None:
-        if step.outs:
-            moved_elements = 2 * self._elements(step.outs[0])
+    def _lower_table(self, operation: Step) -> None:
+        if operation.outs:
+            moved_elements = 2 * self._elements(operation.outs[0])
             self._add_kernel("look-up", "table", moved_elements=(moved_elements, moved_elements), launches=(1, 1))
 
-    def _lower_dispatch(self, step: Step) -> None:
-        moved_elements = ROW_COPIES * self._elements(step.outs[0] if step.verb == "dispatch" else step.ins[0])
-        self._add_kernel("permutation", step.verb, moved_elements=(moved_elements, moved_elements), launches=(3, 4))
+    def _lower_dispatch(self, operation: Step) -> None:
+        moved_elements = ROW_COPIES * self._elements(
+            operation.outs[0] if operation.verb == "dispatch" else operation.ins[0]
+        )
+        self._add_kernel(
+            "permutation", operation.verb, moved_elements=(moved_elements, moved_elements), launches=(3, 4)
+        )
 
     _lower_combine = _lower_dispatch
 
-    def _lower_state(self, step: Step) -> None:
+    def _lower_state(self, operation: Step) -> None:
         if self.rank_pass.phase == "decode":
-            state_bits = step.op.cache_bits(self.full_run, STATE_BITS)  # type: ignore[union-attr]
+            state_bits = operation.op.cache_bits(self.full_run, STATE_BITS)  # type: ignore[union-attr]
             self._add_kernel("state", "state", cache_elements=rank_share(state_bits, STATE_BITS), launches=(0, 0))
 
-    def _add_operation(self, step: Step) -> None:
+    def _add_operation(self, operation: Step) -> None:
         """Adds a kernel with the FLOPs of an operation, such as a convolution or a scan."""
-        op = step.op
+        op = operation.op
         assert op is not None
-        moved_elements = sum(self._elements(flow_value) for flow_value in (*step.ins, *step.outs))
+        moved_elements = sum(self._elements(flow_value) for flow_value in (*operation.ins, *operation.outs))
         backward_flops = op.backward_flops(self.full_run) if self.has_gradient else 0
         self._add_kernel(
             "scan",
-            step.verb,
+            operation.verb,
             flops=(
                 rank_share(op.forward_flops(self.full_run), self.rank_pass.cp),
                 rank_share(backward_flops, self.rank_pass.cp),
@@ -581,11 +603,11 @@ class WorkRecorder(Placements):
             launches=(2, 4),
         )
 
-    def _add_elementwise_step(self, step: Step) -> None:
+    def _add_elementwise_step(self, operation: Step) -> None:
         """Adds an element-wise step to the group of steps that fused software runs as one kernel."""
         if not self.group:
             self.group_position = self.where, self.repeats
-        self.group.append(step)
+        self.group.append(operation)
         if not self.rank_pass.fused:
             self._record_elementwise_group()
 
@@ -596,31 +618,33 @@ class WorkRecorder(Placements):
         """
         if not self.group:
             return
-        group, self.group = self.group, []
-        outputs = {id(self._storage(flow_value)) for step in group for flow_value in step.outs}
+        elementwise_group, self.group = self.group, []
+        outputs = {id(self._storage(flow_value)) for operation in elementwise_group for flow_value in operation.outs}
         inner_readers: dict[int, int] = {}
         read_values: dict[int, Value] = {}
         written_values: dict[int, Value] = {}
-        for step in group:
-            for flow_value in step.ins:
+        for operation in elementwise_group:
+            for flow_value in operation.ins:
                 storage_key = id(self._storage(flow_value))
                 inner_readers[storage_key] = inner_readers.get(storage_key, 0) + 1
                 if storage_key not in outputs:
                     read_values[storage_key] = flow_value
-        for step in group:
-            for flow_value in step.outs:
+        for operation in elementwise_group:
+            for flow_value in operation.outs:
                 storage_key = id(self._storage(flow_value))
                 if self.readers.get(storage_key, 0) > inner_readers.get(storage_key, 0):
                     written_values[storage_key] = flow_value
         read_elements = sum(map(self._elements, read_values.values()))
         moved_elements = read_elements + sum(map(self._elements, written_values.values()))
-        reread_elements = read_elements if any(step.verb in READ_AGAIN for step in group) else 0
-        path, repeats = self.where, self.repeats
+        reread_elements = read_elements if any(operation.verb in READ_AGAIN for operation in elementwise_group) else 0
+        module_path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
         moved_of_passes = moved_elements, moved_elements + reread_elements
-        kernel = self._add_kernel("elementwise", eager_verb(group[0]), moved_elements=moved_of_passes, launches=(1, 1))
-        kernel.times *= 1 if self.rank_pass.fused else eager_repeats(group[0])
-        self.where, self.repeats = path, repeats
+        kernel = self._add_kernel(
+            "elementwise", eager_verb(elementwise_group[0]), moved_elements=moved_of_passes, launches=(1, 1)
+        )
+        kernel.times *= 1 if self.rank_pass.fused else eager_repeats(elementwise_group[0])
+        self.where, self.repeats = module_path, repeats
 
 
 def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:

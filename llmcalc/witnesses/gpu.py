@@ -22,11 +22,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..device_memory.cuda_runtime import LARGE, LARGE_WORKSPACE, WORKSPACE, Runtime, workspace_bytes
+from ..device_memory.cuda_runtime import LARGE, LARGE_WORKSPACE, WORKSPACE, CudaRuntime, workspace_bytes
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import memory
 from ..device_memory.settings import Settings
-from ..device_memory.training import Training
+from ..device_memory.training import TrainingConfig
 from ..model import ModelSpec
 from .checks import MEMORY, Check
 from .loop import InferencePasses, TrainingLoop, cache_shapes
@@ -146,7 +146,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, statistics: Statistics) -> 
         measured_run.record_peaks(phase, statistics.read_bytes())
         statistics.reset_peaks()
 
-    if isinstance(training_run, Training):
+    if isinstance(training_run, TrainingConfig):
         training_loop = TrainingLoop(spec, training_run, statistics.device)
         statistics.empty_and_reset()
         record_phase("set-up")
@@ -198,7 +198,10 @@ def memory_checks(
 
 
 def compare_on_gpu(
-    spec: ModelSpec, settings: Sequence[Settings], statistics: Statistics | None = None, runtime: Runtime | None = None
+    spec: ModelSpec,
+    settings: Sequence[Settings],
+    statistics: Statistics | None = None,
+    runtime: CudaRuntime | None = None,
 ) -> MemoryComparison:
     """Compares runs with a GPU. Runs that do not fit, or that the reference does not support, are left out.
 
@@ -212,7 +215,7 @@ def compare_on_gpu(
             "environment": (allocator_settings := allocator_variables()),
         }
         statistics, runtime = Cuda(), runtime_of_facts(gpu_facts, allocator_settings)
-    runtime = Runtime() if runtime is None else runtime
+    runtime = CudaRuntime() if runtime is None else runtime
     for run_settings in map(reference_settings, settings):
         reason = unsupported_reason(spec, run_settings, "cuda")
         if reason:
@@ -271,7 +274,7 @@ def device_facts() -> dict[str, Any]:
     }
 
 
-def runtime_of_facts(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> Runtime:
+def runtime_of_facts(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[str, str]) -> CudaRuntime:
     """Returns the CUDA runtime of a measured GPU.
 
     gpu_facts, allocator_settings: from `device_facts` and `allocator_variables`.
@@ -284,4 +287,4 @@ def runtime_of_facts(gpu_facts: Mapping[str, Any], allocator_settings: Mapping[s
     expandable = any(
         "expandable_segments:True" in allocator_settings.get(variable_name, "") for variable_name in VARIABLES[1:]
     )
-    return Runtime(workspace, expandable=expandable)
+    return CudaRuntime(workspace, expandable=expandable)

@@ -33,13 +33,13 @@ import torch._dynamo  # a first optimizer step imports it, and would count what 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..device_memory.inference import Inference
+from ..device_memory.inference import InferenceConfig
 from ..device_memory.optimizers.registry import optimizer
-from ..device_memory.training import Training, TrainingRun
+from ..device_memory.training import TrainingConfig, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
 from ..optional import MTP
-from ..simulator.choices import EAGER, Choices
+from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.meter import Meter
 from ..workload.execution import OptimizerImplementation
 from ..workload.recompute import NONE
@@ -85,7 +85,7 @@ def loss_or_output(
     module: Any,
     ids: Tensor,
     source_input: Tensor | None,
-    kernels: Choices = EAGER,
+    kernels: KernelChoices = EAGER,
     include: frozenset[str] = frozenset(),
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
@@ -102,9 +102,9 @@ def loss_or_output(
 class TrainingLoop:
     """The training loop whose memory is measured. Each batch overwrites the tensors of the previous batch."""
 
-    def __init__(self, spec: ModelSpec, training: Training, device: str) -> None:
+    def __init__(self, spec: ModelSpec, training: TrainingConfig, device: str) -> None:
         self.spec: ModelSpec = spec
-        self.training: Training = training
+        self.training: TrainingConfig = training
         self.device: str = device
         self.module: Any = build_reference(spec, training.dtype, device, training.include)
         variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
@@ -234,7 +234,7 @@ CacheShapes: TypeAlias = dict[str, list[tuple[Any, Any, Any, int]]]
 """Path of a module → (shape, strides, dtype, elements of the storage) of each tensor that it caches."""
 
 
-def cache_shapes(spec: ModelSpec, inference: Inference) -> CacheShapes:
+def cache_shapes(spec: ModelSpec, inference: InferenceConfig) -> CacheShapes:
     """Returns the shapes of the cache after a prompt, from a run on the meta device."""
     inference_passes = InferencePasses(spec, inference, "meta")
     inference_passes.prefill()
@@ -254,9 +254,9 @@ class InferencePasses:
     store: the cache by module; None for a model without a cache.
     """
 
-    def __init__(self, spec: ModelSpec, inference: Inference, device: str) -> None:
+    def __init__(self, spec: ModelSpec, inference: InferenceConfig, device: str) -> None:
         self.spec: ModelSpec = spec
-        self.inference: Inference = inference
+        self.inference: InferenceConfig = inference
         self.device: str = device
         self.module: Any = build_reference(spec, inference.dtype, device, inference.include).eval()
         variants.use_kernels(self.module, inference.choices, NONE)

@@ -21,11 +21,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..algebra import Number
 from ..device_memory.estimate import memory
-from ..device_memory.inference import Inference, replay_inference
+from ..device_memory.inference import InferenceConfig, replay_inference
 from ..device_memory.optimizers.registry import DEFAULT, optimizer
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import has_storage_format, inference_passes, kernel_choices, training_run
-from ..device_memory.training import Training, TrainingRun
+from ..device_memory.training import TrainingConfig, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
 from ..ops.attention import AttentionCore
@@ -134,7 +134,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
         configured_run(spec, short_settings),
         spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)}),
     )
-    assert isinstance(training, Training)
+    assert isinstance(training, TrainingConfig)
     training = replace(training, master=False)  # the passes read no master weights
     for model_spec in (spec, smaller_spec):
         simulated_bytes = simulate_event_passes(model_spec, training)
@@ -162,7 +162,7 @@ def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     configured = replace(configured, choices=replace(configured.choices, multiprocessors=0))
     return (
         simulate_steps(spec, configured).named()
-        if isinstance(configured, Training)
+        if isinstance(configured, TrainingConfig)
         else simulate_pass(spec, configured).named(configured.phase)
     )
 
@@ -170,7 +170,7 @@ def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
     """Returns the bytes by quantity, measured with torch."""
     configured = configured_run(spec, settings)
-    if isinstance(configured, Training):
+    if isinstance(configured, TrainingConfig):
         return measure_steps(spec, configured, device).named()
     return measure_pass(spec, configured, device).named(configured.phase)
 
@@ -190,7 +190,7 @@ def reference_settings(settings: Settings) -> Settings:
     return settings.with_(optimizer_impl=settings.optimizer_impl or library_choice)
 
 
-def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
+def configured_run(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
     """Returns the training or inference run of these settings, completed by `reference_settings`."""
     settings = reference_settings(settings)
     memory_use = memory(spec, settings).states
@@ -220,14 +220,14 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
     memory_use, configured = memory(spec, settings).states, configured_run(spec, settings)
     dropout_places = {} if spec.dropout is None else spec.dropout.probabilities()
     if (
-        isinstance(configured, Training)
+        isinstance(configured, TrainingConfig)
         and configured.choices.attention == "sdpa-math"
         and "attention" in dropout_places
     ):
         return "outside of a GPU torch's math of sdpa has no mask of bytes for dropout"
     if device == "cuda" and configured.choices.attention == "flash" and _values_differ_in_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
-    if isinstance(configured, Inference):
+    if isinstance(configured, InferenceConfig):
         return next(
             reason for reason_applies, reason in _inference_limits(memory_use, configured, device) if reason_applies
         )
@@ -256,14 +256,14 @@ def _values_differ_in_size(spec: ModelSpec) -> bool:
     return any(core.qk_dim != core.v_dim for core in attention_ops)
 
 
-def _inference_limits(memory_use: Any, inference: Inference, device: Device) -> Iterator[tuple[bool, str]]:
+def _inference_limits(memory_use: Any, inference: InferenceConfig, device: Device) -> Iterator[tuple[bool, str]]:
     yield has_storage_format(memory_use), "quantized weights are not in the reference"
     yield inference.paged, "a paged cache is not in the reference"
     yield from _kernel_limits(inference.choices.attention, inference.choices.norm, device)
     yield True, ""
 
 
-def _training_limits(training: Training, device: Device) -> Iterator[tuple[bool, str]]:
+def _training_limits(training: TrainingConfig, device: Device) -> Iterator[tuple[bool, str]]:
     yield training.choices.compiled, "an estimate of torch.compile"
     yield training.gradient_dtype is not None, "sums of gradients in a format of their own"
     yield training.state_dtype is not None, "optimizer states in a format of their own"
@@ -359,7 +359,7 @@ class InferenceBytes(NamedTuple):
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS) -> TrainingBytes:
+def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = STEPS) -> TrainingBytes:
     """Simulates training steps, counted like a torch dispatch mode. step_count: 2, or 1 for the first step only."""
     meter = Meter()
     steps_run = TrainingRun(spec, training, memory_meter=meter)
@@ -382,7 +382,7 @@ def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS)
     return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
 
 
-def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
+def simulate_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str, int]:
     """Returns the simulated bytes of a micro-batch's passes, without the weights: quantity → bytes.
 
     They are those that the CPU profiler's events show, where no `TorchDispatchMode` is active.
@@ -443,7 +443,7 @@ def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
     return saved_total
 
 
-def simulate_pass(spec: ModelSpec, inference: Inference) -> InferenceBytes:
+def simulate_pass(spec: ModelSpec, inference: InferenceConfig) -> InferenceBytes:
     """Simulates the memory of a prefill or of a decoding step."""
     replay = replay_inference(spec, inference)
     return InferenceBytes(replay.peak[1].bytes, replay.after)
@@ -469,7 +469,7 @@ class CpuStorageTracker(StorageTracker):
             super()._follow(tensor, function)
 
 
-def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: int = STEPS) -> TrainingBytes:
+def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_count: int = STEPS) -> TrainingBytes:
     """Measures training steps of the reference. step_count: as in `simulate_steps`."""
     tracker = (
         CpuStorageTracker(device=device)
@@ -502,7 +502,7 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
     return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
 
 
-def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
+def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str, int]:
     """Returns measured bytes by quantity of a micro-batch's passes on the CPU, from the profiler's events."""
     with without_initial_values():
         training_loop = TrainingLoop(spec, training, "cpu")
@@ -526,7 +526,7 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     return _event_quantities(events.pass_bytes(), events.sums)
 
 
-def measure_pass(spec: ModelSpec, inference: Inference, device: str) -> InferenceBytes:
+def measure_pass(spec: ModelSpec, inference: InferenceConfig, device: str) -> InferenceBytes:
     """Measures a prefill of the reference, or a decoding step with a cache of the prefill's shapes."""
     tracker = StorageTracker(device=device)
     with ShapeCache():

@@ -22,13 +22,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from ..components.runtime import attention_mask
 from ..simulator.adapters import Adapters
-from ..simulator.choices import Choices
+from ..simulator.choices import KernelChoices
 from ..workload.recompute import PRODUCTS, Recompute
 
 
 def use_kernels(
     module: nn.Module,
-    kernel_choices: Choices,
+    kernel_choices: KernelChoices,
     recompute: Recompute,
     adapters: Adapters | None = None,
     device: str = "cpu",
@@ -117,7 +117,7 @@ def keep_attention_masks(mixer: Any) -> None:
     mixer.forward = forward_with_mask
 
 
-def replace_attention(module: nn.Module, kernel_choices: Choices) -> None:
+def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
     """Replaces the attention computation of a reference by the chosen kernel, which needs no mask."""
     for module_name, submodule in module.named_modules():
         parent_name = module_name.rpartition(".")[0]
@@ -142,7 +142,7 @@ def is_attention_core(name: str) -> bool:
 
 
 @contextmanager
-def kernel_context(kernel_choices: Choices) -> Iterator[None]:
+def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
     """Disables attention masks, unless attention is eager, and the repetition of keys for flash attention."""
     changed_attributes: list[tuple[Any, str, Any]] = []
     if kernel_choices.attention != "eager":
@@ -432,7 +432,9 @@ def output_layer(module: Any) -> Any:
     return getattr(module.lm_head, "decoder", module.lm_head)
 
 
-def loss_of(module: Any, kernel_choices: Choices, model_output: Any, token_ids: Any, logits_ahead: Any = ()) -> Any:
+def loss_of(
+    module: Any, kernel_choices: KernelChoices, model_output: Any, token_ids: Any, logits_ahead: Any = ()
+) -> Any:
     """Returns the loss of logits (or of hidden states for a chunked loss), plus each MTP module's loss."""
     labels = token_ids.flatten()
     if model_output.shape[1] > token_ids.shape[1]:  # of several heads, one behind the other
@@ -491,7 +493,7 @@ def entropies_of(logits: Any) -> Any:
     return torch.cat(entropies, dim=0)
 
 
-def chunk_by_chunk(layer: nn.Linear, kernel_choices: Choices, x: Any, token_ids: Any) -> Any:
+def chunk_by_chunk(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
     """Computes the loss in chunks, like torchtune's `CEWithChunkedOutputLoss` with eight chunks by default."""
     chunk_tokens, dtype = (
         kernel_choices.loss_chunk or -(-x.shape[1] // 8),
@@ -512,7 +514,7 @@ def logits_of_chunk(layer: nn.Linear, token_chunk: Any) -> Any:
     return F.linear(token_chunk, layer.weight, layer.bias)
 
 
-def _loss_of_logits(kernel_choices: Choices, logits: Any, labels: Any) -> Any:
+def _loss_of_logits(kernel_choices: KernelChoices, logits: Any, labels: Any) -> Any:
     dtype = None if kernel_choices.logits_dtype is None else getattr(torch, kernel_choices.logits_dtype)
     if kernel_choices.cross_entropy == "selective":
         loss_dtype = torch.float32 if kernel_choices.float32_loss else logits.dtype

@@ -6,12 +6,12 @@ import time
 
 import llmcalc
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.training import record, sharding
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
@@ -22,10 +22,10 @@ from .timing import calls, line
 
 RUNS = 7
 TARGET, LAYOUT = "llama3.1-405b", Layout(dp=16_384, zero=3)
-HOW = Training(
+HOW = TrainingConfig(
     seq=8192,
     recompute=recompute_of("full"),
-    choices=Choices("flash", "fused", multiprocessors=132),
+    choices=KernelChoices("flash", "fused", multiprocessors=132),
     implementation="fused",
 )
 

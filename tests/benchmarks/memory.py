@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers
-from llmcalc.device_memory.training import Training, record, replay
+from llmcalc.device_memory.training import TrainingConfig, record, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
@@ -24,10 +24,10 @@ RUNS = 7
 TARGET, SEQ = "llama3.1-405b", 8192
 
 COMPARED = {
-    "llama3.1-405b": Training(batch=1, seq=8192, master=True),
-    "llama3-70b": Training(batch=2, seq=2048, recompute=recompute_of("full"), master=True),
-    "qwen3-235b-a22b": Training(batch=1, seq=4096, master=True),
-    "qwen2.5-72b": Training(batch=1, seq=4096, optimizer="adamw-8bit"),
+    "llama3.1-405b": TrainingConfig(batch=1, seq=8192, master=True),
+    "llama3-70b": TrainingConfig(batch=2, seq=2048, recompute=recompute_of("full"), master=True),
+    "qwen3-235b-a22b": TrainingConfig(batch=1, seq=4096, master=True),
+    "qwen2.5-72b": TrainingConfig(batch=1, seq=4096, optimizer="adamw-8bit"),
 }
 
 
@@ -52,7 +52,7 @@ def main() -> None:
         print(f"  {name:<40} {differences(llmcalc.load(name).model, training)}")
 
 
-def tensors(spec: ModelSpec, training: Training) -> ReplayResult:
+def tensors(spec: ModelSpec, training: TrainingConfig) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
     stacks = layer_stacks(spec, training.recompute.every)
     few = {i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
@@ -64,7 +64,7 @@ def tensors(spec: ModelSpec, training: Training) -> ReplayResult:
     return extrapolate_layers(counted, stacks)
 
 
-def differences(spec: ModelSpec, training: Training) -> str:
+def differences(spec: ModelSpec, training: TrainingConfig) -> str:
     """How far the blocks after a step, the peak of blocks and the segments of a folded run are from a whole run's."""
     device = WitnessAllocator()
     whole, found = replay(spec, training, device, None, HOPPER.workspace), training_memory(spec, training)

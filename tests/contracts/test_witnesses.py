@@ -44,7 +44,7 @@ from llmcalc.frameworks.fsdp2 import evidence as fsdp2
 from llmcalc.frameworks.megatron import evidence as megatron
 from llmcalc.frameworks.registry import NAMES
 from llmcalc.frameworks.torch import evidence as distributed_torch
-from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.simulator.evidence import choice_name, chosen_kernels, kernel_title
 from llmcalc.simulator.profiles.eager import Eager
 from tests.comparisons import Thing, compared_things
@@ -180,7 +180,7 @@ def test_a_witness_says_what_it_is() -> None:
 def test_a_class_of_kernels_states_the_check_of_those_that_state_none() -> None:
     of_class, of_method = by_torch("tests/of_class.py"), by_torch("tests/of_method.py")
 
-    @kernels_compared(of_class, unchecked=("do_new",))
+    @kernels_compared(of_class, unchecked_kernels=("do_new",))
     class Kernels:
         def do_add(self) -> None: ...
 
@@ -204,9 +204,9 @@ def test_a_class_does_not_inherit_a_witness() -> None:
 
 
 def test_a_chosen_kernel_without_a_statement_is_untested() -> None:
-    (found,) = chosen_kernels(Eager, Choices(attention="flash"))
+    (found,) = chosen_kernels(Eager, KernelChoices(attention="flash"))
     assert found.status == "exact"
-    (found,) = chosen_kernels(Eager, Choices(attention="paged"))  # type: ignore[arg-type]
+    (found,) = chosen_kernels(Eager, KernelChoices(attention="paged"))  # type: ignore[arg-type]
     assert (str(found), found.status) == ("kernel paged attention", "untested")
     assert list(chosen_kernels(Eager, EAGER)) == []
 

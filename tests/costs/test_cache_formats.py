@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.costs.cache_formats import FORMATS, Vector, cache_format
+from llmcalc.costs.cache_formats import FORMATS, VectorFormat, cache_format
 from llmcalc.errors import InputError
 from tests.samples import in_one_test
 
@@ -63,7 +63,7 @@ def test_blocks_are_those_of_ggml() -> None:
 
 
 def test_a_block_that_is_not_full_is_whole_and_a_slot_is_even() -> None:
-    assert Vector(4, 32, 2).bytes_of(33) == 2 * 18
+    assert VectorFormat(4, 32, 2).bytes_of(33) == 2 * 18
     odd = cache_format("turboquant_3bit_nc")
     assert odd.bits_per_token([(1, 8), (1, 8)]) == 8 * (3 + 2 + 3 + 4)
     assert odd.bits_per_token([(1, 8), (1, 16)]) == 8 * (3 + 2 + 6 + 4 + 1)

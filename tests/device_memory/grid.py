@@ -19,11 +19,11 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.stack import Stack
 from llmcalc.costs.trained_tensors import trained_tensors
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.liveness import modules_below
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
 from llmcalc.workload.expert_capacity import capacity_of
@@ -300,13 +300,13 @@ def every() -> Iterator[tuple[str, ModelSpec, Values]]:
 # --- a case as a run --------------------------------------------------------------------------------------------------
 
 
-def training(spec: ModelSpec, values: Values, seed: int = 0) -> Training:
+def training(spec: ModelSpec, values: Values, seed: int = 0) -> TrainingConfig:
     """The run of a model with these values. seed: chooses the module that runs again by itself."""
     batch, _, seq = values["sizes"].partition(" x ")
     precision, logits, recompute = values["--precision"], values["--logits-dtype"], values["--recompute"]
     if recompute == "nodes":
         recompute = f"nodes:{random.Random(seed).choice(nodes(spec))}"
-    return Training(
+    return TrainingConfig(
         batch=int(batch),
         seq=int(seq),
         microbatches=int(values["--num-microbatches"]),
@@ -317,7 +317,7 @@ def training(spec: ModelSpec, values: Values, seed: int = 0) -> Training:
         momentum=values["--optimizer"] == "sgd with momentum",
         implementation=values["--optimizer-impl"],  # type: ignore[arg-type]
         recompute=recompute_of(recompute),
-        choices=Choices(
+        choices=KernelChoices(
             attention=values["--attn-implementation"],  # type: ignore[arg-type]
             norm=values["--norm"],  # type: ignore[arg-type]
             cross_entropy=values["--cross-entropy"],  # type: ignore[arg-type]

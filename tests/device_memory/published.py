@@ -15,11 +15,11 @@ from statistics import median
 from typing import Any
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import WORKSPACE, Runtime
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.cuda_runtime import WORKSPACE, CudaRuntime
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.workload.recompute import MODES
 from tests.device_memory.training_memory import training_memory
@@ -32,7 +32,7 @@ SERVERS = ("infer_kv_bytes", "infer_kv_bytes_per_token", "infer_mem_breakdown")
 
 MIB, GIB, GB = 2**20, 2**30, 10**9
 
-A100 = Runtime(workspace=WORKSPACE, gpu="A100")
+A100 = CudaRuntime(workspace=WORKSPACE, gpu="A100")
 A100_40GB = 40 * GIB
 
 
@@ -104,7 +104,7 @@ LITGPT_MODELS = {
 }
 
 
-def litgpt_run(row: Row) -> Training:
+def litgpt_run(row: Row) -> TrainingConfig:
     """LitGPT's LoRA at commit 8641822 with bitsandbytes 0.41.1 (tutorials/resource-tables.md states both).
 
     finetune/lora.py: queries and values, rank 8, dropout; the output head runs 128 tokens at a time, and the training
@@ -114,10 +114,10 @@ def litgpt_run(row: Row) -> Training:
     """
     norm: Any = "eager" if "Llama" in row["model"] else "fused"
     quantised = {"None": "none", "bnb.nf4": "nf4", "bnb.nf4-dq": "nf4-dq"}[row["quant"]]
-    return Training(
+    return TrainingConfig(
         batch=row["micro_batch"],
         seq=row["seq_len"],
-        choices=Choices(
+        choices=KernelChoices(
             attention="flash",
             norm=norm,
             cross_entropy="split",
@@ -154,18 +154,18 @@ def litgpt(row: Row) -> Outcome:
 TORCHTUNE_TARGETS = frozenset({"q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
 
-def torchtune_run(row: Row) -> Training:
+def torchtune_run(row: Row) -> TrainingConfig:
     """torchtune's flags, each on top of those before it (README.md, "Optimization flags", and its command).
 
     LoRA and QLoRA update after the backward pass, with torch's AdamW (recipes/configs/llama3_2/3B_qlora_single_device.
     yaml at commit 1814feb: rank 64, fused). QLoRA stores every linear layer of the layers in torchao's NF4, whose
     scales are quantised themselves; the tied embedding stays in bf16.
     """
-    whole = Training(
+    whole = TrainingConfig(
         batch=row["micro_batch"],
         seq=row["seq_len"],
         implementation="fused",
-        choices=Choices(
+        choices=KernelChoices(
             attention="flash", compiled=True, cross_entropy="split", gelu_by_steps=False, multiprocessors=132
         ),
     )
@@ -195,7 +195,7 @@ QWEN_LEFT_OUT = {
 }
 
 
-def qwen_run(row: Row) -> Training:
+def qwen_run(row: Row) -> TrainingConfig:
     """Qwen's finetune.py with transformers' Trainer under autocast, on torch 2.0 (README.md, "Profiling of Memory").
 
     Rank 64 on all linear layers, dropout, checkpointed layers (reentrant, torch's default then). c_attn is one
@@ -203,14 +203,14 @@ def qwen_run(row: Row) -> Training:
     `update_layer`: the new layers have torch's default type). LoRA (emb) trains copies of `wte` and `lm_head`.
     """
     copies = frozenset({"embed_tokens", "lm_head"}) if row["method"] == "LoRA (emb)" else frozenset[str]()
-    return Training(
+    return TrainingConfig(
         batch=row["micro_batch"],
         seq=row["seq_len"],
         microbatches=min(2, row["grad_accum"]),  # from the second on all are alike
         recompute=MODES["full-reentrant"],
         autocast=True,
         torch="2.0",
-        choices=Choices(attention="flash", fused_qkv=True, multiprocessors=132),
+        choices=KernelChoices(attention="flash", fused_qkv=True, multiprocessors=132),
         adapters=Adapters(64, QWEN_TARGETS, dropout=True, copies=copies),
     )
 

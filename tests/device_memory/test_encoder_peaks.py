@@ -13,7 +13,7 @@ from llmcalc import cost, fit, flops, kv, load, memory, time
 from llmcalc.costs.encoders import encoded_inputs
 from llmcalc.device_memory.encoders import encoder_peaks, unreplayed_encoders
 from llmcalc.errors import InputError
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.workload.inputs import Inputs
 from tests.builders import spec_of
 from tests.components.towers.test_towers import wrapped
@@ -75,7 +75,7 @@ def test_the_peak_of_an_encoder_of_sound_is_replayed_or_named() -> None:
     assert whole.document["inputs"] == {"image_tokens": 0, "audio_tokens": 7500}
     spec = load("qwen2.5-omni-7b").model
     inputs = encoded_inputs(spec, Inputs(audio=300))
-    (peak,) = encoder_peaks(spec, inputs, "bfloat16", Choices(attention="flash"))
+    (peak,) = encoder_peaks(spec, inputs, "bfloat16", KernelChoices(attention="flash"))
     # at least the residual stream, the norm and both sides of the network of one layer, in bf16
     assert peak.name == "audio_tower"
     assert 2 * 15_000 * (2 * 1280 + 2 * 5120) < peak.bytes < 2 * 15_000 * 20 * 1280
@@ -167,7 +167,7 @@ def test_the_peak_of_an_encoder_is_that_of_its_class(
     more = {"mm_tokens_per_image": 16} if kind == "gemma3" else {}
     spec = spec_of(wrapped(kind, {f"{section}_config": {"model_type": settings.model_type, **sizes}, **more}))
     encoded = encoded_inputs(spec, Inputs(**seen))
-    (peak,) = encoder_peaks(spec, encoded, "float32", Choices(attention="flash"))
+    (peak,) = encoder_peaks(spec, encoded, "float32", KernelChoices(attention="flash"))
     if section == "audio":
         vectors = torch.zeros(1, 10, 300)
         held_bytes = _bytes_held_by_class(lambda: encoder(vectors))
@@ -215,7 +215,9 @@ def test_the_first_input_of_an_encoder_stays_where_its_class_holds_it(
     settings = encoder_class.config_class(**sizes, attn_implementation="sdpa")
     encoder = encoder_class(settings).eval()
     spec = spec_of(wrapped(kind, {"vision_config": {"model_type": settings.model_type, **sizes}}))
-    (peak,) = encoder_peaks(spec, encoded_inputs(spec, Inputs(image="56x56")), "float32", Choices(attention="flash"))
+    (peak,) = encoder_peaks(
+        spec, encoded_inputs(spec, Inputs(image="56x56")), "float32", KernelChoices(attention="flash")
+    )
     pixels, grid = torch.zeros(8 * 8, 3 * 2 * 7 * 7), torch.tensor([[1, 8, 8]])
     assert _bytes_held_by_class(lambda: encoder(pixels, grid)) - peak.bytes == index_bytes
 
@@ -229,4 +231,4 @@ def test_what_has_no_replay_is_named_and_a_projector_with_layers_is_no_encoder()
         spec = spec_of(wrapped(kind, WRAPPERS[kind][2][0]))
         encoded = encoded_inputs(spec, inputs)
         assert unreplayed_encoders(spec, encoded) == [name]
-        assert encoder_peaks(spec, encoded, "float32", Choices()) == []
+        assert encoder_peaks(spec, encoded, "float32", KernelChoices()) == []

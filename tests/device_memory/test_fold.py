@@ -6,18 +6,18 @@ import pytest
 
 import llmcalc
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers
-from llmcalc.device_memory.training import Training, replay
+from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.flow.program import Scope
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.layer_loops import LayerStack, layer_stacks
 from llmcalc.simulator.layer_pattern import find_pattern
 from llmcalc.workload.recompute import Recompute
 from tests.device_memory.training_memory import training_memory
 
 WAYS = {
-    "plain": Training(batch=2, seq=64),
-    "recomputed": Training(batch=1, seq=64, recompute=Recompute(layers=True)),
-    "flash": Training(batch=1, seq=64, choices=Choices("flash", "fused"), optimizer="sgd"),
+    "plain": TrainingConfig(batch=2, seq=64),
+    "recomputed": TrainingConfig(batch=1, seq=64, recompute=Recompute(layers=True)),
+    "flash": TrainingConfig(batch=1, seq=64, choices=KernelChoices("flash", "fused"), optimizer="sgd"),
 }
 
 
@@ -39,7 +39,7 @@ def test_both_stacks_of_an_encoder_decoder_are_folded() -> None:
     spec = llmcalc.load("t5-v1.1-xl").model
     stacks = layer_stacks(spec)
     assert [loop.path for loop in stacks] == ["encoder.layers", "decoder.layers"]
-    training = Training(batch=1, seq=32, source=48)
+    training = TrainingConfig(batch=1, seq=32, source=48)
     few = extrapolate_layers(
         lambda layers: replay(
             spec, training, None, {i: stacks[i].repeats_of_layer_types(n) for i, n in layers.items()}

@@ -16,13 +16,13 @@ from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.position import Rope
 from llmcalc.costs.cache import kv
 from llmcalc.device_memory import inference
-from llmcalc.device_memory.inference import Inference, replay_inference
+from llmcalc.device_memory.inference import InferenceConfig, replay_inference
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers, highest_pass
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.layer_loops import layer_stacks
-from llmcalc.simulator.meter import Place
+from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.replay_result import ReplayResult
 from llmcalc.witnesses.measure import default_dtype
 from tests.contracts.test_parts import around_a_model
@@ -45,12 +45,12 @@ def most(found: ReplayResult, phase: str) -> int:
     return max((peak.bytes for place, peak in found.peaks.items() if place.phase.startswith(phase)), default=0)
 
 
-def replayed(spec: ModelSpec, inference: Inference) -> Found:
+def replayed(spec: ModelSpec, inference: InferenceConfig) -> Found:
     found = replay_inference(spec, inference)
     return Found(found.set_up, most(found, "prefill"), most(found, "decode"), found.after)
 
 
-def by_torch(spec: ModelSpec, inference: Inference) -> Found:
+def by_torch(spec: ModelSpec, inference: InferenceConfig) -> Found:
     """The reference on meta: weights first, then each pass with token ids of its own."""
     mode = Alive()
     with default_dtype(getattr(torch, inference.dtype)), torch.device("meta"), mode:
@@ -83,7 +83,7 @@ def by_torch(spec: ModelSpec, inference: Inference) -> Found:
     ids=lambda p: p.type,
 )
 def test_passes_hold_what_torch_holds(part: Any, chunk: int | None) -> None:
-    spec, inference = around_a_model(part), Inference(batch=BATCH, seq=7, chunk=chunk)
+    spec, inference = around_a_model(part), InferenceConfig(batch=BATCH, seq=7, chunk=chunk)
     assert replayed(spec, inference) == by_torch(spec, inference)
 
 
@@ -91,21 +91,21 @@ def test_an_encoder_holds_what_torch_holds() -> None:
     """One pass, with an output for every token; it keeps nothing and does not decode."""
     spec = around_a_model(Block.examples()[1]).model_copy(update={"encoder": None})
     spec = spec.model_copy(update={"encoder": spec.decoder, "decoder": None})
-    inference = Inference(batch=BATCH, seq=7)
+    inference = InferenceConfig(batch=BATCH, seq=7)
     found = replayed(spec, inference)
     assert found == by_torch(spec, inference)
     assert (found.decode, found.after) == (0, found.set_up)
     with pytest.raises(InputError, match="an encoder-only model does not decode"):
-        replay_inference(spec, Inference(phase="decode"))
+        replay_inference(spec, InferenceConfig(phase="decode"))
 
 
 # --- a few layers say what all do -------------------------------------------------------------------------------------
 
 WAYS = {
-    "prompt": Inference(seq=48),
-    "chunks": Inference(batch=2, seq=48, chunk=20),
-    "decode": Inference(phase="decode", batch=2, seq=100),
-    "paged": Inference(seq=48, paged=True, choices=Choices("flash", "fused"), weights=False),
+    "prompt": InferenceConfig(seq=48),
+    "chunks": InferenceConfig(batch=2, seq=48, chunk=20),
+    "decode": InferenceConfig(phase="decode", batch=2, seq=100),
+    "paged": InferenceConfig(seq=48, paged=True, choices=KernelChoices("flash", "fused"), weights=False),
 }
 
 
@@ -120,7 +120,7 @@ def test_both_stacks_of_an_encoder_decoder_are_folded(way: str) -> None:
     holds_at_every_place(llmcalc.load("t5-v1.1-xl").model, replace(WAYS[way], source=30))
 
 
-def holds_at_every_place(spec: ModelSpec, inference: Inference) -> None:
+def holds_at_every_place(spec: ModelSpec, inference: InferenceConfig) -> None:
     stacks = layer_stacks(spec)
     assert all(loop.is_extrapolated for loop in stacks)
 
@@ -141,7 +141,7 @@ def holds_at_every_place(spec: ModelSpec, inference: Inference) -> None:
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gpt2", "mamba-130m", "gemma3-270m"])
 def test_decoding_alone_holds_what_it_holds_after_the_prompt(name: str) -> None:
-    spec, inference = llmcalc.load(name).model, Inference(seq=40)
+    spec, inference = llmcalc.load(name).model, InferenceConfig(seq=40)
     both, alone = replay_inference(spec, inference), replay_inference(spec, replace(inference, phase="decode"))
     assert {p: k.bytes for p, k in alone.peaks.items()} == {
         p: k.bytes for p, k in both.peaks.items() if p.phase == "decode"
@@ -153,7 +153,7 @@ def test_decoding_alone_holds_what_it_holds_after_the_prompt(name: str) -> None:
 
 def test_the_first_and_last_chunks_hold_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = llmcalc.load("smollm2-135m").model
-    for inference_config in (Inference("prefill", seq=61, chunk=6), Inference("prefill", seq=60, chunk=6)):
+    for inference_config in (InferenceConfig("prefill", seq=61, chunk=6), InferenceConfig("prefill", seq=60, chunk=6)):
         some = highest_pass(replay_inference(spec, inference_config))
         monkeypatch.setattr(inference, "MOST_CHUNKS", 100)
         every = highest_pass(replay_inference(spec, inference_config))
@@ -167,7 +167,8 @@ def test_the_first_and_last_chunks_hold_the_most(monkeypatch: pytest.MonkeyPatch
 def test_flash_attention_reads_pages_in_place() -> None:
     spec = llmcalc.load("smollm2-135m").model
     short, long = (
-        replay_inference(spec, Inference("decode", seq=seq, paged=True, choices=Choices("flash"))) for seq in (64, 4096)
+        replay_inference(spec, InferenceConfig("decode", seq=seq, paged=True, choices=KernelChoices("flash")))
+        for seq in (64, 4096)
     )
     assert (short.set_up, short.after, most(short, "decode")) == (long.set_up, long.after, most(long, "decode"))
     assert all(peak.kinds["cache"] == 0 for peak in long.peaks.values())
@@ -179,8 +180,8 @@ def test_eager_attention_copies_the_pages_that_it_reads() -> None:
     short, long = (
         max(
             peak.bytes
-            for place, peak in replay_inference(spec, Inference("decode", seq=seq, paged=True)).peaks.items()
-            if place == Place("decode", 5, "layers.self_attn")
+            for place, peak in replay_inference(spec, InferenceConfig("decode", seq=seq, paged=True)).peaks.items()
+            if place == AllocationPlace("decode", 5, "layers.self_attn")
         )
         for seq in (1024, 2048)
     )
@@ -190,10 +191,10 @@ def test_eager_attention_copies_the_pages_that_it_reads() -> None:
 
 def test_latents_of_a_paged_cache_are_read_in_place() -> None:
     latent = MLA.examples()[0].model_copy(update={"mla_use_nope": False, "position": Rope()})
-    spec, choices = around_a_model(latent), Choices("flash")
+    spec, choices = around_a_model(latent), KernelChoices("flash")
     pages, appended = (
         [
-            most(replay_inference(spec, Inference("decode", seq=n, paged=paged, choices=choices)), "decode")
+            most(replay_inference(spec, InferenceConfig("decode", seq=n, paged=paged, choices=choices)), "decode")
             for n in (8, 800)
         ]
         for paged in (True, False)
@@ -204,13 +205,15 @@ def test_latents_of_a_paged_cache_are_read_in_place() -> None:
 
 def test_weights_that_are_stored_in_another_way_do_not_count() -> None:
     spec = llmcalc.load("smollm2-135m").model
-    counted, not_counted = (replay_inference(spec, Inference(seq=32, weights=weights)) for weights in (True, False))
+    counted, not_counted = (
+        replay_inference(spec, InferenceConfig(seq=32, weights=weights)) for weights in (True, False)
+    )
     assert not_counted.set_up == 0
     assert counted.peak[1].bytes - not_counted.peak[1].bytes == counted.set_up
 
 
 def test_blocks_of_the_allocator_are_no_less() -> None:
-    spec, inference = llmcalc.load("smollm2-135m").model, Inference(batch=2, seq=100)
+    spec, inference = llmcalc.load("smollm2-135m").model, InferenceConfig(batch=2, seq=100)
     exact, blocks = (
         replay_inference(spec, inference),
         replay_inference(spec, inference, WitnessAllocator(), workspace=1 << 20),

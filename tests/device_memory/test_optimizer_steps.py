@@ -30,7 +30,7 @@ from llmcalc.device_memory.optimizers.step import OptimizedParameter
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Node
 from llmcalc.ops import Linear
-from llmcalc.simulator.autograd import Graph
+from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES, empty
 from llmcalc.workload.execution import OptimizerImplementation
@@ -130,7 +130,7 @@ def without_values(
     name: str, of: Iterable[Parameter], implementation: OptimizerImplementation | None = None, momentum: bool = False
 ) -> list[Step]:
     meter = Meter()
-    graph = Graph(meter)
+    graph = AutogradGraph(meter)
     trained = all_trained(meter, of)
     before, found = meter.now, []
     for _ in range(2):
@@ -231,7 +231,7 @@ def test_a_parameter_without_gradient_has_no_states_and_no_step() -> None:
         meter = Meter()
         trained = all_trained(meter, [Parameter((80, 80), "float32", True)] * 2)
         trained[0].gradient = None
-        run_step(Graph(meter), name, trained, momentum=True)
+        run_step(AutogradGraph(meter), name, trained, momentum=True)
         assert [len(one.states) > 0 for one in trained] == [False, True], name
 
 
@@ -358,7 +358,7 @@ def test_states_that_the_driver_pages_are_no_tensors_of_torchs_allocator() -> No
     of = [Parameter((1000, 100), "bfloat16", False), Parameter((64, 64), "bfloat16", False)]
     meter = Meter()
     trained, before = all_trained(meter, of), meter.now
-    run_step(Graph(meter), "paged-adamw-8bit", trained, pages_states=True)
+    run_step(AutogradGraph(meter), "paged-adamw-8bit", trained, pages_states=True)
     scales, maps = -(-100_000 // 256), 2 * 256 * 4
     assert meter.now - before == 2 * (4 * scales + 4096 + 4 * 16) + maps
 
@@ -372,7 +372,7 @@ def test_an_unknown_optimizer_is_refused() -> None:
     ):
         optimizer("shampoo")
     with pytest.raises(InputError, match=r"^--optimizer: 'shampoo' is not known"):
-        run_step(Graph(Meter()), "shampoo", [])
+        run_step(AutogradGraph(Meter()), "shampoo", [])
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_an_implementation_that_a_library_does_not_have_is_refused(
     name: str, implementation: Any, message: str
 ) -> None:
     with pytest.raises(InputError) as error:
-        run_step(Graph(Meter()), name, [], implementation)
+        run_step(AutogradGraph(Meter()), name, [], implementation)
     assert str(error.value) == message
 
 

@@ -10,7 +10,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.flow.program import Step, every_step
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.sources.presets import load_preset, model_names
 from tests.builders import with_other_causes
 from tests.contracts.test_parts import around_a_model
@@ -103,7 +103,7 @@ def test_sinks_are_saved_and_get_a_gradient() -> None:
     from llmcalc.components.mixers.attention import Attention
 
     plain, sunk = (
-        without_values(around_a_model(Attention(num_attention_heads=4, sinks=sinks)), choices=Choices("flash"))
+        without_values(around_a_model(Attention(num_attention_heads=4, sinks=sinks)), choices=KernelChoices("flash"))
         for sinks in (False, True)
     )
     assert sunk.saved == plain.saved

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcalc.components.layers.block import Block
-from llmcalc.device_memory.training import Training, TrainingRun
+from llmcalc.device_memory.training import TrainingConfig, TrainingRun
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.measure import default_dtype
 from tests.contracts.test_parts import around_a_model
@@ -25,7 +25,7 @@ class Step(NamedTuple):
     after: int
 
 
-def replayed(spec: ModelSpec, training: Training) -> Step:
+def replayed(spec: ModelSpec, training: TrainingConfig) -> Step:
     run = TrainingRun(spec, training)
     run.graph.adds_in_place = False
     run.set_up()
@@ -39,14 +39,14 @@ def replayed(spec: ModelSpec, training: Training) -> Step:
     return Step(**most, after=run.meter.now)
 
 
-def names(spec: ModelSpec, training: Training) -> list[str]:
+def names(spec: ModelSpec, training: TrainingConfig) -> list[str]:
     """The names of the parameters in the order in which a run makes them."""
     run = TrainingRun(spec, training)
     run.set_up()
     return [".".join(str(part) for part in key[1:]).replace("..", ".") for key, _ in run.lowering.parameters]
 
 
-def by_torch(spec: ModelSpec, training: Training) -> Step:
+def by_torch(spec: ModelSpec, training: TrainingConfig) -> Step:
     mode = Alive()
     with default_dtype(getattr(torch, training.dtype)), torch.device("meta"), mode:
         module: Any = spec.reference()
@@ -73,8 +73,10 @@ def by_torch(spec: ModelSpec, training: Training) -> Step:
     return Step(**found, after=mode.now)
 
 
-@pytest.mark.parametrize("training", [Training(batch=2, seq=7), Training(batch=1, seq=9, implementation="loop")])
+@pytest.mark.parametrize(
+    "training", [TrainingConfig(batch=2, seq=7), TrainingConfig(batch=1, seq=9, implementation="loop")]
+)
 @pytest.mark.parametrize("number", [0, 1, 2, 12])
-def test_a_step_holds_what_torch_holds(number: int, training: Training) -> None:
+def test_a_step_holds_what_torch_holds(number: int, training: TrainingConfig) -> None:
     spec = around_a_model(Block.examples()[number])
     assert replayed(spec, training) == by_torch(spec, training)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from llmcalc.device_memory.cuda_runtime import HOPPER, Runtime
+from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
 from llmcalc.device_memory.device_memory import TENSORS, DeviceMemory, device_memory, with_evidence
 from llmcalc.device_memory.evidence import evidence_of_run
-from llmcalc.device_memory.training import Training, record
+from llmcalc.device_memory.training import TrainingConfig, record
 from llmcalc.model import ModelSpec
 
 
-def training_memory(spec: ModelSpec, training: Training, runtime: Runtime = HOPPER) -> DeviceMemory:
+def training_memory(spec: ModelSpec, training: TrainingConfig, runtime: CudaRuntime = HOPPER) -> DeviceMemory:
     """Replays training. Raises `Unsupported` for a step of the model without kernels."""
     return device_memory(
         spec,

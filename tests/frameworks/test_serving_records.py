@@ -15,9 +15,9 @@ import llmcalc
 from llmcalc.costs.cache import kv
 from llmcalc.costs.params import params
 from llmcalc.device_memory import estimate
-from llmcalc.device_memory.cuda_runtime import WORKSPACE, Runtime
+from llmcalc.device_memory.cuda_runtime import WORKSPACE, CudaRuntime
 from llmcalc.device_memory.estimate import memory
-from llmcalc.device_memory.inference import Inference
+from llmcalc.device_memory.inference import InferenceConfig
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.inference_rank import inference_rank
 from llmcalc.frameworks.ranks import Cluster
@@ -65,9 +65,9 @@ def test_ranks_that_differ_in_their_number_of_layers_share_recorded_passes(layer
 
 
 RUNTIMES = (
-    Runtime(),
-    Runtime(workspace=WORKSPACE, context=384 << 20, gpu="V100-32GB", capability=70, multiprocessors=80),
-    Runtime(workspace=0, context=0, gpu="M3-ULTRA"),
+    CudaRuntime(),
+    CudaRuntime(workspace=WORKSPACE, context=384 << 20, gpu="V100-32GB", capability=70, multiprocessors=80),
+    CudaRuntime(workspace=0, context=0, gpu="M3-ULTRA"),
 )
 """An H100, a GPU with smaller workspaces and other kernels of sdpa, and an accelerator without workspaces."""
 
@@ -90,7 +90,7 @@ def test_accelerators_with_equal_kernels_share_recorded_passes(
     assert len(shared.memory._recordings) == recordings
 
 
-def by_torch(spec: ModelSpec, inference: Inference, layout: Layout, rank: int) -> Found:
+def by_torch(spec: ModelSpec, inference: InferenceConfig, layout: Layout, rank: int) -> Found:
     """The reference on one rank of a fake process group: set-up, a prefill and a decoding step."""
     dtype = getattr(torch, inference.dtype)
     with fake_rank(layout.coordinates(rank).tp, layout.tp):  # its tensor group alone: stages send nothing here
@@ -137,13 +137,13 @@ MODELS = {
 @compares(lambda name: under("torch", MODELS[name]))
 @pytest.mark.parametrize(("name", "rank"), [("llama3-8b", 0), *((name, 1) for name in MODELS)])
 def test_a_rank_holds_what_torch_holds(name: str, rank: int) -> None:
-    spec, inference, layout = MODELS[name], Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2)
+    spec, inference, layout = MODELS[name], InferenceConfig(batch=2, seq=6, dtype="float32"), Layout(tp=2)
     assert replayed(rank_model(spec, layout, rank), inference) == by_torch(spec, inference, layout, rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_a_rank_of_a_pipeline_holds_what_torch_holds(rank: int) -> None:
-    spec, inference, layout = tiny(), Inference(batch=2, seq=6, dtype="float32"), Layout(tp=2, pp=2)
+    spec, inference, layout = tiny(), InferenceConfig(batch=2, seq=6, dtype="float32"), Layout(tp=2, pp=2)
     assert replayed(rank_model(spec, layout, rank), inference) == by_torch(spec, inference, layout, rank)
 
 

@@ -21,9 +21,9 @@ from llmcalc.frameworks.fsdp2.torchtitan_file import SCHEDULES
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedules import (
     Action,
-    Costs,
     Deadlock,
     InFlight,
+    PassDurations,
     Pipeline,
     Timetable,
     check,
@@ -33,7 +33,7 @@ from llmcalc.parallel.schedules import (
 )
 
 
-def ran(micro_batches: int, costs: Costs | None = None, **layout: Any) -> Timetable:
+def ran(micro_batches: int, costs: PassDurations | None = None, **layout: Any) -> Timetable:
     return timetable(pipeline(Layout(**layout), micro_batches), costs)
 
 
@@ -113,7 +113,7 @@ def test_zb_h1_keeps_what_1f1b_keeps_and_waits_a_third(p: int, m: int) -> None:
     assert found.idle * 3 == pytest.approx(plain.idle)
     held = [found.pipeline.peak_in_flight(rank)[1] for rank in range(p)]
     assert held == [InFlight((p - rank,), (rank,)) for rank in range(p)]  # later workers keep weights' inputs alone
-    uneven = ran(m, Costs(4, 3, 2), pp=p, schedule="zb-h1")  # W < B < F
+    uneven = ran(m, PassDurations(4, 3, 2), pp=p, schedule="zb-h1")  # W < B < F
     assert uneven.idle == pytest.approx((p - 1) * (4 + 3 - 2))
     assert found.sends == plain.sends
 
@@ -126,7 +126,7 @@ def test_dualpipe_as_its_readme_has_it(p: int, m: int) -> None:
     assert pipeline(Layout(pp=p), m).copies() == 1
     assert most(found.pipeline) == [p + 1] * p
     assert found.idle == pytest.approx((p // 2 - 1) * ((1 + 2) + 2 - 3 * 1))
-    faster = ran(m, Costs(4, 4, 4, overlapped=9), pp=p, schedule="dualpipe")  # F&B of 9 in place of 4 + 8
+    faster = ran(m, PassDurations(4, 4, 4, overlapped=9), pp=p, schedule="dualpipe")  # F&B of 9 in place of 4 + 8
     idle = max(faster.time - faster.busy(rank) for rank in range(p))  # the middle ranks; the others have fewer pairs
     assert idle == pytest.approx((p // 2 - 1) * (9 + 8 - 3 * 4))
 
@@ -247,7 +247,7 @@ def test_torchtitans_names_are_torchs_schedules() -> None:
 def runs(draw: st.DrawFn) -> Timetable:
     """A timetable of any schedule, of any size and costs."""
     schedule = draw(st.sampled_from(("1f1b", "interleaved", "zb-h1", "dualpipe")))
-    costs = Costs(*draw(st.tuples(*[st.integers(1, 5)] * 3)), draw(st.integers(0, 2)))
+    costs = PassDurations(*draw(st.tuples(*[st.integers(1, 5)] * 3)), draw(st.integers(0, 2)))
     group, v = None, 1
     if schedule == "dualpipe":
         p = 2 * draw(st.integers(1, 5))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.schedules import Costs, pipeline, timetable
+from llmcalc.parallel.schedules import PassDurations, pipeline, timetable
 from llmcalc.plots.figure import figure_bytes
 from llmcalc.plots.schedule import plot_schedule as picture
 from llmcalc.reports import palette
@@ -69,7 +69,7 @@ def test_passes_differ_without_colour() -> None:
 def test_the_terminal_shows_what_runs_and_when(name: str, columns: int) -> None:
     """Every pass that is drawn with its name stands at its time, and no line is too long."""
     layout, micro_batches = SCHEDULES[name]
-    found = timetable(pipeline(layout, micro_batches), Costs(2, 1, 1) if name == "zb-h1" else None)
+    found = timetable(pipeline(layout, micro_batches), PassDurations(2, 1, 1) if name == "zb-h1" else None)
     answer = report(layout, found, columns)
     out = StringIO()
     render(answer, out, columns)

@@ -13,7 +13,7 @@ from llmcalc.plots import breakdown, roofline, servers
 from llmcalc.plots.figure import figure_bytes
 from llmcalc.reports.seconds import FACTORS, unit_of
 from llmcalc.reports.serve import layout_text
-from llmcalc.studies.server import Limits
+from llmcalc.studies.server import LatencyLimits
 
 pytest.importorskip("matplotlib")
 
@@ -125,7 +125,7 @@ def test_the_front_and_the_load_are_those_of_the_answer() -> None:
 def test_without_a_server_that_keeps_the_limits_the_best_one_is_drawn() -> None:
     answer = llmcalc.serve("llama3-8b", **SERVED, devices=1, tpot="1ms").result
     assert answer.chosen is None
-    figure = servers.plot_servers("title", "aside", answer, Limits(tpot=1e-3))
+    figure = servers.plot_servers("title", "aside", answer, LatencyLimits(tpot=1e-3))
     assert servers.shown_server_index(answer) == answer.front[-1][0]
     assert not any("chosen" in str(line.get_label()) for line in figure.axes[0].lines)
 

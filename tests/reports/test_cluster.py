@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.device_memory.cuda_runtime import Runtime
+from llmcalc.device_memory.cuda_runtime import CudaRuntime
 from llmcalc.frameworks.ranks import Cluster, RankMemory
 
 SMALL = "qwen3-0.6b?num_hidden_layers=4"
@@ -46,7 +46,7 @@ def test_a_rank_that_allocates_most_and_needs_less_is_told(run: Any, monkeypatch
     """Of two ranks the second allocates a GiB more, and has 2 GiB less of free blocks."""
     on = Cluster.memory_of_ranks
 
-    def uneven(cluster: Cluster, runtime: Runtime) -> tuple[RankMemory, ...]:
+    def uneven(cluster: Cluster, runtime: CudaRuntime) -> tuple[RankMemory, ...]:
         first, *_ = on(cluster, runtime)
         most = replace(
             first.device,

@@ -136,7 +136,7 @@ def test_rows_around_the_centre_stay_and_a_table_without_room_is_not_shown() -> 
     ],
 )
 def test_a_part_that_is_small_beside_its_column_has_a_unit_of_its_own(
-    scale: units.Scale, value: float, shown: str
+    scale: units.UnitScale, value: float, shown: str
 ) -> None:
     """Parts below 0.005 of a column's unit were `<0.01`, however much smaller they were."""
     assert scale.write(value) == shown

@@ -10,8 +10,8 @@ import torch
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.autograd import Graph, backward, saved_storages
-from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.simulator.autograd import AutogradGraph, backward, saved_storages
+from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.eager import Eager
 from llmcalc.simulator.tensor import DTYPES, INT64, Dtype, Tensor, empty
@@ -43,7 +43,7 @@ class Logged(Meter):
         if self.log is not None:
             self.log.append(f"-{block.bytes:>12,} {self.now - self.base:>12,}")
 
-    graph: Graph
+    graph: AutogradGraph
 
 
 def without_values(
@@ -54,7 +54,7 @@ def without_values(
     recompute: Recompute = NONE,
     autocast: bool = False,
     include: frozenset[str] = frozenset(),
-    choices: Choices = EAGER,
+    choices: KernelChoices = EAGER,
     adapters: Adapters | None = None,
     dtype: str = "bfloat16",
     adds_in_place: bool = False,
@@ -65,10 +65,10 @@ def without_values(
     """The bytes of a forward and a backward pass, by the eager profile. Raises `Unsupported`.
 
     adds_in_place: whether gradients may be added in place; torch never does under a dispatch mode, as in `by_torch`.
-    on_sum: as of `Graph`.
+    on_sum: as of `AutogradGraph`.
     """
     program, meter = spec.program(), Logged()
-    graph = meter.graph = Graph(meter)
+    graph = meter.graph = AutogradGraph(meter)
     graph.adds_in_place, graph.on_sum = adds_in_place, on_sum
     run = Eager(
         graph,
@@ -118,7 +118,7 @@ def by_torch(
     recompute: Recompute = NONE,
     autocast: bool = False,
     include: frozenset[str] = frozenset(),
-    choices: Choices = EAGER,
+    choices: KernelChoices = EAGER,
     adapters: Adapters | None = None,
     device: str = "",
     dtype: str = "bfloat16",
@@ -145,7 +145,7 @@ def by_torch(
         return measured(run, outside, log, device, measures_saved=recompute is NONE)
 
 
-def device_of(choices: Choices) -> str:
+def device_of(choices: KernelChoices) -> str:
     """Where the reference runs with these kernels."""
     of_gpu = choices.attention == "flash" or (choices.attention == "sdpa" and choices.capability > 0)
     return "meta" if of_gpu or choices.norm == "fused" else "cpu"
@@ -170,7 +170,7 @@ def result(
     module: Any,
     ids: torch.Tensor,
     source: torch.Tensor | None,
-    choices: Choices = EAGER,
+    choices: KernelChoices = EAGER,
     include: frozenset[str] = frozenset(),
 ) -> torch.Tensor:
     """The loss; of a model without a language-model head, its output."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.autograd import Graph
-from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.simulator.autograd import AutogradGraph
+from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.simulator.profiles.eager import Eager
 from llmcalc.simulator.tensor import DTYPES, INT64, empty
 from llmcalc.witnesses import variants
@@ -62,11 +62,11 @@ def without_values(
     passes: Sequence[int] = ONE_PROMPT,
     log: list[str] | None = None,
     mla: LatentForm = "auto",
-    choices: Choices = EAGER,
+    choices: KernelChoices = EAGER,
 ) -> list[Pass]:
     """What each pass holds, by the eager profile. Raises `Unsupported`."""
     program, meter = spec.program(), Logged()
-    graph = meter.graph = Graph(meter)
+    graph = meter.graph = AutogradGraph(meter)
     graph.enabled = False
     lines: list[str] = []
     past, found, execution = 0, list[Pass](), Execution(mla=mla)
@@ -102,7 +102,7 @@ def by_torch(
     passes: Sequence[int] = ONE_PROMPT,
     log: list[str] | None = None,
     mla: LatentForm = "auto",
-    choices: Choices = EAGER,
+    choices: KernelChoices = EAGER,
 ) -> list[Pass]:
     """What each pass of the reference holds on meta."""
     with default_dtype(torch.bfloat16), torch.device("meta"):

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.cpu_events import BACKWARD, FORWARD, CpuEvents, read_events
 from llmcalc.witnesses.measure import default_dtype
@@ -28,7 +28,7 @@ class Seen(CpuEvents):
 
 def seen(
     spec: ModelSpec,
-    choices: Choices = EAGER,
+    choices: KernelChoices = EAGER,
     dtype: str = "float32",
     batch: int = 2,
     seq: int = 7,

@@ -14,12 +14,12 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.costs.adapters import LowRank
-from llmcalc.device_memory.training import Training, replay
+from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.autograd import Graph
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.autograd import AutogradGraph
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.offload import STASH, Offload
@@ -86,10 +86,10 @@ def test_recurrent_kernels_run_under_autocast_where_weights_have_its_format() ->
     """Autocast casts no weight in bf16; weights in float32 beside bf16 activations are refused."""
     model = llmcalc.load("qwen3.5-0.8b?decoder.num_hidden_layers=4").model
     adapters = Adapters(4, frozenset({"q_proj", "k_proj"}))
-    run = Training(1, 64, autocast=True, adapters=adapters)
+    run = TrainingConfig(1, 64, autocast=True, adapters=adapters)
     assert replay(model, run).after > 0
     with pytest.raises(Unsupported, match="no published kernels under autocast"):
-        replay(model, Training(1, 64, autocast=True, dtype="float32", adapters=adapters))
+        replay(model, TrainingConfig(1, 64, autocast=True, dtype="float32", adapters=adapters))
 
 
 def test_the_closed_form_of_magnitudes_is_what_a_replay_allocates() -> None:
@@ -133,11 +133,11 @@ def test_trained_copies_beside_frozen_originals(number: int, monkeypatch: pytest
     assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
 
 
-@compares(lambda number: of_run(spec(number), Choices(cross_entropy="split")))
+@compares(lambda number: of_run(spec(number), KernelChoices(cross_entropy="split")))
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize("number", [0, 2])
 def test_the_loss_chunk_by_chunk(number: int, chunk: int | None) -> None:
-    choices = Choices(cross_entropy="split", loss_chunk=chunk)
+    choices = KernelChoices(cross_entropy="split", loss_chunk=chunk)
     assert without_values(spec(number), choices=choices) == by_torch(spec(number), choices=choices)
 
 
@@ -155,7 +155,7 @@ LITGPT = {
 def test_a_layer_keeps_what_litgpt_keeps(name: str) -> None:
     """Equal; but that its RMSNorm keeps the reciprocal of a root in bf16, and here it is in fp32: 2 bytes per row."""
     how = Adapters(8, frozenset({"q_proj", "v_proj"}), dropout=True, dtype=BFLOAT16, library="litgpt")
-    choices = Choices("flash", "fused", cross_entropy="split", loss_chunk=128, gelu_by_steps=False)
+    choices = KernelChoices("flash", "fused", cross_entropy="split", loss_chunk=128, gelu_by_steps=False)
     few, more = (
         without_values(llmcalc.load(name, num_hidden_layers=n).model, 1, 1044, choices=choices, adapters=how).saved
         for n in (1, 2)
@@ -164,11 +164,11 @@ def test_a_layer_keeps_what_litgpt_keeps(name: str) -> None:
 
 
 def test_one_product_has_one_adapter() -> None:
-    together = Choices(fused_qkv=True)
+    together = KernelChoices(fused_qkv=True)
     how = Adapters(3, frozenset({"q_proj", "v_proj"}))
     with pytest.raises(Unsupported, match="one product has one adapter; expected all of q_proj, k_proj, v_proj"):
         without_values(spec(2), choices=together, adapters=how)
-    apart, one = (without_values(spec(2), choices=choices) for choices in (Choices(), together))
+    apart, one = (without_values(spec(2), choices=choices) for choices in (KernelChoices(), together))
     assert one.after == apart.after  # the same gradients
 
 
@@ -196,7 +196,7 @@ def test_a_quantised_head_is_stored_in_4_bits() -> None:
     model = spec(2)
     h = model.hidden_size
     usual, narrow = (
-        replay(model, Training(2, 7, adapters=Adapters(3, ALL, base="nf4", quantized_head=head))).set_up
+        replay(model, TrainingConfig(2, 7, adapters=Adapters(3, ALL, base="nf4", quantized_head=head))).set_up
         for head in (False, True)
     )
     weights = model.vocab_size * h
@@ -212,12 +212,12 @@ def test_experts_in_4_bits_are_decoded_whole_and_kept_for_the_backward_pass() ->
     usual, narrow = (
         Adapters(3, frozenset({"k_proj"}), base="nf4", quantized_experts=is_quantized) for is_quantized in (False, True)
     )
-    set_up = [replay(model, Training(2, 7, adapters=adapters)).set_up for adapters in (usual, narrow)]
+    set_up = [replay(model, TrainingConfig(2, 7, adapters=adapters)).set_up for adapters in (usual, narrow)]
     assert set_up[0] - set_up[1] == layers * 3 * (2 * matrix - (matrix // 2 + 4 * matrix // 64 + 64))
     kept = [without_values(model, adapters=adapters).live for adapters in (usual, narrow)]
     assert kept[1] - kept[0] == layers * 3 * 2 * matrix
     with pytest.raises(Unsupported, match="experts in 8 bits"):
-        replay(model, Training(2, 7, adapters=Adapters(3, ALL, base="int8", quantized_experts=True)))
+        replay(model, TrainingConfig(2, 7, adapters=Adapters(3, ALL, base="int8", quantized_experts=True)))
 
 
 def test_the_closed_form_of_experts_in_4_bits() -> None:
@@ -242,7 +242,7 @@ def test_a_router_beside_weights_in_4_bits_keeps_its_format(in_float32: bool) ->
         router = LinearRouter(float32_product=in_float32)
         model = around_a_model(MoE(num_experts=experts, num_experts_per_tok=2, expert=expert, router=router))
         plain, narrow = (
-            replay(model, Training(2, 7, adapters=Adapters(3, frozenset({"k_proj"}), base=base))).set_up
+            replay(model, TrainingConfig(2, 7, adapters=Adapters(3, frozenset({"k_proj"}), base=base))).set_up
             for base in ("none", "nf4")
         )
         weights, stored = LowRank(3, frozenset({"k_proj"}), base="nf4").quantized_base(model.tree())
@@ -281,7 +281,7 @@ def test_an_answer_names_the_adapters_of_experts_that_it_leaves_out() -> None:
 def test_offloaded_tensors_leave_the_device() -> None:
     """Of ten saved tensors the last five stay until the first is needed again; a small one stays as it is."""
     meter = Meter()
-    graph = Graph(meter)
+    graph = AutogradGraph(meter)
     offload = Offload(graph)
     saved = [offload.pack(graph.new_tensor((1024,), BFLOAT16)) for _ in range(10)]
     assert meter.now == STASH * 2048
@@ -297,7 +297,9 @@ def test_offloading_moves_the_inputs_of_checkpointed_layers() -> None:
     model = llmcalc.load("llama3.2-1b", vocab_size=64).model
     here, away = (
         max(peak.bytes for place, peak in found.peaks.items() if place.phase == "forward")
-        for found in (replay(model, Training(2, 512, recompute=MODES["full"], offload=move)) for move in (False, True))
+        for found in (
+            replay(model, TrainingConfig(2, 512, recompute=MODES["full"], offload=move)) for move in (False, True)
+        )
     )
     assert here - away >= (16 - STASH) * 2 * 2 * 512 * model.hidden_size
 
@@ -305,7 +307,8 @@ def test_offloading_moves_the_inputs_of_checkpointed_layers() -> None:
 def test_an_update_in_the_backward_pass_keeps_one_gradient_at_a_time() -> None:
     model = llmcalc.load("llama3.2-1b", num_hidden_layers=4).model
     after, inside = (
-        replay(model, Training(1, 16, implementation="fused", optimizer_in_backward=early)) for early in (False, True)
+        replay(model, TrainingConfig(1, 16, implementation="fused", optimizer_in_backward=early))
+        for early in (False, True)
     )
     assert after.after == inside.after
     assert {place.phase for place in inside.peaks} == {"forward", "backward"}
@@ -321,7 +324,10 @@ def test_compiled_layers_compute_a_gated_activation_again() -> None:
     assert model.decoder is not None
     eager, compiled = (
         without_values(model, choices=choices).saved
-        for choices in (Choices(norm="fused", cross_entropy="fused"), Choices(compiled=True, cross_entropy="fused"))
+        for choices in (
+            KernelChoices(norm="fused", cross_entropy="fused"),
+            KernelChoices(compiled=True, cross_entropy="fused"),
+        )
     )
     assert eager - compiled == model.decoder.num_hidden_layers * BATCH * TOKENS * 24 * 2
 
@@ -330,7 +336,7 @@ def test_compiled_layers_compute_a_gated_activation_again() -> None:
 def test_adamw_before_torch_2_1_makes_two_temporaries(version: str, copies: int) -> None:
     """pytorch#104898: the denominators were a second copy beside the square roots."""
     model = spec(2)
-    found = replay(model, Training(2, 7, torch=version))
+    found = replay(model, TrainingConfig(2, 7, torch=version))
     held = found.after + 2 * llmcalc.params(model).total  # the gradients
     (step,) = [peak.bytes for place, peak in found.peaks.items() if place.phase == "step"]
     assert step == held + copies * 2 * llmcalc.params(model).total

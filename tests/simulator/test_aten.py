@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from llmcalc.simulator.aten import Aten
-from llmcalc.simulator.autograd import Graph, backward, saved_storages
+from llmcalc.simulator.autograd import AutogradGraph, backward, saved_storages
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES, Tensor, empty
 from tests.samples import in_one_test
@@ -279,7 +279,7 @@ CASES: dict[str, Case] = {
 
 def ours(case: Case) -> Held:
     meter = Meter()
-    graph = Graph(meter)
+    graph = AutogradGraph(meter)
     graph.adds_in_place = False  # under a dispatch mode torch never does
     meter.kind = "weights"
     inputs = [

@@ -6,7 +6,7 @@ import pytest
 
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.frame import Unsupported
 from llmcalc.workload.recompute import MODES
 from tests.contracts.test_parts import around_a_model
@@ -53,7 +53,7 @@ SELECTING = [
 def test_keys_are_selected_from_the_mask_of_visible_keys(name: str) -> None:
     """Also where plain attention adds the mask of the classes of transformers, [batch, 1, queries, keys]."""
     spec = around_a_model(EXAMPLES[name])
-    as_class = without_values(spec, batch=3, choices=Choices(like_classes=True))
+    as_class = without_values(spec, batch=3, choices=KernelChoices(like_classes=True))
     assert as_class == without_values(spec, batch=3)
 
 

@@ -10,7 +10,7 @@ import torch
 from llmcalc.components.layers.block import Block
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.witnesses import variants
 from llmcalc.workload.recompute import MODES, NONE, OF_TRAINERS, Recompute, recompute_of
@@ -96,7 +96,7 @@ def test_it_reads_the_same_state_again(mode: str) -> None:
 def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> None:
     """Its output and what its backward pass reads, beside matrix products."""
     spec, how = deep(around_a_model(examples()[name]), 3), recompute_of("attention+matmuls")
-    choices = Choices("flash")
+    choices = KernelChoices("flash")
     held = without_values(spec, recompute=how, choices=choices)
     assert held == by_torch(spec, recompute=how, choices=choices)
     products = Recompute(layers=True, saved_operations=how.saved_operations - {"flash_attention"})

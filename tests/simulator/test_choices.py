@@ -12,7 +12,7 @@ from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.flow.program import every_step
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.evidence import kernels_of
 from llmcalc.simulator.lowering import Unsupported
 from tests.comparisons import compares, of_run
@@ -39,31 +39,31 @@ def spec(number: int) -> ModelSpec:
     return around_a_model(Block.examples()[number])
 
 
-@compares(lambda kind, number: of_run(spec(number), Choices(attention=kind)))
+@compares(lambda kind, number: of_run(spec(number), KernelChoices(attention=kind)))
 @pytest.mark.parametrize("number", [0, 1, 2, 12, 13])
 @pytest.mark.parametrize("kind", ["flash", "sdpa-math"])
 def test_attention_holds_what_torch_holds(kind: Any, number: int) -> None:
-    choices = Choices(attention=kind)
+    choices = KernelChoices(attention=kind)
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(spec(number), log=ours, choices=choices)
     assert held == by_torch(spec(number), log=theirs, choices=choices), "\n".join([*ours, "=====", *theirs])
 
 
-@compares(lambda number: of_run(spec(number), Choices(norm="fused")))
+@compares(lambda number: of_run(spec(number), KernelChoices(norm="fused")))
 @pytest.mark.parametrize("number", [1, 12, 13])
 def test_a_fused_norm_holds_what_torch_holds(number: int) -> None:
     ours: list[str] = []
     theirs: list[str] = []
-    held = without_values(spec(number), log=ours, choices=Choices(norm="fused"))
-    assert held == by_torch(spec(number), log=theirs, choices=Choices(norm="fused")), "\n".join(
+    held = without_values(spec(number), log=ours, choices=KernelChoices(norm="fused"))
+    assert held == by_torch(spec(number), log=theirs, choices=KernelChoices(norm="fused")), "\n".join(
         [*ours, "=====", *theirs]
     )
 
 
 def test_on_a_gpu_flash_attention_takes_more_in_the_backward_pass_alone() -> None:
     wide = around_a_model(Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=96))
-    meta, gpu = (without_values(wide, choices=Choices("flash", multiprocessors=number)) for number in (0, 132))
+    meta, gpu = (without_values(wide, choices=KernelChoices("flash", multiprocessors=number)) for number in (0, 132))
     assert (meta.saved, meta.live, meta.forward, meta.after) == (gpu.saved, gpu.live, gpu.forward, gpu.after)
     assert meta.backward < gpu.backward
 
@@ -73,23 +73,23 @@ def wide_vocabulary() -> ModelSpec:
     return spec(9).model_copy(update={"vocab_size": 4096})
 
 
-@compares(lambda loss, divides: of_run(wide_vocabulary(), Choices(cross_entropy=loss, divides_logits=divides)))
+@compares(lambda loss, divides: of_run(wide_vocabulary(), KernelChoices(cross_entropy=loss, divides_logits=divides)))
 @pytest.mark.parametrize("divides", [False, True])
 @pytest.mark.parametrize("loss", ["eager", "fused", "flash", "flash-in-place"])
 def test_losses_of_logits_hold_what_torch_holds(loss: Any, divides: bool) -> None:
-    run: dict[str, Any] = {"batch": 1, "seq": 256, "choices": Choices(cross_entropy=loss, divides_logits=divides)}
+    run: dict[str, Any] = {"batch": 1, "seq": 256, "choices": KernelChoices(cross_entropy=loss, divides_logits=divides)}
     ours: list[str] = []
     theirs: list[str] = []
     quantities = without_values(wide_vocabulary(), log=ours, **run)
     assert quantities == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
 
 
-@compares(lambda logits, kept, batch: of_run(wide_vocabulary(), Choices(cross_entropy="selective")))
+@compares(lambda logits, kept, batch: of_run(wide_vocabulary(), KernelChoices(cross_entropy="selective")))
 @pytest.mark.parametrize("logits", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kept", [None, 100])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_log_probabilities_hold_what_torch_holds(logits: Any, kept: int | None, batch: int) -> None:
-    choices = Choices(cross_entropy="selective", logits_dtype=logits, logits_to_keep=kept)
+    choices = KernelChoices(cross_entropy="selective", logits_dtype=logits, logits_to_keep=kept)
     run: dict[str, Any] = {"batch": batch, "seq": 192, "choices": choices}
     ours: list[str] = []
     theirs: list[str] = []
@@ -97,7 +97,7 @@ def test_log_probabilities_hold_what_torch_holds(logits: Any, kept: int | None, 
     assert quantities == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
 
 
-@compares(lambda **_: of_run(wide_vocabulary(), Choices(cross_entropy="selective-chunked")))
+@compares(lambda **_: of_run(wide_vocabulary(), KernelChoices(cross_entropy="selective-chunked")))
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize(("kept", "batch", "vocabulary"), [(None, 1, 4096), (100, 3, 9000), (2100, 1, 5000)])
 def test_log_probabilities_in_chunks_hold_what_torch_holds(
@@ -105,7 +105,9 @@ def test_log_probabilities_in_chunks_hold_what_torch_holds(
 ) -> None:
     wide = wide_vocabulary().model_copy(update={"vocab_size": vocabulary})
     tokens = max(192, (kept or 0) + 20)
-    choices = Choices("eager" if tokens == 192 else "flash", cross_entropy="selective-chunked", logits_to_keep=kept)
+    choices = KernelChoices(
+        "eager" if tokens == 192 else "flash", cross_entropy="selective-chunked", logits_to_keep=kept
+    )
     run: dict[str, Any] = {"batch": batch, "seq": tokens, "choices": choices, "autocast": autocast and tokens == 192}
     ours: list[str] = []
     theirs: list[str] = []
@@ -116,7 +118,7 @@ def test_log_probabilities_in_chunks_hold_what_torch_holds(
 def test_a_loss_in_chunks_never_has_all_logits() -> None:
     """The vocabulary is 50 and the hidden size 24: three chunks of 8 tokens in the place of 16."""
     whole, over, chunked = (
-        without_values(spec(0), batch=2, seq=8, choices=Choices(cross_entropy=how))
+        without_values(spec(0), batch=2, seq=8, choices=KernelChoices(cross_entropy=how))
         for how in ("eager", "fused", "chunked")
     )
     logits = 2 * 8 * 50
@@ -128,7 +130,7 @@ def test_a_loss_in_chunks_never_has_all_logits() -> None:
 def test_chunks_need_less_where_tokens_are_many() -> None:
     wide = wide_vocabulary()
     over, chunked = (
-        without_values(wide, batch=1, seq=512, choices=Choices("flash", cross_entropy=how))
+        without_values(wide, batch=1, seq=512, choices=KernelChoices("flash", cross_entropy=how))
         for how in ("fused", "chunked")
     )
     assert chunked.forward < over.forward
@@ -141,4 +143,4 @@ def test_what_cannot_be_fused_is_refused() -> None:
         with pytest.raises(
             Unsupported, match=rf"layers\.self_attn\.core: --attn-implementation {kind} takes no bias, no sinks"
         ):
-            without_values(refused, choices=Choices(kind))  # type: ignore[arg-type]
+            without_values(refused, choices=KernelChoices(kind))  # type: ignore[arg-type]

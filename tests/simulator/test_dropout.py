@@ -14,7 +14,7 @@ from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT16
 from llmcalc.workload.recompute import recompute_of
@@ -25,8 +25,8 @@ from tests.simulator.models import by_torch, without_values
 EVERYWHERE = Dropout(**dict.fromkeys(Dropout.model_fields, 0.1))
 KERNELS = {
     "eager": EAGER,
-    "flash": Choices("flash"),
-    "sdpa": Choices("sdpa", capability=80),
+    "flash": KernelChoices("flash"),
+    "sdpa": KernelChoices("sdpa", capability=80),
 }
 PARTS: tuple[Any, ...] = (
     *Block.examples(),
@@ -41,7 +41,7 @@ def spec(number: int) -> ModelSpec:
     return around_a_model(PARTS[number]).model_copy(update={"dropout": EVERYWHERE})
 
 
-def check_like_torch(number: int, choices: Choices, **settings: Any) -> None:
+def check_like_torch(number: int, choices: KernelChoices, **settings: Any) -> None:
     """Compares a model with dropout everywhere with torch, moment by moment."""
     ours: list[str] = []
     theirs: list[str] = []

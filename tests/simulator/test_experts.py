@@ -13,7 +13,7 @@ from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import IdentityExperts, Latent, MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import Unsupported
 from tests.contracts.test_parts import decoder
 from tests.simulator.models import by_torch, without_values
@@ -100,7 +100,7 @@ def test_slices_of_experts_have_gradients_of_all_experts() -> None:
         without_values(
             decoder(feed_forward=MoE(num_experts=64, num_experts_per_tok=2, expert=expert, expert_loop=True, **fields)),
             seq=1,
-            choices=Choices(like_classes=True),
+            choices=KernelChoices(like_classes=True),
         )
         for fields in ({}, {"sliced_experts": True})
     )

@@ -16,7 +16,7 @@ from torch import nn
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses import variants
 from llmcalc.workload.fake_quantization import FakeQuantization
@@ -109,7 +109,7 @@ def rounds_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's run has the modules above, in place of all linear layers or of those below adapters."""
     use_kernels = variants.use_kernels
 
-    def replaced(module: Any, choices: Choices, recompute: Any, adapters: Any, device: str) -> None:
+    def replaced(module: Any, choices: KernelChoices, recompute: Any, adapters: Any, device: str) -> None:
         scheme = choices.fake_quantization
         assert scheme is not None
         use_kernels(module, replace(choices, fake_quantization=None), recompute, adapters, device)
@@ -145,7 +145,7 @@ ADAPTERS = Adapters(3, ALL, dropout=True, dtype=BFLOAT16, library="torchtune")
 def test_bytes_equal_those_of_torch(
     number: int, group_size: int, dtype: str, cross_entropy: Any, adapters: Adapters | None
 ) -> None:
-    choices = Choices(cross_entropy=cross_entropy, fake_quantization=FakeQuantization(group_size))
+    choices = KernelChoices(cross_entropy=cross_entropy, fake_quantization=FakeQuantization(group_size))
     with_rounding, plain = (
         models.without_values(spec(number), choices=run, dtype=dtype, adapters=adapters)
         for run in (choices, replace(choices, fake_quantization=None))

@@ -14,7 +14,7 @@ from llmcalc.components.mixers.compressed import CompressedAttention
 from llmcalc.costs.cache import kv
 from llmcalc.flow.program import every_step
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.workload.execution import LatentForm
 from tests.builders import family_shapes, spec_of, verbs_of
@@ -68,7 +68,7 @@ def compared(
     passes: Sequence[int],
     only_last: bool = False,
     mla: LatentForm = "auto",
-    choices: Choices = EAGER,
+    choices: KernelChoices = EAGER,
 ) -> list[Pass]:
     """The passes, after a comparison with torch. only_last: of the earlier passes, only what they cache."""
     passes = passes if spec.kind != "encoder" else passes[:1]
@@ -160,15 +160,15 @@ def test_a_form_of_latent_attention_holds_what_torch_holds(name: str, form: Any)
 @pytest.mark.parametrize("name", ["Attention-4", "Block-1", "Block-15"])
 @pytest.mark.parametrize(
     "choices",
-    [Choices("flash"), Choices("sdpa-math"), Choices(norm="fused")],
+    [KernelChoices("flash"), KernelChoices("sdpa-math"), KernelChoices(norm="fused")],
     ids=["flash", "sdpa-math", "norm"],
 )
-def test_other_kernels_hold_what_torch_holds(name: str, choices: Choices) -> None:
+def test_other_kernels_hold_what_torch_holds(name: str, choices: KernelChoices) -> None:
     compared(around_a_model(EXAMPLES[name]), CHUNKS, choices=choices)
 
 
 def test_sdpa_math_copies_one_latent_for_each_head() -> None:
-    compared(around_a_model(EXAMPLES["MLA-0"]), CHUNKS, choices=Choices("sdpa-math"))
+    compared(around_a_model(EXAMPLES["MLA-0"]), CHUNKS, choices=KernelChoices("sdpa-math"))
 
 
 def test_training_on_less_than_an_entry() -> None:

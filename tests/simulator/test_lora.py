@@ -10,7 +10,7 @@ import pytest
 import llmcalc
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.device_memory.training import Training, replay
+from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.frame import Unsupported
@@ -52,7 +52,7 @@ def test_a_linear_layer_that_does_not_run_has_an_adapter_too() -> None:
     """Longformer's projection of global tokens, from the hidden size to 4 heads of 8: peft selects it by its name."""
     model = around_a_model(Attention(num_attention_heads=4, head_dim=8, idle_projections=("q_global_proj",)))
     of_one, of_both = (
-        replay(model, Training(batch=1, seq=8, adapters=Adapters(4, frozenset(names)))).set_up
+        replay(model, TrainingConfig(batch=1, seq=8, adapters=Adapters(4, frozenset(names)))).set_up
         for names in (["q_proj"], ["q_proj", "q_global_proj"])
     )
     layers = sum(stack.num_hidden_layers for _, stack in model.stacks())
@@ -91,8 +91,8 @@ def test_a_mamba_layer_of_jamba_calls_its_projection_of_steps_where_weights_are_
     jamba = llmcalc.load("jamba-v0.1?num_hidden_layers=2").model
     stored = {}
     for base in ("none", "nf4"):
-        run = Training(batch=1, seq=64, adapters=Adapters(4, frozenset({"in_proj"}), base=base))  # type: ignore[arg-type]
+        run = TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"in_proj"}), base=base))  # type: ignore[arg-type]
         stored[base] = replay(jamba, run).after
     assert stored["nf4"] < stored["none"]
     with pytest.raises(Unsupported, match="reads this weight itself; expected no adapter"):
-        replay(jamba, Training(batch=1, seq=64, adapters=Adapters(4, frozenset({"dt_proj"}))))
+        replay(jamba, TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"dt_proj"}))))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.simulator.caching_allocator import CachingAllocator, allocation, release
+from llmcalc.simulator.caching_allocator import CachingAllocator, encode_allocation, encode_release
 from tests.simulator.allocator_witness import Block, Handle, Pool, WitnessAllocator
 
 EVENTS = Path(__file__).parents[1] / "data" / "gpu" / "h100" / "allocator.jsonl.gz"
@@ -63,9 +63,9 @@ def test_segments_are_reserved_as_torch_reserved_them(run: int) -> None:
         if event == "S":
             reserved += bytes
         elif event == "+":
-            allocator.play([allocation(count, bytes)], count + 1)
+            allocator.play([encode_allocation(count, bytes)], count + 1)
             numbers[address], count = count, count + 1
             assert allocator.reserved == reserved
         elif address in numbers:
-            allocator.play([release(numbers.pop(address))], count)
+            allocator.play([encode_release(numbers.pop(address))], count)
     assert allocator.reserved == runs()[run]["reserved_bytes"]

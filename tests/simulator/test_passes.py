@@ -15,9 +15,15 @@ from llmcalc.frameworks.megatron import rank_memory as answer
 from llmcalc.frameworks.ranks import Cluster, RankMemory
 from llmcalc.frameworks.torch import pipeline_replay as rehearsal
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.caching_allocator import CachingAllocator, LatestRun, PrefixCache, RequestedBytes, allocation
-from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, Recorder
-from llmcalc.simulator.meter import Place
+from llmcalc.simulator.caching_allocator import (
+    CachingAllocator,
+    LatestRun,
+    PrefixCache,
+    RequestedBytes,
+    encode_allocation,
+)
+from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, EventRecorder
+from llmcalc.simulator.meter import AllocationPlace
 from llmcalc.simulator.record_microbatches import PassRecorder
 from llmcalc.simulator.repeat_layers import NotRepeating
 from llmcalc.simulator.tensor import BFLOAT16, Storage, Tensor, empty
@@ -102,7 +108,7 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
 
     play = CachingAllocator.play
     for number, (alike, played) in enumerate(((10, 11), (7, 1), (4, 1), (4, 1), (0, 1), (2, 3))):
-        run = [*common[:alike], ([allocation(count, (7 + number) * MIB)], 0)]
+        run = [*common[:alike], ([encode_allocation(count, (7 + number) * MIB)], 0)]
         device = CachingAllocator(expandable)
         for stretch, base in run:
             device.play(stretch, count + 1, base)
@@ -117,7 +123,9 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
 @pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
 def test_pieces_of_the_run_before_are_not_played_again(expandable: bool) -> None:
     """Runs that begin as the one before, on one allocator each; a run on other segments begins anew."""
-    first, second, third = ([([allocation(x, size)], range(2))] for x, size in ((0, 3 * MIB), (2, 30 * MIB), (4, 700)))
+    first, second, third = (
+        [([encode_allocation(x, size)], range(2))] for x, size in ((0, 3 * MIB), (2, 30 * MIB), (4, 700))
+    )
     latest_run, sums = LatestRun(), list[tuple[int, ...]]()
     runs = ([first, second], [first, third], [first, third], [second], [first])
     for segments, run in [*((expandable, run) for run in runs), (not expandable, [first])]:
@@ -227,7 +235,7 @@ class Chunk:
     """Keeps what it makes as the test says."""
 
     def __init__(self) -> None:
-        self.meter = Recorder()
+        self.meter = EventRecorder()
         self.passes = PassRecorder(self.meter, 1)
         self.kept: list[Storage] = []
 
@@ -238,7 +246,7 @@ class Chunk:
             Storage(self.meter, size)
             return empty(self.meter, (8,), BFLOAT16)
 
-        self.meter.place = Place("forward")
+        self.meter.place = AllocationPlace("forward")
         return self.passes.forward(0, None, forward)
 
 

@@ -16,7 +16,7 @@ from llmcalc.components.evidence import evidence_of_parts
 from llmcalc.device_memory.settings import Settings
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.sources.huggingface.registry import FILE_OF
 from llmcalc.witnesses.cpu_events import NUMBER, GradientSums
@@ -115,7 +115,7 @@ def shapes() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(("name", "attention"), CASES)
 def test_the_cpu_allocates_what_is_counted(name: str, attention: Any) -> None:
-    choices = Choices(attention=attention)
+    choices = KernelChoices(attention=attention)
     ours = without_values(spec(name), choices=choices, dtype="float32", adds_in_place=True)
     held = ours.live, ours.forward, ours.backward
     cpu = seen(spec(name), choices)

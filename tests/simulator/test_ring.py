@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import llmcalc
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.training import sharding
@@ -25,11 +25,11 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.aten import Aten
-from llmcalc.simulator.autograd import Graph
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.autograd import AutogradGraph
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.profiles.context_parallel import Kernels, Ring, rank_ring, tokens_of_rank
+from llmcalc.simulator.profiles.context_parallel import Ring, RingKernels, rank_ring, tokens_of_rank
 from llmcalc.simulator.tensor import BFLOAT16, empty
 from tests.rank_replays import replay_sharded_rank
 from tests.simulator.witness import Alive
@@ -87,12 +87,12 @@ def _made(heads_first: bool, make: Callable[..., torch.Tensor], dtype: torch.dty
 
 def replayed(ring: Ring, heads_first: bool) -> list[int]:
     meter = Meter()
-    graph = Graph(meter)
+    graph = AutogradGraph(meter)
     if heads_first:
         q, k, v = (empty(meter, SHAPE, BFLOAT16) for _ in range(3))
     else:
         q, k, v = (Aten(graph).transpose(empty(meter, (BATCH, ROWS, HEADS, SIZE), BFLOAT16), 1, 2) for _ in range(3))
-    before, kernels = meter.now, Kernels(graph, ring, allocates_workspace=False)
+    before, kernels = meter.now, RingKernels(graph, ring, allocates_workspace=False)
     with graph.no_grad():
         meter.restart()
         out, sums, *others = kernels.forward(q, k, v)
@@ -118,7 +118,7 @@ def test_a_ring_holds_what_torch_does(gathers: bool, heads_first: bool, monkeypa
 
 SPEC = llmcalc.load("llama3-8b", num_hidden_layers=4, hidden_size=512, num_attention_heads=8, head_dim=64).model
 
-HOW = Training(seq=512, choices=Choices(attention="flash"))
+HOW = TrainingConfig(seq=512, choices=KernelChoices(attention="flash"))
 
 
 def test_ranks_of_a_sequence_share_parameters_and_tokens() -> None:
@@ -164,7 +164,9 @@ def test_what_does_not_divide_is_refused(layout: Layout, seq: int, message: str)
 def test_other_attention_is_refused(name: str, attention: Any) -> None:
     spec = llmcalc.load(name, num_hidden_layers=2).model
     with pytest.raises(Unsupported, match="--cp 2 takes causal attention without a window in flash kernels"):
-        fsdp_memory(spec, Training(seq=64, choices=Choices(attention=attention)), Layout(dp=2, cp=2, zero=3))
+        fsdp_memory(
+            spec, TrainingConfig(seq=64, choices=KernelChoices(attention=attention)), Layout(dp=2, cp=2, zero=3)
+        )
 
 
 @pytest.mark.parametrize("layout", [Layout(dp=2, cp=2, zero=3), Layout(cp=2, tp=2, zero=3, sequence_parallel=True)])

@@ -10,7 +10,7 @@ from llmcalc.components.mixers.mla import MLA
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.simulated_run import default_attention
 from llmcalc.model import ModelSpec
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT16, FLOAT32
@@ -58,11 +58,11 @@ def attention(kv_heads: int, **fields: object) -> ModelSpec:
     return around_a_model(Attention(num_attention_heads=4, num_key_value_heads=kv_heads, head_dim=16, **fields))  # type: ignore[arg-type]
 
 
-@compares(lambda kv_heads, capability: of_run(attention(kv_heads), Choices("sdpa", capability=capability)))
+@compares(lambda kv_heads, capability: of_run(attention(kv_heads), KernelChoices("sdpa", capability=capability)))
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("capability", [CPU, H100, A100])
 def test_a_backend_holds_what_torch_holds(kv_heads: int, capability: int) -> None:
-    choices = Choices("sdpa", capability=capability)
+    choices = KernelChoices("sdpa", capability=capability)
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(attention(kv_heads), log=ours, choices=choices)
@@ -77,7 +77,7 @@ def test_a_selection_of_keys_is_a_mask_that_every_layer_saves(capability: int) -
     sizes = {"kv_lora_rank": 12, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
     spec, choices = (
         around_a_model(MLA(num_attention_heads=4, indexer=indexer, **sizes)),
-        Choices("sdpa", capability=capability),
+        KernelChoices("sdpa", capability=capability),
     )
     simulated = without_values(spec, choices=choices)
     saved = simulated.saved - (SEEDS if capability == H100 else 0)
@@ -87,7 +87,7 @@ def test_a_selection_of_keys_is_a_mask_that_every_layer_saves(capability: int) -
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_the_efficient_backend_holds_what_torch_holds(kv_heads: int) -> None:
     """Without groups; with them torch's math runs, which has no seeds."""
-    choices = Choices("sdpa", capability=T4)
+    choices = KernelChoices("sdpa", capability=T4)
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(attention(kv_heads), log=ours, choices=choices, dtype="float16")
@@ -99,9 +99,9 @@ def test_the_efficient_backend_holds_what_torch_holds(kv_heads: int) -> None:
 @pytest.mark.parametrize("capability", [CPU, A100, H100])
 def test_one_key_head_that_a_class_does_not_repeat_runs_math(capability: int) -> None:
     """Falcon 7B: torch's other backends refuse unequal numbers of heads without `enable_gqa`."""
-    choices = Choices("sdpa", capability=capability, like_classes=True)
+    choices = KernelChoices("sdpa", capability=capability, like_classes=True)
     broadcast = without_values(attention(1, repeat_kv=False), choices=choices)
-    assert broadcast.saved == without_values(attention(1), choices=Choices("sdpa-math", like_classes=True)).saved
+    assert broadcast.saved == without_values(attention(1), choices=KernelChoices("sdpa-math", like_classes=True)).saved
     assert broadcast.saved > without_values(attention(1), choices=choices).saved
     with pytest.raises(ValueError, match="repeat_kv: false is for num_key_value_heads = 1"):
         attention(2, repeat_kv=False)
@@ -129,14 +129,14 @@ def test_a_window_makes_a_mask_that_every_layer_saves() -> None:
     4 heads are the layer's own, so no others are copied.
     """
     plain, limited = attention(4), attention(4, sliding_window=16)
-    without, with_mask = (without_values(spec, 1, 256, choices=Choices("sdpa")) for spec in (plain, limited))
+    without, with_mask = (without_values(spec, 1, 256, choices=KernelChoices("sdpa")) for spec in (plain, limited))
     assert with_mask.saved - without.saved == 2 * 2 * 256 * 256
 
 
 def test_what_torch_does_not_take_is_refused() -> None:
     for refused in (attention(4, sinks=True), attention(4, attn_logit_softcapping=50.0)):
         with pytest.raises(Unsupported, match="--attn-implementation sdpa takes no"):
-            without_values(refused, choices=Choices("sdpa"))
+            without_values(refused, choices=KernelChoices("sdpa"))
 
 
 def test_a_mask_with_a_gradient_runs_the_efficient_kernel() -> None:

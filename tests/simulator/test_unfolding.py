@@ -12,14 +12,14 @@ import pytest
 
 import llmcalc
 from llmcalc.device_memory import device_memory
-from llmcalc.device_memory.cuda_runtime import Runtime
-from llmcalc.device_memory.inference import Inference, record_inference, replay_inference
+from llmcalc.device_memory.cuda_runtime import CudaRuntime
+from llmcalc.device_memory.inference import InferenceConfig, record_inference, replay_inference
 from llmcalc.device_memory.linear_in_layers import node_path
-from llmcalc.device_memory.training import Training, TrainingRun, record, replay
+from llmcalc.device_memory.training import TrainingConfig, TrainingRun, record, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.caching_allocator import CachingAllocator
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.event_log import FREED, NAMED, Event, RecordedEvents, is_repeatable, is_self_contained
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
@@ -43,7 +43,7 @@ MODELS = {
 }
 """`windows` has a pattern of two layers."""
 
-PLAIN = Training(batch=2, seq=32, master=True)
+PLAIN = TrainingConfig(batch=2, seq=32, master=True)
 
 WAYS = {
     "full": replace(PLAIN, recompute=recompute_of("full")),
@@ -52,35 +52,37 @@ WAYS = {
     "accumulated": replace(PLAIN, microbatches=3, optimizer="adafactor"),
     "zeros": replace(PLAIN, keeps_gradients=True, optimizer="sgd", momentum=True),
     "sums": replace(PLAIN, gradient_dtype=FLOAT32, optimizer="adafactor", implementation="foreach"),
-    "muon": Training(seq=32, dtype="float32", autocast=True, optimizer="muon"),
-    "adapters": Training(seq=32, adapters=Adapters(4, ("q_proj", "v_proj")), implementation="loop"),
-    "updated early": Training(seq=32, optimizer_in_backward=True, implementation="fused"),
-    "rounded operands": replace(PLAIN, choices=Choices(fake_quantization=FakeQuantization(64)), microbatches=3),
-    "offloaded": Training(seq=512, offload=True, choices=Choices("flash", "fused")),
+    "muon": TrainingConfig(seq=32, dtype="float32", autocast=True, optimizer="muon"),
+    "adapters": TrainingConfig(seq=32, adapters=Adapters(4, ("q_proj", "v_proj")), implementation="loop"),
+    "updated early": TrainingConfig(seq=32, optimizer_in_backward=True, implementation="fused"),
+    "rounded operands": replace(PLAIN, choices=KernelChoices(fake_quantization=FakeQuantization(64)), microbatches=3),
+    "offloaded": TrainingConfig(seq=512, offload=True, choices=KernelChoices("flash", "fused")),
 }
 
 PASSES = {
-    "prompt and a step": Inference(batch=2, seq=32),
-    "chunks": Inference(seq=64, chunk=8),
-    "a step": Inference(phase="decode", seq=32, paged=True, choices=Choices("flash", "fused")),
+    "prompt and a step": InferenceConfig(batch=2, seq=32),
+    "chunks": InferenceConfig(seq=64, chunk=8),
+    "a step": InferenceConfig(phase="decode", seq=32, paged=True, choices=KernelChoices("flash", "fused")),
 }
 
 
-def unfolding(spec: ModelSpec, config: Training | Inference) -> RepeatAnalysis:
-    stacks = layer_stacks(spec, config.recompute.every if isinstance(config, Training) else 1)
+def unfolding(spec: ModelSpec, config: TrainingConfig | InferenceConfig) -> RepeatAnalysis:
+    stacks = layer_stacks(spec, config.recompute.every if isinstance(config, TrainingConfig) else 1)
     grow = [i for i, loop in enumerate(stacks) if loop.repeats > RECORDED_REPEATS]
     assert grow
     few = {i: stacks[i].repeats_of_layer_types(RECORDED_REPEATS) for i in grow}
-    if isinstance(config, Training):
+    if isinstance(config, TrainingConfig):
         return RepeatAnalysis(record(spec, config, few, WORKSPACE), stacks, grow)
     return RepeatAnalysis(record_inference(spec, config, few, WORKSPACE), stacks, grow)
 
 
-def is_the_run_of_all_layers(spec: ModelSpec, config: Training | Inference, expandable: bool = False) -> None:
+def is_the_run_of_all_layers(
+    spec: ModelSpec, config: TrainingConfig | InferenceConfig, expandable: bool = False
+) -> None:
     device, whole_device = CachingAllocator(expandable), WitnessAllocator(expandable)
     unfolded = unfolding(spec, config)
     found, blocks = unfolded.counted({}), unfolded.overhead(device, {})
-    if isinstance(config, Training):
+    if isinstance(config, TrainingConfig):
         whole = replay(spec, config, whole_device, None, WORKSPACE)
     else:
         whole = replay_inference(spec, config, whole_device, None, WORKSPACE)
@@ -102,15 +104,15 @@ def test_training(model: str, expandable: bool) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
-def test_every_way_of_training(way: Training) -> None:
+def test_every_way_of_training(way: TrainingConfig) -> None:
     is_the_run_of_all_layers(llmcalc.load(MODELS["dense"]).model, way)
 
 
 @pytest.mark.parametrize("inference", PASSES.values(), ids=list(PASSES))
 @pytest.mark.parametrize("model", ["dense", "windows", "encoder-decoder"])
-def test_passes_without_gradients(model: str, inference: Inference) -> None:
+def test_passes_without_gradients(model: str, inference: InferenceConfig) -> None:
     if model != "dense":
-        inference = replace(inference, choices=Choices())  # flash attention takes no bias and no sinks
+        inference = replace(inference, choices=KernelChoices())  # flash attention takes no bias and no sinks
     is_the_run_of_all_layers(llmcalc.load(MODELS[model]).model, inference)
 
 
@@ -157,12 +159,12 @@ WAITING = replace(PLAIN, seq=512, offload=True, recompute=recompute_of("full"))
 
 
 def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, runtime, device = llmcalc.load(MODELS["dense"]).model, Runtime(WORKSPACE), WitnessAllocator()
+    spec, runtime, device = llmcalc.load(MODELS["dense"]).model, CudaRuntime(WORKSPACE), WitnessAllocator()
     with pytest.raises(NotRepeating):
         unfolding(spec, WAITING)
     asked: list[Mapping[int, int]] = []
 
-    def noted(spec: ModelSpec, training: Training, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
+    def noted(spec: ModelSpec, training: TrainingConfig, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
         asked.append(layers)
         return record(spec, training, layers, workspace)
 
@@ -210,7 +212,7 @@ def test_the_passes_of_both_steps_are_recorded_once_where_they_are_alike() -> No
 # --- many layers ------------------------------------------------------------------------------------------------------
 
 ACCUMULATED = replace(PLAIN, microbatches=4)
-FUSED = Training(batch=4, seq=2048, choices=Choices("flash", "fused"), optimizer="adamw-8bit")
+FUSED = TrainingConfig(batch=4, seq=2048, choices=KernelChoices("flash", "fused"), optimizer="adamw-8bit")
 BOTH = (False, True)
 
 DEEP = [
@@ -228,8 +230,8 @@ DEEPER = [
     ("gpt-oss-20b?num_hidden_layers=66", PLAIN, BOTH),
     *((f"qwen3-0.6b?num_hidden_layers={layers}", WAYS["full"], BOTH) for layers in (61, 100)),
     ("gpt2?num_hidden_layers=65", ACCUMULATED, BOTH),
-    ("llama3.1-405b", Training(seq=8192, master=True), BOTH),
-    ("llama3-70b", Training(batch=2, seq=2048, recompute=recompute_of("full")), BOTH),
+    ("llama3.1-405b", TrainingConfig(seq=8192, master=True), BOTH),
+    ("llama3-70b", TrainingConfig(batch=2, seq=2048, recompute=recompute_of("full")), BOTH),
     ("qwen3-235b-a22b", FUSED, BOTH),
     ("smollm2-135m?num_hidden_layers=300", PLAIN, (True,)),
     ("smollm2-135m?num_hidden_layers=1000", PLAIN, (False,)),  # the most that are all replayed, for one allocator
@@ -242,7 +244,7 @@ DEEPER = [
     [*DEEP, *(pytest.param(*deeper, marks=pytest.mark.exhaustive) for deeper in DEEPER)],
 )
 def test_blocks_and_segments_are_those_of_a_replay_of_all_layers(
-    name: str, training: Training, expandable: tuple[bool, ...]
+    name: str, training: TrainingConfig, expandable: tuple[bool, ...]
 ) -> None:
     spec, witnesses = llmcalc.load(name).model, [WitnessAllocator(segments) for segments in expandable]
     meter = Meter(Several(witnesses))
@@ -251,7 +253,7 @@ def test_blocks_and_segments_are_those_of_a_replay_of_all_layers(
     for _ in range(2):
         run.step()
     for witness in witnesses:
-        runtime = Runtime(WORKSPACE, expandable=witness.expandable_segments)
+        runtime = CudaRuntime(WORKSPACE, expandable=witness.expandable_segments)
         found = training_memory(spec, training, runtime)
         assert (found.peak_bytes, found.reserved_bytes) == (witness.peak_allocated, witness.peak_reserved)
         assert found.after_step_bytes == witness.allocated
@@ -272,7 +274,7 @@ def test_of_more_layers_what_the_allocator_adds_is_extrapolated(monkeypatch: pyt
     monkeypatch.setattr(device_memory, "MOST_REPLAYED_LAYERS", device_memory.MOST_REPLAYED_LAYERS // 5)
     monkeypatch.setattr(device_memory, "EXTRAPOLATED_FROM", tuple(n // 5 for n in device_memory.EXTRAPOLATED_FROM))
     spec = llmcalc.load("smollm2-135m?num_hidden_layers=220").model
-    found, witness = training_memory(spec, PLAIN, Runtime(WORKSPACE)), WitnessAllocator()
+    found, witness = training_memory(spec, PLAIN, CudaRuntime(WORKSPACE)), WitnessAllocator()
     whole = replay(spec, PLAIN, witness, None, WORKSPACE)
     assert found.exact_bytes == whole.peak[1].bytes - 2 * WORKSPACE
     assert found.peak_bytes == pytest.approx(witness.peak_allocated, rel=0.01)

@@ -19,7 +19,14 @@ from llmcalc.reports.seconds import duration_text
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing import calibration
-from llmcalc.timing.calibration import UNCHANGED, Calibration, Errors, Factors, MeasuredRun, calibrate
+from llmcalc.timing.calibration import (
+    UNCHANGED,
+    Calibration,
+    CalibrationFactors,
+    ErrorStatistics,
+    MeasuredRun,
+    calibrate,
+)
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.stack import find_stack
@@ -28,8 +35,8 @@ from tests.timing import measured_rows
 SPEC, DEVICE, STACK = load_preset("llama3-8b").model, device_of(find_hardware("h100")), find_stack("vllm")
 
 
-def pricer(batch: int, tokens: int, is_prompt: bool = False) -> Callable[[Factors], float]:
-    def seconds(factors: Factors) -> float:
+def pricer(batch: int, tokens: int, is_prompt: bool = False) -> Callable[[CalibrationFactors], float]:
+    def seconds(factors: CalibrationFactors) -> float:
         run = prefill if is_prompt else decode
         return float(run(SPEC, factors.device(DEVICE), factors.stack(STACK), batch, tokens).seconds)
 
@@ -40,7 +47,7 @@ PRICERS = [pricer(batch, tokens) for batch in (1, 8, 64) for tokens in (1024, 81
 PRICERS += [pricer(batch, 4096, is_prompt=True) for batch in (1, 2, 4)]
 
 
-def measured_with(truth: Factors, noise: Sequence[float] = ()) -> Calibration:
+def measured_with(truth: CalibrationFactors, noise: Sequence[float] = ()) -> Calibration:
     errors = noise or [1.0] * len(PRICERS)
     return calibrate([MeasuredRun(str(i), seconds(truth) * errors[i], seconds) for i, seconds in enumerate(PRICERS)])
 
@@ -49,7 +56,7 @@ NOISE = (1.02, 0.98, 1.0, 1.01, 0.99, 1.03, 0.97, 1.0, 1.02)
 
 
 def test_a_common_factor_is_found_again() -> None:
-    fit = measured_with(Factors(1.5, 1.5, 1.5, 1.5))
+    fit = measured_with(CalibrationFactors(1.5, 1.5, 1.5, 1.5))
     assert fit.refused == ""
     assert fit.before.median_error == pytest.approx(1 / 3, rel=0.01)
     assert fit.left_out.median_error < 0.02
@@ -58,7 +65,7 @@ def test_a_common_factor_is_found_again() -> None:
 
 
 def test_a_factor_of_memory_is_told_from_one_of_compute() -> None:
-    fit = measured_with(Factors(compute=1.0, memory=1.6))
+    fit = measured_with(CalibrationFactors(compute=1.0, memory=1.6))
     assert fit.refused == ""
     assert fit.fitted.memory == pytest.approx(1.6, rel=0.1)
     assert fit.fitted.compute == pytest.approx(1.0, rel=0.15)
@@ -72,12 +79,12 @@ def test_rows_that_differ_at_random_change_next_to_nothing() -> None:
     assert 0 < largest_change(fit.factors) < 1.01 * calibration.CAUTIOUS * math.log(1.25)
 
 
-def largest_change(factors: Factors) -> float:
+def largest_change(factors: CalibrationFactors) -> float:
     return max(abs(math.log(seconds(factors) / seconds(UNCHANGED))) for seconds in PRICERS)
 
 
 def test_estimates_as_near_as_equal_runs_are_left_alone() -> None:
-    fit = measured_with(Factors(1.02, 1.02, 1.02, 1.02))
+    fit = measured_with(CalibrationFactors(1.02, 1.02, 1.02, 1.02))
     assert "within 3 % already" in fit.refused
     assert fit.factors == UNCHANGED
 
@@ -125,27 +132,27 @@ def test_far_runs_do_not_decide_a_fit() -> None:
 
 def test_factors_change_what_they_name() -> None:
     token, prompt = PRICERS[0], PRICERS[-1]
-    assert token(Factors(memory=2)) > 1.6 * token(UNCHANGED)
-    assert token(Factors(compute=2)) < 1.05 * token(UNCHANGED)
-    assert prompt(Factors(compute=2)) > 1.6 * prompt(UNCHANGED)
-    assert token(Factors(wait=2)) > token(UNCHANGED)
-    everything = token(Factors(2, 2, 2, 2))
+    assert token(CalibrationFactors(memory=2)) > 1.6 * token(UNCHANGED)
+    assert token(CalibrationFactors(compute=2)) < 1.05 * token(UNCHANGED)
+    assert prompt(CalibrationFactors(compute=2)) > 1.6 * prompt(UNCHANGED)
+    assert token(CalibrationFactors(wait=2)) > token(UNCHANGED)
+    everything = token(CalibrationFactors(2, 2, 2, 2))
     assert everything == pytest.approx(2 * token(UNCHANGED), rel=1e-9)
 
 
 def test_regret_is_of_layouts_that_differ_alone() -> None:
     runs = [MeasuredRun(str(i), seconds, lambda factors: 1.0, ("a",)) for i, seconds in enumerate((2.0, 1.0, 1.2, 5.0))]
-    errors = Errors.from_runs(runs, [1.0, 1.1, 1.2, 1.3])
+    errors = ErrorStatistics.from_runs(runs, [1.0, 1.1, 1.2, 1.3])
     assert errors.regret == 1.0  # the first one takes 2 s, the best one 1 s
     assert errors.best_of_three == 0.0
-    assert Errors.from_runs(runs[:2], [1.0, 1.1]).regret is None
+    assert ErrorStatistics.from_runs(runs[:2], [1.0, 1.1]).regret is None
 
 
 def test_a_fit_that_raises_regret_is_refused() -> None:
     """Memory explains the errors, but orders the layouts of one run wrongly."""
     runs = [MeasuredRun(str(i), 1.5 * seconds(UNCHANGED), seconds) for i, seconds in enumerate(PRICERS)]
 
-    def layout(base: float, better: float) -> Callable[[Factors], float]:
+    def layout(base: float, better: float) -> Callable[[CalibrationFactors], float]:
         return lambda factors: base if factors == UNCHANGED else better
 
     choices = [MeasuredRun(name, seconds, layout(base, fitted), ("run",)) for name, seconds, base, fitted in (
@@ -157,17 +164,17 @@ def test_a_fit_that_raises_regret_is_refused() -> None:
 
 
 def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = measured_with(Factors(1.5, 1.5, 1.5, 1.5), NOISE)
+    alone = measured_with(CalibrationFactors(1.5, 1.5, 1.5, 1.5), NOISE)
     fits: list[int] = []
     fit_factors = calibration.fit_factors
 
-    def counted_fit(linear_fit: calibration.LinearizedRuns) -> Factors:
+    def counted_fit(linear_fit: calibration.LinearizedRuns) -> CalibrationFactors:
         fits.append(len(linear_fit.parts))
         return fit_factors(linear_fit)
 
     monkeypatch.setattr(calibration, "MOST_ESTIMATES", 3 * len(PRICERS))
     monkeypatch.setattr(calibration, "fit_factors", counted_fit)
-    together = measured_with(Factors(1.5, 1.5, 1.5, 1.5), NOISE)
+    together = measured_with(CalibrationFactors(1.5, 1.5, 1.5, 1.5), NOISE)
     assert fits == [6] * 3 + [len(PRICERS)]
     assert astuple(together.fitted) == pytest.approx(astuple(alone.fitted), rel=0.1)
     assert together.left_out.median_error == pytest.approx(alone.left_out.median_error, abs=0.03)
@@ -303,7 +310,7 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
             sample = random.Random(f"{draw} {name}").sample(runs, len(runs))
             fit, others = calibrate(sample[: len(runs) // 2]), sample[len(runs) // 2 :]
             before, after = (
-                Errors.from_runs(others, [run.pricer(factors) for run in others]).median_error
+                ErrorStatistics.from_runs(others, [run.pricer(factors) for run in others]).median_error
                 for factors in (UNCHANGED, fit.factors)
             )
             ratios[name].append(after / before)
@@ -324,7 +331,7 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
     assert geometric_mean(draws) < 0.87
 
 
-def linear_pricer(pricer: Callable[[Factors], float]) -> Callable[[Factors], float]:
+def linear_pricer(pricer: Callable[[CalibrationFactors], float]) -> Callable[[CalibrationFactors], float]:
     """The same estimate, as the sum of the shares that a fit sees: many fits cost one estimate of each share."""
     parts = tuple(calibration._factor_shares(pricer, UNCHANGED))
     return lambda factors: sum(factor * part for factor, part in zip(astuple(factors), parts, strict=True))

@@ -25,7 +25,7 @@ from llmcalc.flow.program import Step
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, stages
-from llmcalc.parallel.schedules import Costs, Pipeline, pipeline, timetable
+from llmcalc.parallel.schedules import PassDurations, Pipeline, pipeline, timetable
 from llmcalc.reports.expression import write_expression
 from llmcalc.simulator.autograd import record
 from llmcalc.simulator.tensor import BOOL, Tensor
@@ -394,7 +394,7 @@ def test_zero_bubble_h1_waits_a_third_as_long_in_the_same_memory() -> None:
     assert zero.idle * 3 == plain.idle
     assert most_in_flight(m, pp=p, schedule="zb-h1") == [p] * p
     slow = timetable(
-        pipeline(Layout(pp=p, schedule="zb-h1"), m), Costs(forward=1, backward_inputs=2, backward_weights=1)
+        pipeline(Layout(pp=p, schedule="zb-h1"), m), PassDurations(forward=1, backward_inputs=2, backward_weights=1)
     )
     assert slow.idle == (p - 1) * (1 + 2 - 1)
 

@@ -17,8 +17,8 @@ from llmcalc.frameworks.registry import framework as framework_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.schedule_formulas import bubble
-from llmcalc.parallel.search import Search, search
-from llmcalc.simulator.effort import EFFORT, Budget
+from llmcalc.parallel.search import LayoutSearch, search
+from llmcalc.simulator.effort import EFFORT, WorkBudget
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory
 from llmcalc.studies.plan import TOO_MUCH, UNTRIED, LayoutEstimates, LayoutOrder, Plan, search_budget
@@ -107,14 +107,14 @@ def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPa
 
     def planned(units: int) -> Plan:
         return LayoutOrder(
-            Search([(Layout(pp=pp), 4) for pp in (1, 2, 4, 8)]),
+            LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2, 4, 8)]),
             60,
             needed,
             lambda *_: 1,
             lambda *_: 50,
             EstimateErrors(0.1),
             least_bytes=lambda layout, *_: 100 if layout.pp == 1 else 0,
-            budget=Budget(units),
+            budget=WorkBudget(units),
         ).plan(9)
 
     whole, early = planned(10**6), planned(100)
@@ -150,7 +150,7 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
     def planned(capacity: int) -> Plan:
         estimated.clear()
         return LayoutOrder(
-            Search([(Layout(pp=pp), 4) for pp in sizes]),
+            LayoutSearch([(Layout(pp=pp), 4) for pp in sizes]),
             capacity,
             needed,
             lambda *_: 1,
@@ -177,7 +177,7 @@ def test_a_recomputation_that_a_rank_refuses_is_not_estimated_in_full() -> None:
         return sizes[recompute]
 
     layout_order = LayoutOrder(
-        Search([(Layout(pp=pp), 4) for pp in (1, 2)]),
+        LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2)]),
         60,
         tensor_bytes,
         lambda *_: 1,
@@ -616,7 +616,7 @@ def test_a_layout_without_messages_or_replay_is_tried_with_more_recomputation() 
         return 1
 
     plan_of_layouts = LayoutOrder(
-        Search([(Layout(pp=pp), 4) for pp in (1, 2)]),
+        LayoutSearch([(Layout(pp=pp), 4) for pp in (1, 2)]),
         100,
         lambda *_: 50,
         sent,

@@ -22,8 +22,8 @@ from llmcalc.costs.flops import FlopCount, flops, run_config_of
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
 from llmcalc.studies.rules import (
-    Rule,
-    Sizes,
+    FlopRule,
+    ModelSizes,
     chinchilla_appendix_f,
     conventions,
     kaplan_table_1,
@@ -35,7 +35,7 @@ from llmcalc.workload.workload import Phase
 from tests.contracts.test_parts import decoder, encoder_decoder
 
 
-def rules(count: FlopCount) -> dict[str, Rule]:
+def rules(count: FlopCount) -> dict[str, FlopRule]:
     found = conventions(count)
     assert len({rule.key for rule in found}) == len(found)
     return {rule.key: rule for rule in found}
@@ -77,14 +77,14 @@ def test_chinchilla_against_its_own_table(row: tuple[float, ...]) -> None:
     here.
     """
     n, half, layers, h, inner, heads, size, printed = row
-    d = Sizes(int(h), int(layers), int(layers * heads), int(layers * heads * size), int(layers * inner), vocab=0)
+    d = ModelSizes(int(h), int(layers), int(layers * heads), int(layers * heads * size), int(layers * inner), vocab=0)
     ratio = 3 * chinchilla_appendix_f(d, 2048) / (6 * n * 2048)
     assert ratio == pytest.approx(printed, abs=0.005 + ratio * half / n)  # both are rounded
 
 
 def test_chinchilla_counts_embedding_and_logits_alike() -> None:
-    d = Sizes(width=8, layers=1, heads=2, keys=8, feed_forward=32, vocab=100)
-    without = Sizes(8, 1, 2, 8, 32, 0)
+    d = ModelSizes(width=8, layers=1, heads=2, keys=8, feed_forward=32, vocab=100)
+    without = ModelSizes(8, 1, 2, 8, 32, 0)
     assert chinchilla_appendix_f(d, 5) - chinchilla_appendix_f(without, 5) == 2 * (2 * 5 * 100 * 8)
 
 
@@ -103,9 +103,11 @@ def test_megatron_at_gpt3() -> None:
 
 def test_kaplan_and_palm_by_hand() -> None:
     assert (
-        kaplan_table_1(parameters=1000, keys=3 * 32, context_tokens=50) == 2 * 1000 + 2 * 3 * 50 * 32
+        kaplan_table_1(parameters=1000, key_width=3 * 32, context_tokens=50) == 2 * 1000 + 2 * 3 * 50 * 32
     )  # 2N + 2·n_layer·n_ctx·d_attn
-    assert palm_appendix_b(parameters=1000, keys=3 * 4 * 8, seq=50) == 6 * 1000 + 12 * 3 * 4 * 8 * 50  # 6N + 12LHQT
+    assert (
+        palm_appendix_b(parameters=1000, key_width=3 * 4 * 8, seq=50) == 6 * 1000 + 12 * 3 * 4 * 8 * 50
+    )  # 6N + 12LHQT
 
 
 # Against the exact count

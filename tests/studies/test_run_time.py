@@ -17,7 +17,7 @@ from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory, sorted_by_time, tie_flags
 from llmcalc.studies.run_time import inference_formats
 from llmcalc.timing.device import device_of
-from llmcalc.timing.records import stacks
+from llmcalc.timing.records import time_stacks
 from llmcalc.timing.spread import expected_range
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
@@ -163,9 +163,9 @@ def test_a_class_says_how_it_was_tested(run: Any) -> None:
 
 @pytest.mark.parametrize("phase", ["training", "prefill", "decode"])
 def test_what_was_never_tested_has_the_widest_range_of_its_phase(phase: str) -> None:
-    device, stack = device_of(load_hardware("h100-sxm")), stacks()["vllm"]
+    device, stack = device_of(load_hardware("h100-sxm")), time_stacks()["vllm"]
     spec = llmcalc.load("mixtral-8x7b").model
-    never = expected_range(1.0, phase, device, stack, spec, untested="drafted tokens")
+    never = expected_range(1.0, phase, device, stack, spec, untested_reason="drafted tokens")
     tested = expected_range(1.0, phase, device, stack, spec)
     assert never.tested is None
     assert tested.tested is not None

@@ -15,7 +15,7 @@ from llmcalc.questions.options import ServeOptions
 from llmcalc.questions.serving import serve_study
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.sources.presets import load_preset
-from llmcalc.studies.server import LayoutSizes, Limits
+from llmcalc.studies.server import LatencyLimits, LayoutSizes
 from llmcalc.studies.serving import SizesRequest
 from llmcalc.timing.batching import ServedLoad
 from llmcalc.timing.spread import TIE
@@ -182,9 +182,9 @@ def test_a_first_token_that_is_at_risk_is_said_to_be(run: Any) -> None:
 
 def test_the_first_token_of_a_burst_is_what_a_limit_is_compared_with() -> None:
     load = ServedLoad(8, 100, ttft=0.1, tpot=0.01, ttft_of_burst=0.4)
-    assert Limits(ttft=0.5).violated_limits(load) == ""
-    assert Limits(ttft=0.3).violated_limits(load) == "TTFT above --ttft"
-    assert Limits(ttft=0.5, tpot=0.009).violated_limits(load) == "TPOT above --tpot"
+    assert LatencyLimits(ttft=0.5).violated_limits(load) == ""
+    assert LatencyLimits(ttft=0.3).violated_limits(load) == "TTFT above --ttft"
+    assert LatencyLimits(ttft=0.5, tpot=0.009).violated_limits(load) == "TPOT above --tpot"
 
 
 def test_drafted_tokens_are_what_was_never_tested(run: Any) -> None:

@@ -34,8 +34,8 @@ from llmcalc.studies.shape import (
     LEAST_ASPECT,
     MOST_ASPECT,
     SMALL,
-    Budget,
-    Family,
+    CostBudget,
+    ShapeFamily,
     allowed_widths,
     budget_for,
     family,
@@ -43,7 +43,7 @@ from llmcalc.studies.shape import (
     nearest_depth,
     parse_ratio,
     refine_step,
-    search,
+    search_shapes,
     spread_evenly,
     standard_preset,
 )
@@ -68,11 +68,11 @@ def document(*args: str) -> dict[str, Any]:
     return found
 
 
-def members(name: str, **changes: Any) -> Family:
+def members(name: str, **changes: Any) -> ShapeFamily:
     return family(llmcalc.load(name).model, **changes)
 
 
-def grid(of: Family) -> tuple[Any, Any]:
+def grid(of: ShapeFamily) -> tuple[Any, Any]:
     widths = of.step * np.array([1, 2, 3, 5, 8, 13], dtype=np.int64)
     depths = of.least_depth + np.array([0, 1, 2, 7, 30, 61], dtype=np.int64)
     h, layers = np.meshgrid(widths, depths)
@@ -119,7 +119,7 @@ def test_a_family_holds_its_own_model(name: str) -> None:
 def test_the_budget_is_kept_and_the_model_marked(name: str) -> None:
     own = llmcalc.load(name).model
     budget = budget_for(own)
-    assert budget == Budget("parameters", params(own).total)
+    assert budget == CostBudget("parameters", params(own).total)
     shape_study = find_shapes(family(own), budget, own)
     assert 2 <= len(shape_study.shapes) <= 12
     assert all(abs(s.parameters / budget.value - 1) <= 0.02 for s in shape_study.shapes)
@@ -132,14 +132,14 @@ def test_the_budget_is_kept_and_the_model_marked(name: str) -> None:
 
 
 def test_head_sizes_divide() -> None:
-    for shape in find_shapes(members("gpt2"), Budget("parameters", 124_000_000), rows=256).shapes:
+    for shape in find_shapes(members("gpt2"), CostBudget("parameters", 124_000_000), row_count=256).shapes:
         h = shape.stack.hidden_size
         assert shape.head_sizes == tuple(d for d in (64, 96, 128, 256) if h % d == 0)
         assert {d for d in HEAD_SIZES if h % d} == {*HEAD_SIZES} - {*shape.head_sizes}
 
 
 def test_proportions_are_kept() -> None:
-    for shape in find_shapes(members("llama3-8b"), Budget("parameters", 8_000_000_000)).shapes:
+    for shape in find_shapes(members("llama3-8b"), CostBudget("parameters", 8_000_000_000)).shapes:
         s = shape.stack
         assert (s.feed_forward_ratio, s.head_dim, s.kv_ratio, s.head_ratio) == (3.5, 128, 0.25, 1.0)
         assert shape.spec.vocab_size == 128256
@@ -148,12 +148,12 @@ def test_proportions_are_kept() -> None:
 def test_one_kv_head_stays_one() -> None:
     assert {
         s.stack.num_key_value_heads
-        for s in find_shapes(members("falcon-7b"), Budget("parameters", 7_000_000_000)).shapes
+        for s in find_shapes(members("falcon-7b"), CostBudget("parameters", 7_000_000_000)).shapes
     } == {1}
 
 
 def test_each_override_acts() -> None:
-    budget = Budget("parameters", 8_000_000_000)
+    budget = CostBudget("parameters", 8_000_000_000)
     shape = find_shapes(members("llama3-8b", head_dim=64), budget).shapes[0].stack
     assert (shape.head_dim, shape.head_ratio, shape.kv_ratio) == (64, 1.0, 0.25)
     assert find_shapes(members("llama3-8b", kv_ratio=Fraction(1, 8)), budget).shapes[0].stack.kv_ratio == 0.125
@@ -212,27 +212,27 @@ def test_training_flops_as_the_budget() -> None:
 
 
 def test_a_budget_past_64_bits_is_counted_in_ints() -> None:
-    shape_study = find_shapes(family(STANDARD), Budget("train_flops", 10**26), rows=3)
+    shape_study = find_shapes(family(STANDARD), CostBudget("train_flops", 10**26), row_count=3)
     assert shape_study.shapes
     assert all(isinstance(s.train_flops, int) and s.train_flops > 2**63 for s in shape_study.shapes)
-    huge = find_shapes(family(STANDARD), Budget("parameters", 10**16), rows=3)
+    huge = find_shapes(family(STANDARD), CostBudget("parameters", 10**16), row_count=3)
     assert all(abs(s.parameters / 10**16 - 1) <= 0.02 for s in huge.shapes)
 
 
 @pytest.mark.parametrize(
     ("name", "budget"),
     [
-        ("gpt2", Budget("parameters", 30_000_000)),
-        pytest.param("gpt2", Budget("parameters", 300_000_000), marks=pytest.mark.exhaustive),
-        pytest.param("gemma2-9b", Budget("parameters", 2_000_000_000), marks=pytest.mark.exhaustive),
-        pytest.param("gpt2", Budget("train_flops", 10**17), marks=pytest.mark.exhaustive),
-        pytest.param("gpt2", Budget("train_flops", 10**17, tokens=10**9), marks=pytest.mark.exhaustive),
+        ("gpt2", CostBudget("parameters", 30_000_000)),
+        pytest.param("gpt2", CostBudget("parameters", 300_000_000), marks=pytest.mark.exhaustive),
+        pytest.param("gemma2-9b", CostBudget("parameters", 2_000_000_000), marks=pytest.mark.exhaustive),
+        pytest.param("gpt2", CostBudget("train_flops", 10**17), marks=pytest.mark.exhaustive),
+        pytest.param("gpt2", CostBudget("train_flops", 10**17, tokens=10**9), marks=pytest.mark.exhaustive),
     ],
 )
-def test_search_finds_what_counting_every_shape_finds(name: str, budget: Budget) -> None:
+def test_search_finds_what_counting_every_shape_finds(name: str, budget: CostBudget) -> None:
     """Counts every hidden size beyond the largest allowed one, and every depth with an h/L in range."""
     of = members(name)
-    found, counted = search(of, budget, 0.02)
+    found, counted = search_shapes(of, budget, 0.02)
     every, widest = {}, found[-1][0] + 3 * of.step
     for h in range(of.step, widest + 1, of.step):
         depths = range(max(of.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, 200) + 1)
@@ -249,7 +249,7 @@ def test_the_allowed_widths_are_those_between_the_deepest_and_the_shallowest(tol
     counts = {h: [params(of.scaled_to(h, n)).total for n in (h // 8, -(-h // 1024))] for h in range(64, 4096, 64)}
     least, most = value * (1 - tolerance), value * (1 + tolerance)
     expected = [h for h, (deepest, shallowest) in counts.items() if deepest >= least and shallowest <= most]
-    assert list(allowed_widths(of, Budget("parameters", value), tolerance)) == expected
+    assert list(allowed_widths(of, CostBudget("parameters", value), tolerance)) == expected
 
 
 @pytest.mark.parametrize("unit", [1, 10**30])
@@ -321,7 +321,7 @@ def test_the_standard_depends_on_the_size_of_the_budget() -> None:
 
 def test_a_small_budget_has_finer_steps() -> None:
     """Head sizes are halved until the budget allows six hidden sizes, or down to 16; an option holds them fixed."""
-    of, wide, small = members("llama3-8b"), Budget("parameters", 8 * 10**9), Budget("parameters", 10**9)
+    of, wide, small = members("llama3-8b"), CostBudget("parameters", 8 * 10**9), CostBudget("parameters", 10**9)
     assert refine_step(of, wide, 0.02, keep_heads=False) == of
     finer = refine_step(of, small, 0.02, keep_heads=False)
     assert (of.step, finer.step, finer.head_divisor) == (512, 256, 2)
@@ -367,7 +367,7 @@ def test_tie_vocab_and_set_act_on_a_budget_and_on_a_target() -> None:
     assert untied["proportions"]["tie_word_embeddings"] is False
     biased = document("--params", "1B", "--set", "q_bias=true", "--rows", "3")["shapes"][0]
     h, layers = biased["hidden_size"], biased["num_hidden_layers"]
-    plain_spec = refine_step(family(STANDARD), Budget("parameters", 10**9), 0.02, False).scaled_to(h, layers)
+    plain_spec = refine_step(family(STANDARD), CostBudget("parameters", 10**9), 0.02, False).scaled_to(h, layers)
     assert biased["parameters"] == params(plain_spec).total + layers * h  # one bias for each of a·d = h outputs
 
 
@@ -461,7 +461,7 @@ def test_the_command_line_acts() -> None:
     first = changed["shapes"][0]
     assert first["kv_bytes_per_token"] == first["num_hidden_layers"] * 2 * first["num_key_value_heads"] * 64
     same_shape = find_shapes(
-        family(STANDARD, 64, Fraction(1, 8), Fraction(4), 32000), Budget("parameters", 8_000_000_000), seq=100
+        family(STANDARD, 64, Fraction(1, 8), Fraction(4), 32000), CostBudget("parameters", 8_000_000_000), seq=100
     ).shapes[0]
     assert (
         first["flops_per_token"]
@@ -505,7 +505,7 @@ def test_what_the_literature_says() -> None:
 def test_published_exponents_start_at_the_model() -> None:
     own = llmcalc.load("llama3-8b").model
     assert find_shapes(family(own), budget_for(own), own).scaled is None  # its own budget: nothing to scale
-    scaled = find_shapes(family(own), Budget("parameters", 10 * params(own).total), own).scaled
+    scaled = find_shapes(family(own), CostBudget("parameters", 10 * params(own).total), own).scaled
     assert scaled is not None
     assert scaled == pytest.approx(
         (4096 * 100**0.34, 32 * 100**0.12, 100)

@@ -19,7 +19,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.reports.explain import report
 from llmcalc.reports.expression import write_expression
 from llmcalc.reports.formats.table import render
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.sources.presets import load_preset
 from llmcalc.symbolic.activations import Activations, explain_activations
@@ -104,7 +104,7 @@ def test_formulas_under_every_choice(name: str, attention: AttentionImplementati
     """With recomputation too they are all that is alive after the forward pass, but for the loss of 4 bytes."""
     spec, training = around_a_model(examples()[name]), TrainingSetting(BATCH, attention, recompute)
     try:
-        held = without_values(spec, BATCH, SEQ, recompute=MODES[recompute], choices=Choices(attention=attention))
+        held = without_values(spec, BATCH, SEQ, recompute=MODES[recompute], choices=KernelChoices(attention=attention))
     except Unsupported:
         with pytest.raises(Unsupported):
             activations(spec, SEQ, training)

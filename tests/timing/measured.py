@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from llmcalc.errors import InputError
-from llmcalc.timing.spread import Range, expected_range
+from llmcalc.timing.spread import TimeRange, expected_range
 
 from .measured_rows import (
     CLASSES,
@@ -46,12 +46,12 @@ def prompt_share(row: Row) -> float:
     return float(served.ttft / served.end_to_end)
 
 
-def range_of(row: Row, seconds: float) -> Range:
+def range_of(row: Row, seconds: float) -> TimeRange:
     """The range of an estimate, which 80 % of measured runs should lie in."""
     phase = "training" if row.trains else "prefill" if row["measure"] in ("prompt", "ttft") else "decode"
     device = device_of_row(row["hardware"], row["nic_gb_s"])
 
-    def expected(phase: str, burst_seconds: float | None = None) -> Range:
+    def expected(phase: str, burst_seconds: float | None = None) -> TimeRange:
         return expected_range(seconds, phase, device, row.stack, spec_of(row["model"]), burst_seconds=burst_seconds,
                               fast_host_seconds=fast_host_seconds(row) if row.trains else None)  # fmt: skip
 

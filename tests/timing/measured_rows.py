@@ -25,13 +25,13 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware, read_hardware
 from llmcalc.sources.preset import Preset
 from llmcalc.studies.serving import cache_flag
-from llmcalc.timing.batching import Replica, Requests, ServedLoad
-from llmcalc.timing.calibration import UNCHANGED, Factors
+from llmcalc.timing.batching import Replica, RequestSizes, ServedLoad
+from llmcalc.timing.calibration import UNCHANGED, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
-from llmcalc.timing.price import Formats
-from llmcalc.timing.records import Stack, stacks
+from llmcalc.timing.price import NumberFormats
+from llmcalc.timing.records import TimeStack, time_stacks
 from llmcalc.timing.stack import with_attention, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.work import rank_work
@@ -187,7 +187,7 @@ class Row:
         return _hardware(self["hardware"])
 
     @property
-    def stack(self) -> Stack:
+    def stack(self) -> TimeStack:
         return _stack(self["stack"], self.whole("input", 0) + self.whole("output", 0))
 
     @property
@@ -215,7 +215,7 @@ EAGER_FROM = 8192
 
 
 @cache
-def _stack(software: str, tokens: int = 0) -> Stack:
+def _stack(software: str, tokens: int = 0) -> TimeStack:
     """The stack of a row. software: its name, and its version after `==`. tokens: of a sequence of inference."""
     software, _, version = software.partition("==")
     name = STACKS.get(software, software)
@@ -225,7 +225,7 @@ def _stack(software: str, tokens: int = 0) -> Stack:
         name = "vllm-eager"
     elif name == "vllm" and version and _before(version, (0, 14)):
         name = "vllm-2025"
-    stack = with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
+    stack = with_overlap(time_stacks()[name], "none" if software in ONE_CONNECTION else None)
     return stack.model_copy(update={"gradient_bytes": 2.0}) if software in GRADIENTS_IN_16_BITS else stack
 
 
@@ -294,7 +294,7 @@ def device_of_row(name: str, nic: str) -> Device:
 
 @cache
 def _prices(
-    model: str, device: tuple[str, str], software: str, overlap: str, attention: str, factors: Factors,
+    model: str, device: tuple[str, str], software: str, overlap: str, attention: str, factors: CalibrationFactors,
     on_fastest_host: bool = False,
 ) -> StepTimer:  # fmt: skip
     stack = with_attention(with_overlap(_stack(software), overlap or None), attention or None)
@@ -303,12 +303,12 @@ def _prices(
     return StepTimer(spec_of(model), factors.device(device_of_row(*device)), factors.stack(stack))
 
 
-def pricer_of(row: Row) -> Callable[[Factors], float]:
+def pricer_of(row: Row) -> Callable[[CalibrationFactors], float]:
     """The estimate of a row by the factors of a calibration."""
     return lambda factors: estimate(row, factors)
 
 
-def estimate(row: Row, factors: Factors = UNCHANGED) -> float:
+def estimate(row: Row, factors: CalibrationFactors = UNCHANGED) -> float:
     """The seconds that `llmcalc.timing` estimates for a row.
 
     Raises `NotAsked` for what it has no question for, and `InputError` for what it refuses.
@@ -321,7 +321,7 @@ def fast_host_seconds(row: Row) -> float:
     return _step_seconds(row, UNCHANGED, on_fastest_host=True)
 
 
-def _step_seconds(row: Row, factors: Factors, on_fastest_host: bool = False) -> float:
+def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool = False) -> float:
     zero, dp = row.whole("zero"), row.whole("dp")
     layout = Layout(
         tp=row.whole("tp"),
@@ -373,29 +373,35 @@ def _stage_sizes(text: str) -> tuple[int, ...] | None:
     return tuple(chain.from_iterable([int(layers)] * int(count or 1) for layers, _, count in runs))
 
 
-def replica_of(row: Row, factors: Factors = UNCHANGED) -> Replica:
+def replica_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> Replica:
     """The replica of a row that serves requests."""
     return _replica(*_key(row, factors))
 
 
-def load_of(row: Row, factors: Factors = UNCHANGED) -> ServedLoad:
+def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> ServedLoad:
     """The load of a row's replica by its requests."""
     return _load(row.whole("batch"), *_key(row, factors))
 
 
-def _key(row: Row, factors: Factors) -> tuple[Any, ...]:
+def _key(row: Row, factors: CalibrationFactors) -> tuple[Any, ...]:
     """The arguments of `_replica`."""
     tp, ep, dp = row.whole("tp"), row.whole("ep"), row.whole("dp")
     layout = Layout(tp=tp, ep=ep, dp=dp, pp=row.whole("pp"), etp=max(1, tp * dp // ep) if ep > 1 else None)
     dtype = {"q": "quantized"}.get(row["precision"], row["precision"])
-    formats = Formats(dtype, float(row["weight_bits"]), float(row["kv_bits"]))
-    requests = Requests(row.whole("input", 0), row.whole("output", 0))
+    formats = NumberFormats(dtype, float(row["weight_bits"]), float(row["kv_bits"]))
+    requests = RequestSizes(row.whole("input", 0), row.whole("output", 0))
     return row["model"], row["hardware"], row["stack"], requests, layout, formats, factors
 
 
 @cache
 def _replica(
-    model: str, hardware: str, software: str, requests: Requests, layout: Layout, formats: Formats, factors: Factors
+    model: str,
+    hardware: str,
+    software: str,
+    requests: RequestSizes,
+    layout: Layout,
+    formats: NumberFormats,
+    factors: CalibrationFactors,
 ) -> Replica:
     """A replica. Rows with other loads share it, and what it has computed of prompts."""
     stack = factors.stack(_stack(software, requests.input + requests.output))
@@ -517,7 +523,7 @@ def full_seconds(row: Row) -> float:
     return seconds / row.whole("requests") / row.whole("output")
 
 
-def _inference_seconds(row: Row, factors: Factors) -> float:
+def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
     if row["drafts"]:
         raise NotAsked("tokens of servers that draft, whose acceptance no source states")
     measure, replica = row["measure"], replica_of(row, factors)

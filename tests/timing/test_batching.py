@@ -12,10 +12,10 @@ from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
-from llmcalc.timing.batching import Replica, Requests, seconds_beside_prompts
+from llmcalc.timing.batching import Replica, RequestSizes, seconds_beside_prompts
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.price import Formats
+from llmcalc.timing.price import NumberFormats
 from llmcalc.timing.stack import find_stack
 
 H100 = device_of(find_hardware("h100"))
@@ -30,10 +30,10 @@ REPLICAS: dict[str, tuple[str, Layout]] = {
     "recurrent": ("mamba2-2.7b", Layout()),
 }
 
-REQUESTS = {"chat": Requests(1024, 1024), "documents": Requests(16384, 128), "short": Requests(128, 128)}
+REQUESTS = {"chat": RequestSizes(1024, 1024), "documents": RequestSizes(16384, 128), "short": RequestSizes(128, 128)}
 
 
-def replica(name: str = "dense", requests: Requests = REQUESTS["chat"], **changes: Any) -> Replica:
+def replica(name: str = "dense", requests: RequestSizes = REQUESTS["chat"], **changes: Any) -> Replica:
     model, layout = REPLICAS[name]
     made = Replica(load_preset(model).model, H100, VLLM, requests, layout, step_tokens=8192)
     return replace(made, **changes)
@@ -45,14 +45,14 @@ def test_one_request_takes_the_time_of_a_prompt_and_of_tokens(name: str) -> None
     load = server.load(1)
     context = 1024 + 512
     assert load.tpot == decode(server.spec, H100, VLLM, 1, context, server.layout).seconds
-    assert load.ttft == prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, server=True).seconds
+    assert load.ttft == prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, on_server=True).seconds
     assert load.end_to_end == pytest.approx(load.ttft + 1023 * load.tpot, rel=1e-12)
     assert load.output_tokens_per_second == pytest.approx(requests.output / load.end_to_end, rel=1e-12)
 
 
 def test_long_prompts_run_in_chunks() -> None:
     server = replica(requests=REQUESTS["documents"])
-    expected = prefill(server.spec, H100, VLLM, 1, 16384, 0, 8192, server=True).seconds
+    expected = prefill(server.spec, H100, VLLM, 1, 16384, 0, 8192, on_server=True).seconds
     assert server.load(1).ttft == expected
     assert len(server.prompts_pass(1).timed_passes) == 2
 
@@ -76,7 +76,7 @@ def test_the_passes_of_a_long_prompt_are_timed_once(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
 @pytest.mark.parametrize("name", REPLICAS)
 @pytest.mark.parametrize("stack", [VLLM, SGLANG], ids=lambda stack: stack.name)
-def test_more_requests_give_more_tokens_and_longer_waits(name: str, requests: Requests, stack: Any) -> None:
+def test_more_requests_give_more_tokens_and_longer_waits(name: str, requests: RequestSizes, stack: Any) -> None:
     server = replica(name, requests, stack=stack)
     loads = [server.load(2**i) for i in range(11)]
     for fewer, more in pairwise(loads):
@@ -134,16 +134,16 @@ def test_a_step_with_a_prompt_reads_weights_once() -> None:
 
 
 def test_cached_prompts_and_narrow_caches_are_faster() -> None:
-    cached = replica(requests=Requests(1024, 1024, cached=512)).load(64)
+    cached = replica(requests=RequestSizes(1024, 1024, cached=512)).load(64)
     whole = replica().load(64)
     assert cached.ttft < whole.ttft
     assert cached.output_tokens_per_second > whole.output_tokens_per_second
-    narrow = replica(formats=Formats(cache_bits=8)).load(64)
+    narrow = replica(formats=NumberFormats(cache_bits=8)).load(64)
     assert narrow.output_tokens_per_second > whole.output_tokens_per_second
 
 
 def test_an_answer_of_one_token_is_a_prompt() -> None:
-    load = replica(requests=Requests(1024, 1)).load(8)
+    load = replica(requests=RequestSizes(1024, 1)).load(8)
     assert load.end_to_end == load.ttft
 
 
@@ -176,5 +176,5 @@ def test_the_busiest_rank_takes_longer() -> None:
 def test_gathered_tokens_in_the_products_format_are_fewer_bytes() -> None:
     gathers = VLLM.model_copy(update={"most_gathering_ranks": 0})
     casts = gathers.model_copy(update={"gathers_casts": True})
-    server = replica("attention of each rank", formats=Formats("fp8", 8, 8))
+    server = replica("attention of each rank", formats=NumberFormats("fp8", 8, 8))
     assert replace(server, stack=casts).prompts_pass(1).seconds < replace(server, stack=gathers).prompts_pass(1).seconds

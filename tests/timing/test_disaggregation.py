@@ -12,17 +12,17 @@ from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
-from llmcalc.timing.batching import Replica, Requests
+from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import device_of
-from llmcalc.timing.disaggregation import Disaggregated
+from llmcalc.timing.disaggregation import DisaggregatedServer
 from llmcalc.timing.stack import find_stack
 
 
-def group_of(prefill: int = 1, decode: int = 2, tp: int = 8, **requests: Any) -> Disaggregated:
+def group_of(prefill: int = 1, decode: int = 2, tp: int = 8, **requests: Any) -> DisaggregatedServer:
     sizes = {"input": 8192, "output": 512, **requests}
     model, device = load_preset("llama3.1-70b").model, device_of(find_hardware("h100"))
-    replica = Replica(model, device, find_stack("vllm"), Requests(**sizes), Layout(tp=tp), step_tokens=8192)
-    return Disaggregated(replica, prefill, decode)
+    replica = Replica(model, device, find_stack("vllm"), RequestSizes(**sizes), Layout(tp=tp), step_tokens=8192)
+    return DisaggregatedServer(replica, prefill, decode)
 
 
 def test_one_request_takes_its_prompt_its_transfer_and_its_tokens() -> None:
@@ -63,17 +63,17 @@ def test_prompts_wait_for_their_replicas_and_do_not_slow_tokens() -> None:
 
 def test_the_ratio_leaves_neither_side_waiting() -> None:
     replica, sequences = group_of(output=2048).replica, 32
-    group = Disaggregated.balanced_group(replica, sequences)
+    group = DisaggregatedServer.balanced_group(replica, sequences)
     prompts, tokens = group.prefill / group.busy_seconds, group.decode * group._decoded_per_second(sequences)
     assert 0.7 < prompts / tokens < 1.5
-    longer = replace(replica, requests=Requests(8192, 8192))
-    needed = Disaggregated.balanced_group(longer, sequences)
+    longer = replace(replica, requests=RequestSizes(8192, 8192))
+    needed = DisaggregatedServer.balanced_group(longer, sequences)
     assert needed.decode / needed.prefill > group.decode / group.prefill  # longer answers need more that decode
     for total in (2, 5, 8):
-        fixed = Disaggregated.balanced_group(replica, sequences, total)
+        fixed = DisaggregatedServer.balanced_group(replica, sequences, total)
         assert fixed.replicas == total
         rate = fixed._most_requests_per_second(sequences)
-        others = [Disaggregated(replica, size, total - size) for size in range(1, total)]
+        others = [DisaggregatedServer(replica, size, total - size) for size in range(1, total)]
         assert rate == max(other._most_requests_per_second(sequences) for other in others)
 
 

@@ -29,8 +29,8 @@ from llmcalc.sources.to_hf import to_config
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import rank_pass
 from llmcalc.timing.kernels import LayerMessage, RankPass
-from llmcalc.timing.price import Formats, TimeEstimator, _copies_per_domain
-from llmcalc.timing.records import stacks
+from llmcalc.timing.price import NumberFormats, TimeEstimator, _copies_per_domain
+from llmcalc.timing.records import time_stacks
 from llmcalc.timing.spread import MEASURED_EXPERT_RANKS, untested_ranks
 from llmcalc.timing.work import ROW_COPIES, rank_work
 from llmcalc.workload.rows import ExpertGroups
@@ -81,7 +81,9 @@ def test_fewer_groups_and_fewer_domains_are_never_more_copies(domains: float) ->
 
 
 def exchange_seconds(ranks: int, groups: ExpertGroups, stack: str = "megatron") -> float:
-    estimator = TimeEstimator(device_of(load_hardware("h100-sxm")), stacks()[stack], Formats(), RankPass(1, 1))
+    estimator = TimeEstimator(
+        device_of(load_hardware("h100-sxm")), time_stacks()[stack], NumberFormats(), RankPass(1, 1)
+    )
     message = Collective("mlp", "all_to_all", "ep", ranks, False, 2**30, 1)
     return float(estimator._message_seconds(LayerMessage(0, message, 8, groups)))
 
@@ -125,7 +127,7 @@ docs/legacy.md, low-latency kernels).
 @pytest.mark.parametrize("ranks", DEEPEP)
 def test_exchanges_of_decoded_tokens_take_as_long_as_published(ranks: int) -> None:
     decoding = RankPass(128, 1, phase="decode", ep=ranks)
-    estimator = TimeEstimator(device_of(load_hardware("h800")), stacks()["sglang"], Formats("fp8"), decoding)
+    estimator = TimeEstimator(device_of(load_hardware("h800")), time_stacks()["sglang"], NumberFormats("fp8"), decoding)
     message = Collective("mlp", "all_to_all", "ep", ranks, False, 128 * 8 * 7168 * 2, 1)
     for is_dispatch, microseconds in zip((True, False), DEEPEP[ranks], strict=True):
         seconds = estimator._message_seconds(LayerMessage(0, message, 8, OF_DEEPSEEK, is_dispatch))
@@ -138,14 +140,14 @@ def test_exchanges_of_decoded_tokens_take_as_long_as_published(ranks: int) -> No
 def test_wide_expert_parallelism_of_servers_exchanges_a_rank_s_share_of_the_rows(stack: str, replicas: int) -> None:
     """Up to 8 replicas gather tokens; of 16, a rank gets as many rows as it sends: 16 tokens to 8 experts each."""
     layout = Layout(dp=replicas, ep=replicas, etp=1)
-    work = rank_work(load_preset("qwen3-30b-a3b").model, rank_pass(stacks()[stack], layout, 16, 1, 64, "decode"))
+    work = rank_work(load_preset("qwen3-30b-a3b").model, rank_pass(time_stacks()[stack], layout, 16, 1, 64, "decode"))
     kinds = {message.collective.kind for message in work.messages if message.collective.group == "ep"}
     expected_kinds = {1: set(), 8: {"all_gather", "reduce_scatter"}, 16: {"all_to_all"}}
     assert kinds == expected_kinds[replicas]
     rows = 16 * 8 * (8 if replicas == 8 else 1)
     moved = {kernel.moved_elements[0] for kernel in work.kernels if kernel.kind == "permutation"}
     assert moved == {ROW_COPIES * rows * 2048}
-    assert untested_ranks(stacks()[stack], layout) == ("experts on 16 ranks" if replicas == 16 else "")
+    assert untested_ranks(time_stacks()[stack], layout) == ("experts on 16 ranks" if replicas == 16 else "")
 
 
 def test_experts_on_more_ranks_than_any_measured_server_are_untested() -> None:

@@ -14,15 +14,21 @@ from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import hardware_names, load_hardware
 from llmcalc.sources.presets import load_preset
-from llmcalc.timing.batching import Replica, Requests
+from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
-from llmcalc.timing.price import Formats
-from llmcalc.timing.records import Stack, stacks
+from llmcalc.timing.price import NumberFormats
+from llmcalc.timing.records import TimeStack, time_stacks
 from llmcalc.timing.step import StepPlan, training_step
 
 MODELS = "llama3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "mamba2-2.7b", "gemma3-1b"
-FORMATS = Formats(), Formats("fp8", 8, 8), Formats("quantized", 4.5, 16), Formats("fp4", 4.5, 8), Formats("int8", 8, 16)
+FORMATS = (
+    NumberFormats(),
+    NumberFormats("fp8", 8, 8),
+    NumberFormats("quantized", 4.5, 16),
+    NumberFormats("fp4", 4.5, 8),
+    NumberFormats("int8", 8, 16),
+)
 BATCHES = 1, 2, 3, 5, 8, 16, 64, 256
 DRAWS = 8
 """Questions of a test."""
@@ -42,8 +48,8 @@ def devices() -> list[Device]:
     return answering
 
 
-def stacks_of(phase: str) -> list[Stack]:
-    return [stack for stack in stacks().values() if stack.phase == phase]
+def stacks_of(phase: str) -> list[TimeStack]:
+    return [stack for stack in time_stacks().values() if stack.phase == phase]
 
 
 def faster(device: Device) -> Iterator[tuple[str, Device]]:
@@ -81,7 +87,7 @@ def drawn_plan(draw: random.Random) -> StepPlan:
     return StepPlan.from_layout(layout, *sizes, dtype=dtype, recompute=recompute)
 
 
-def check_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan) -> None:
+def check_step(spec: ModelSpec, device: Device, stack: TimeStack, plan: StepPlan) -> None:
     step = training_step(spec, device, stack, plan)
     assert sum(step.parts.values()) == pytest.approx(step.seconds, rel=1e-12)
     check_faster(lambda better: float(training_step(spec, better, stack, plan).seconds), device)
@@ -138,7 +144,7 @@ def test_passes(name: str) -> None:
     spec, draw, every_device = load_preset(name).model, random.Random(f"passes of {name}"), devices()
 
     def check() -> None:
-        requests = Requests(draw.choice((100, 2000, 9000)), draw.choice((16, 200, 2000)))
+        requests = RequestSizes(draw.choice((100, 2000, 9000)), draw.choice((16, 200, 2000)))
         layout = Layout(tp=draw.choice((1, 2, 4)), pp=draw.choice((1, 2)))
         stack, formats = draw.choice(stacks_of("inference")), draw.choice(FORMATS)
         replica = Replica(spec, draw.choice(every_device), stack, requests, layout, formats, step_tokens=8192)

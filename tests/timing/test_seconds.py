@@ -17,13 +17,13 @@ from llmcalc.parallel.schedules import pipeline, timetable
 from llmcalc.reports.serve import _range_cell
 from llmcalc.sources.hardware import find_hardware, hardware_names, load_hardware
 from llmcalc.sources.presets import load_preset
-from llmcalc.timing.calibration import Factors
+from llmcalc.timing.calibration import CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, LayerKind, RankPass
-from llmcalc.timing.price import Formats, time_pass
-from llmcalc.timing.records import generations, stacks
-from llmcalc.timing.spread import Amount, expected_range
+from llmcalc.timing.price import NumberFormats, time_pass
+from llmcalc.timing.records import accelerator_generations, time_stacks
+from llmcalc.timing.spread import RangedAmount, expected_range
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
 from llmcalc.timing.step import StepPlan, StepTimer, pipeline_ranks, training_step, training_steps
 from llmcalc.timing.work import rank_work
@@ -116,7 +116,7 @@ def test_stages_of_a_pipeline_wait_for_each_message_that_nothing_hides() -> None
     def bubble(micro_batches: int, vpp: int = 1, stack: str = "megatron", tp: int = 1) -> float:
         layout = Layout(pp=2, vpp=vpp, tp=tp, schedule="interleaved" if vpp > 1 else "1f1b")
         plan = StepPlan.from_layout(layout, 1, micro_batches, 4096)
-        return float(training_step(llama(), h100(), stacks()[stack], plan).parts["bubble"])
+        return float(training_step(llama(), h100(), time_stacks()[stack], plan).parts["bubble"])
 
     hop = 2 * 4096 * 4096 / (450e9 * 0.75) + 1e-5
     assert bubble(9) - bubble(8) == pytest.approx(2 * hop)
@@ -157,7 +157,7 @@ def test_parts_and_lines_add_up() -> None:
     assert step.timed_pass.seconds * 8 == pytest.approx(step.parts["work"], rel=1e-12)
     for answer in (
         decode(llama(), h100(), VLLM, 8, 1000),
-        prefill(llama(), h100(), VLLM, 1, 1000, chunk=300, server=True),
+        prefill(llama(), h100(), VLLM, 1, 1000, chunk=300, on_server=True),
     ):
         assert sum(answer.parts.values()) == pytest.approx(answer.seconds, rel=1e-12)
 
@@ -246,7 +246,7 @@ def test_every_stack_prices_a_pass(name: str) -> None:
 
 def test_quantized_weights_and_caches_are_read_faster() -> None:
     def token(**formats: Any) -> float:
-        return float(decode(llama(), h100(), VLLM, 64, 4096, formats=Formats(**formats)).seconds)
+        return float(decode(llama(), h100(), VLLM, 64, 4096, formats=NumberFormats(**formats)).seconds)
 
     assert token(dtype="fp8", weight_bits=8, cache_bits=8) < token(dtype="fp8", weight_bits=8) < token()
     assert token(dtype="quantized", weight_bits=4.5) < token()
@@ -258,7 +258,7 @@ def test_products_of_a_token_compute_a_tile_of_rows() -> None:
 
     def product_compute(stack: str, batch: int, dtype: str = "bf16") -> float:
         work = rank_work(llama(), RankPass(batch, 1, 100, "decode"))
-        operations = time_pass(work, device, find_stack(stack), Formats(dtype)).operations
+        operations = time_pass(work, device, find_stack(stack), NumberFormats(dtype)).operations
         return float(sum(line.compute * line.times for line in operations if line.kind == "product"))
 
     assert product_compute("vllm", 1) == pytest.approx(product_compute("vllm", 64), rel=1e-12)
@@ -277,7 +277,7 @@ def test_a_dynamic_cache_is_copied_for_each_token() -> None:
 
     def attention(stack: str) -> float:
         work = rank_work(llama(), RankPass(1, 1, 8192, "decode"))
-        lines = time_pass(work, h100(), find_stack(stack), Formats()).operations
+        lines = time_pass(work, h100(), find_stack(stack), NumberFormats()).operations
         return float(sum(line.memory for line in lines if line.kind == "attention"))
 
     assert attention("transformers") == pytest.approx(3 * attention("transformers-graphs"))
@@ -312,8 +312,8 @@ def test_tokens_of_eager_pytorch_have_a_class_of_their_own() -> None:
 
 def test_experts_that_no_token_selects_are_not_read() -> None:
     spec = load_preset("mixtral-8x7b").model
-    single_pass = time_pass(rank_work(spec, RankPass(1, 1, 100, "decode")), h100(), VLLM, Formats())
-    many = time_pass(rank_work(spec, RankPass(64, 1, 100, "decode")), h100(), VLLM, Formats())
+    single_pass = time_pass(rank_work(spec, RankPass(1, 1, 100, "decode")), h100(), VLLM, NumberFormats())
+    many = time_pass(rank_work(spec, RankPass(64, 1, 100, "decode")), h100(), VLLM, NumberFormats())
 
     def expert_memory(priced: Any) -> float:
         return float(sum(line.memory for line in priced.operations if line.kind == "experts"))
@@ -322,7 +322,7 @@ def test_experts_that_no_token_selects_are_not_read() -> None:
 
 
 def test_every_figure_of_a_generation_has_a_source() -> None:
-    for name, generation in generations().items():
+    for name, generation in accelerator_generations().items():
         figures = set(type(generation).model_fields) - IDENTITY_FIELDS
         sourced = [field for source in generation.sources for field in source.fields]
         assert set(sourced) == figures if name == "default" else set(sourced) <= figures
@@ -334,7 +334,7 @@ def test_every_figure_of_a_generation_has_a_source() -> None:
     [(4.8, 160, "4.8-160 s"), (70, 200, "1.2-3.3 min"), (0.42, 12, "0.42-12 s"), (1800, 9000, "30-150 min")],
 )
 def test_a_range_from_less_than_a_minute_is_in_seconds(low: float, high: float, text: str) -> None:
-    assert _range_cell(Amount(high, low, high)) == text
+    assert _range_cell(RangedAmount(high, low, high)) == text
 
 
 def test_the_range_of_overlap_is_refused_and_applied() -> None:
@@ -350,7 +350,7 @@ def test_the_range_of_overlap_is_refused_and_applied() -> None:
         find_stack("vlm")
     with pytest.raises(InputError, match="--stack vllm: is for inference"):
         find_stack("vllm", "training")
-    assert set(stacks()) == set(stack_names())
+    assert set(time_stacks()) == set(stack_names())
 
 
 def test_ranks_of_a_zero_group_update_their_shards_alone() -> None:
@@ -458,7 +458,7 @@ def test_operands_of_narrow_products_are_cast_by_kernels_of_their_own() -> None:
     device = h100()
     casts = {}
     for dtype in ("bf16", "fp8"):
-        lines = time_pass(work, device, MEGATRON, Formats(dtype)).operations
+        lines = time_pass(work, device, MEGATRON, NumberFormats(dtype)).operations
         casts[dtype] = [
             line for line in lines if line.kind == "product" and not line.compute and line.path.startswith("layers")
         ]
@@ -482,7 +482,7 @@ def test_heads_that_flash_attention_refuses_run_in_an_older_kernel() -> None:
     def attention(heads: int, width: int, stack: Any, phase: Any = "training") -> float:
         sizes = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": width}
         work = rank_work(llmcalc.load(config | sizes).model, RankPass(seq=8192, phase=phase))
-        lines = time_pass(work, h100(), stack, Formats()).operations
+        lines = time_pass(work, h100(), stack, NumberFormats()).operations
         return float(sum(line.compute for line in lines if line.kind == "attention"))
 
     fused, older = attention(32, 256, MEGATRON), attention(16, 512, MEGATRON)
@@ -502,7 +502,9 @@ def test_a_recurrence_has_the_rate_of_its_own_kernels() -> None:
     work = rank_work(load_preset("nemotron-3-nano-30b-a3b").model, RankPass(1, 8192))
     (scan,) = (kernel for kernel in work.kernels if kernel.path == "layers.mamba.scan")
     forward, backward = (
-        line for line in time_pass(work, device, MEGATRON, Formats()).operations if line.path == "layers.mamba.scan"
+        line
+        for line in time_pass(work, device, MEGATRON, NumberFormats()).operations
+        if line.path == "layers.mamba.scan"
     )
     rate = device.peaks["bf16"] * device.generation.scan
     assert (forward.compute, backward.compute) == pytest.approx([flops / rate for flops in scan.flops])
@@ -527,7 +529,7 @@ def test_fused_experts_move_no_activation_and_cast_less() -> None:
     work, graphs = rank_work(load_preset("qwen3-30b-a3b").model, RankPass(1, 4096, ep=8)), find_stack("megatron-graphs")
 
     def memory(stack: Any, kind: str, name: str) -> list[float]:
-        lines = time_pass(work, h100(), stack, Formats("fp8")).operations
+        lines = time_pass(work, h100(), stack, NumberFormats("fp8")).operations
         return [line.memory for line in lines if line.kind == kind and line.path == f"layers.mlp.experts{name}"]
 
     assert any(memory(MEGATRON, "elementwise", ""))
@@ -545,7 +547,7 @@ def test_biases_of_experts_are_added_step_by_step() -> None:
     for preset in ("gpt-oss-20b", "qwen3-30b-a3b"):
         work = rank_work(load_preset(preset).model, RankPass(1, 4096, ep=8))
         for stack in (MEGATRON, find_stack("megatron-graphs")):
-            lines = time_pass(work, h100(), stack, Formats("bf16")).operations
+            lines = time_pass(work, h100(), stack, NumberFormats("bf16")).operations
             moved[preset, stack.name] = sum(line.memory for line in lines if line.kind == "expert-bias")
     elements = 2 * 4 * 4096 * 2880  # of two kinds of layers, with four experts a token
     assert moved.pop(("gpt-oss-20b", "megatron")) == pytest.approx(h100().memory_seconds((28 + 36) * elements))
@@ -558,7 +560,9 @@ def test_each_expert_waits_for_its_own_weights() -> None:
     device, experts = h100(), 3 * 4096 * 14_336 * 8
 
     def seconds(stack: Any) -> dict[bool, float]:
-        lines = time_pass(rank_work(mixtral, RankPass(seq=4096, phase="training")), device, stack, Formats()).operations
+        lines = time_pass(
+            rank_work(mixtral, RankPass(seq=4096, phase="training")), device, stack, NumberFormats()
+        ).operations
         return {
             backward: sum(float(line.seconds) for line in lines if line.kind == "experts" and line.backward is backward)
             for backward in (False, True)
@@ -580,7 +584,7 @@ def test_recomputed_modules_take_their_forward_seconds_again() -> None:
         return float(training_step(spec, device, MEGATRON, replace(plan, **options)).parts["work"])
 
     nodes = {name: work_seconds(recompute_nodes=frozenset({name})) - work_seconds() for name in ("mlp", "self_attn")}
-    lines = time_pass(rank_work(spec, plan.rank_pass(MEGATRON)), device, MEGATRON, Formats()).operations
+    lines = time_pass(rank_work(spec, plan.rank_pass(MEGATRON)), device, MEGATRON, NumberFormats()).operations
     forward = sum(line.times * line.seconds for line in lines if ".mlp" in line.path and not line.backward)
     assert nodes["mlp"] == pytest.approx(32 * forward)
     core = work_seconds(recompute_nodes=frozenset({"self_attn.core"})) - work_seconds()
@@ -620,7 +624,7 @@ class TestHostAndProductsOfServers:
         assert difference == pytest.approx(products * VLLM.product_wait["bf16"])
 
     def test_calibration_scales_them(self) -> None:
-        scaled = Factors(wait=2.0).stack(VLLM)
+        scaled = CalibrationFactors(wait=2.0).stack(VLLM)
         assert scaled.expert_wait == {name: 2 * wait for name, wait in VLLM.expert_wait.items()}
 
 

@@ -14,7 +14,7 @@ from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import prefill
 from llmcalc.timing.kernels import Kernel, RankPass
 from llmcalc.timing.price import TimeEstimator, _copies_per_domain
-from llmcalc.timing.records import stacks
+from llmcalc.timing.records import time_stacks
 from llmcalc.timing.work import rank_work
 
 LATENT, ROTARY, SELECTED = 512, 64, 2048
@@ -68,7 +68,7 @@ def test_attention_with_one_softmax_over_tokens_and_entries_keeps_its_scores() -
 
 def seconds_by_kind(name: str, tokens: int, tp: int = 1) -> dict[str, float]:
     passes = TimeEstimator(
-        device_of(load_hardware("h200")), stacks()["vllm"], formats(), RankPass(1, tokens, phase="prefill", tp=tp)
+        device_of(load_hardware("h200")), time_stacks()["vllm"], formats(), RankPass(1, tokens, phase="prefill", tp=tp)
     )
     priced = passes.timed_pass(rank_work(spec(name), passes.rank_pass))
     seconds: dict[str, float] = {}
@@ -80,9 +80,9 @@ def seconds_by_kind(name: str, tokens: int, tp: int = 1) -> dict[str, float]:
 
 
 def formats() -> Any:
-    from llmcalc.timing.price import Formats
+    from llmcalc.timing.price import NumberFormats
 
-    return Formats("fp8", 8, 16)
+    return NumberFormats("fp8", 8, 16)
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3.2", "recurrentgemma-2b", "deepseek-v4-flash"])
@@ -110,7 +110,7 @@ def test_servers_attend_to_selected_latents_in_prompts_too() -> None:
     assert of_absorbed.flops[0] * (192 + 128) == of_expanded.flops[0] * (576 + 512)
     (dense,) = kernels(absorbed, "attention", "deepseek-v3")
     assert (dense.dim, dense.k, dense.padding) == (192, 128, 1)
-    server, device = stacks()["vllm"], device_of(load_hardware("h200"))
+    server, device = time_stacks()["vllm"], device_of(load_hardware("h200"))
     without = server.model_copy(update={"sparse_heads": 0})
     assert prefill(spec(), device, server, 1, 4096).seconds > prefill(spec(), device, without, 1, 4096).seconds
 

@@ -12,19 +12,19 @@ import pytest
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
-from llmcalc.timing.batching import Replica, Requests
+from llmcalc.timing.batching import Replica, RequestSizes
 from llmcalc.timing.device import device_of
 from llmcalc.timing.stack import find_stack
-from llmcalc.timing.trace import Batch, ServedRequest, StepSeconds, TracedRequest, serve_trace
+from llmcalc.timing.trace import ServedBatch, ServedRequest, StepSeconds, TracedRequest, serve_trace
 
 H100, VLLM = device_of(find_hardware("h100")), find_stack("vllm")
 
 REPLICAS: dict[str, Replica] = {
-    "dense": Replica(load_preset("llama3-8b").model, H100, VLLM, Requests(1024, 256), step_tokens=8192),
+    "dense": Replica(load_preset("llama3-8b").model, H100, VLLM, RequestSizes(1024, 256), step_tokens=8192),
     "pipeline": Replica(
-        load_preset("llama3-70b").model, H100, VLLM, Requests(2048, 256), Layout(tp=4, pp=2), step_tokens=8192
+        load_preset("llama3-70b").model, H100, VLLM, RequestSizes(2048, 256), Layout(tp=4, pp=2), step_tokens=8192
     ),
-    "experts": Replica(load_preset("qwen3-30b-a3b").model, H100, VLLM, Requests(512, 512), step_tokens=8192),
+    "experts": Replica(load_preset("qwen3-30b-a3b").model, H100, VLLM, RequestSizes(512, 512), step_tokens=8192),
 }
 
 
@@ -103,7 +103,7 @@ CONSTANT = StepSeconds(
 
 
 def test_steps_by_hand() -> None:
-    batch = Batch(CONSTANT, sequences=8, cache_tokens=10_000, step_tokens=100, mixes_prompts=True)
+    batch = ServedBatch(CONSTANT, sequences=8, cache_tokens=10_000, step_tokens=100, mixes_prompts=True)
     first, second = batch.serve_requests([TracedRequest(0.0, 100, 5), TracedRequest(2.5, 150, 2)])
     # 0 to 1: the prompt; 1 to 3: two tokens; 3 to 4.24: 99 tokens of the other prompt; 4.24 to 5: 51 of it
     assert first.ttft == 1.0
@@ -114,8 +114,8 @@ def test_steps_by_hand() -> None:
 
 def test_requests_wait_for_cache_and_sequences() -> None:
     requests = [TracedRequest(0.0, 100, 11), TracedRequest(0.0, 100, 11)]
-    together = Batch(CONSTANT, 8, 10_000, 400, True).serve_requests(requests)
-    one_by_one = Batch(CONSTANT, 1, 10_000, 400, True).serve_requests(requests)
-    narrow = Batch(CONSTANT, 8, 150, 400, True).serve_requests(requests)
+    together = ServedBatch(CONSTANT, 8, 10_000, 400, True).serve_requests(requests)
+    one_by_one = ServedBatch(CONSTANT, 1, 10_000, 400, True).serve_requests(requests)
+    narrow = ServedBatch(CONSTANT, 8, 150, 400, True).serve_requests(requests)
     assert together[1].ttft == 2.0  # both prompts are one step
     assert one_by_one[1].ttft == narrow[1].ttft == 1.0 + 10.0 + 1.0

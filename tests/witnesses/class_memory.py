@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import torch
 
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
 from llmcalc.sources.to_hf import to_config
@@ -356,15 +356,15 @@ def config_of(name: str) -> dict[str, Any]:
     return config
 
 
-def kernels_of(model: torch.nn.Module) -> Choices:
+def kernels_of(model: torch.nn.Module) -> KernelChoices:
     """The kernels of llmcalc that run what a class runs: norms are fused if all are torch's LayerNorm."""
     norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
-    return Choices(norm="fused" if all(isinstance(module, torch.nn.LayerNorm) for module in norms) else "eager")
+    return KernelChoices(norm="fused" if all(isinstance(module, torch.nn.LayerNorm) for module in norms) else "eager")
 
 
 def measured(
     name: str, batch: int = BATCH, seq: int | None = None, dropout: float = 0.0
-) -> tuple[str, Choices, Held, Held]:
+) -> tuple[str, KernelChoices, Held, Held]:
     """The class, the kernels of llmcalc that are compared with it, its bytes and those of llmcalc.
 
     dropout: the probability of dropout wherever the family's classes read one.

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, Runtime
+from llmcalc.device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, CudaRuntime
 from llmcalc.device_memory.optimizers import adamw
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.simulator.autograd import Graph
+from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.profiles.eager import Eager
 from llmcalc.simulator.tensor import Tensor
@@ -287,20 +287,20 @@ class Modelled(StorageTracker):
 @contextmanager
 def on_the_model(monkeypatch: pytest.MonkeyPatch, extra: int = 0) -> Iterator[Callable[..., MemoryComparison]]:
     """Compares a model's runs, or one with these settings, on a device without workspaces."""
-    right = Graph.__init__
+    right = AutogradGraph.__init__
 
     def without_sums_in_place(self: Any, *given: Any) -> None:
         right(self, *given)
         self.adds_in_place = False  # under a dispatch mode torch never does
 
-    monkeypatch.setattr(Graph, "__init__", without_sums_in_place)
+    monkeypatch.setattr(AutogradGraph, "__init__", without_sums_in_place)
     statistics = Modelled(extra)
     with statistics:
         yield lambda target, seq=24, **settings: compare_on_gpu(
             load(target).model,
             [Settings(seq=seq, **settings)] if settings else default_runs(load(target).model, 2, seq),
             statistics,
-            Runtime(0, 0),
+            CudaRuntime(0, 0),
         )
 
 
@@ -347,11 +347,11 @@ def test_counts_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_runtime_is_that_of_the_measured_gpu() -> None:
-    assert gpu.runtime_of_facts({"compute_capability": "9.0"}, {}) == Runtime(LARGE_WORKSPACE)
+    assert gpu.runtime_of_facts({"compute_capability": "9.0"}, {}) == CudaRuntime(LARGE_WORKSPACE)
     older = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, older) == Runtime(WORKSPACE, expandable=True)
+    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, older) == CudaRuntime(WORKSPACE, expandable=True)
     set_to = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
-    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, set_to) == Runtime(128 << 10)
+    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, set_to) == CudaRuntime(128 << 10)
 
 
 @pytest.mark.parametrize(("closed_form", "ok"), [(1000, True), (1001, True), (999, True), (1002, False), (998, False)])
@@ -409,7 +409,7 @@ def test_the_runner_writes_what_it_measures(
     statistics = Modelled(extra)
     monkeypatch.setattr(gpu, "Cuda", lambda: statistics)
     monkeypatch.setattr(gpu, "device_facts", lambda: facts)
-    monkeypatch.setattr(gpu, "runtime_of_facts", lambda *_: Runtime(0, 0))
+    monkeypatch.setattr(gpu, "runtime_of_facts", lambda *_: CudaRuntime(0, 0))
     monkeypatch.setattr(gpu, "free_bytes", lambda _: 2 << 30)
     monkeypatch.setattr(gpu_memory, "in_another_process", gpu_memory.measured)
     runs = {"small": gpu_memory.passing(SMALL, "prefill", 1, 24), "large": gpu_memory.training("llama3-8b", 1, 24)}

@@ -6,7 +6,7 @@ and `mlx` has mlx-lm's formats. `config` reads a Hugging Face `quantization_conf
 A scheme may be changed or added without reading the others: all that the rest asks of it is `Scheme` of `base`.
 """
 
-from .base import PARTS, Parts, QuantizedSize, Scheme, quantized_size
+from .base import PARTS, QuantizedSize, Scheme, StoredBytes, quantized_size
 from .config import scheme_of_config
 from .named import COMMON, GROUPS, scheme_named
 
@@ -14,9 +14,9 @@ __all__ = [
     "COMMON",
     "GROUPS",
     "PARTS",
-    "Parts",
     "QuantizedSize",
     "Scheme",
+    "StoredBytes",
     "quantized_size",
     "scheme_named",
     "scheme_of_config",

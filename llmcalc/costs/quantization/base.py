@@ -19,7 +19,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ParamTensor
 from ...optional import MTP, TOWERS
-from ..trained_tensors import bytes_of
+from ..trained_tensors import packed_bytes
 
 WITHOUT = "--quantize none counts without it"
 """What to do about a scheme of a config that cannot be counted."""
@@ -29,7 +29,7 @@ MOST_LAYERS = 1000
 
 
 @frozen(slots=True)
-class Parts:
+class StoredBytes:
     """Bytes of stored tensors by purpose: codes, scales, zero points and others.
 
     weights: codes of the converted weights.
@@ -45,8 +45,8 @@ class Parts:
     other: Number = 0
     unconverted: Number = 0
 
-    def __add__(self, other_parts: Parts) -> Parts:
-        return Parts(
+    def __add__(self, other_parts: StoredBytes) -> StoredBytes:
+        return StoredBytes(
             add(self.weights, other_parts.weights),
             add(self.scales, other_parts.scales),
             add(self.zeros, other_parts.zeros),
@@ -54,15 +54,15 @@ class Parts:
             add(self.unconverted, other_parts.unconverted),
         )
 
-    def __mul__(self, copy_count: Number) -> Parts:
+    def __mul__(self, copy_count: Number) -> StoredBytes:
         if type(copy_count) is int:
             if copy_count == 1:  # of nearly every tensor
                 return self
-            return Parts(
+            return StoredBytes(
                 self.weights * copy_count, self.scales * copy_count, self.zeros * copy_count, self.other * copy_count,
                 self.unconverted * copy_count,
             )  # fmt: skip
-        return Parts(
+        return StoredBytes(
             *(
                 part_bytes if is_zero(part_bytes) else times(part_bytes, copy_count)
                 for part_bytes in (getattr(self, part_name) for part_name in PARTS)
@@ -78,13 +78,13 @@ class Parts:
         return {part_name: getattr(self, part_name) for part_name in PARTS}
 
 
-PARTS = tuple(field.name for field in fields(Parts))
-NOTHING = Parts()
+PARTS = tuple(field.name for field in fields(StoredBytes))
+NOTHING = StoredBytes()
 
 
-def unquantized_parts(elements: Number, dtype: str) -> Parts:
+def unquantized_parts(elements: Number, dtype: str) -> StoredBytes:
     """Returns the bytes of elements in an unquantized number format."""
-    return Parts(unconverted=bytes_of(elements, dtype))
+    return StoredBytes(unconverted=packed_bytes(elements, dtype))
 
 
 @frozen(slots=True)
@@ -135,24 +135,26 @@ def _tensors_below(
     param: the site of the node itself, whose tensor is ignored.
     """
     for child_place in node_position.children():
-        child = child_place.node
-        if child.optional and child.optional not in extra_parts:
+        child_node = child_place.node
+        if child_node.optional and child_node.optional not in extra_parts:
             continue
-        child_path = f"{param.path}.{child.name}" if param.path else child.name
-        if child.indices is None:
-            copies: Iterable[tuple[str, Number, int | None]] = [
-                (child_path, times(param.times, child.repeat), param.layer)
+        child_path = f"{param.path}.{child_node.name}" if param.path else child_node.name
+        if child_node.indices is None:
+            tensor_copies: Iterable[tuple[str, Number, int | None]] = [
+                (child_path, times(param.times, child_node.repeat), param.layer)
             ]
         else:
-            indices = child.indices[:1] if first_copies else child.indices
-            copies = [(f"{child_path}.{i}", param.times, i) for i in indices]
+            indices = child_node.indices[:1] if first_copies else child_node.indices
+            tensor_copies = [(f"{child_path}.{i}", param.times, i) for i in indices]
         op_use, parent = child_place.use, node_position.node
         tensors = () if op_use is None else op_use.tensors()
-        for path, copy_count, layer in copies:
+        for tensor_path, copy_count, layer_index in tensor_copies:
             for tensor in tensors:  # `replace` takes three times as long
-                yield WeightTensor(path, child_place.kind, tensor, copy_count, layer, parent, child_place.optional)
+                yield WeightTensor(
+                    tensor_path, child_place.kind, tensor, copy_count, layer_index, parent, child_place.optional
+                )
             child_site = WeightTensor(
-                path, child_place.kind, param.tensor, copy_count, layer, parent, child_place.optional
+                tensor_path, child_place.kind, param.tensor, copy_count, layer_index, parent, child_place.optional
             )
             yield from _tensors_below(child_place, child_site, extra_parts, first_copies)
 
@@ -176,9 +178,11 @@ class Scheme:
         return False
 
     def look_up(self, module_names: tuple[str, ...]) -> None:
-        """Marks the list entries that match a module which is not counted, so that no error reports them as unused."""
+        """Marks the list entries that match an uncounted module as used, for the check of unused entries."""
 
-    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+    def store(
+        self, spec: ModelSpec, params: list[WeightTensor], dtype: str
+    ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         """Yields each tensor and the bytes of one copy of the tensor.
 
         dtype: number format of unconverted tensors.
@@ -218,8 +222,8 @@ class QuantizedSize:
 
     scheme: Scheme
     dtype: str
-    by_part: Parts
-    by_component: dict[str, Parts]
+    by_part: StoredBytes
+    by_component: dict[str, StoredBytes]
 
     @property
     def total(self) -> Number:
@@ -231,17 +235,17 @@ def quantized_size(
     scheme: Scheme,
     dtype: str = "bfloat16",
     extra_parts: frozenset[str] = frozenset(),
-    names: ModuleNames | None = None,
+    module_names: ModuleNames | None = None,
 ) -> QuantizedSize:
     """Computes the bytes of all parameters; a tied weight counts once. Vision and audio encoders are not converted.
 
     dtype: full name of the number format of unconverted tensors; default bfloat16.
     extra_parts: optional parts to include (`mtp`, `towers`).
-    names: the names of the modules in the published model, which a scheme's lists are matched with; default those of
-        Llama's class.
+    module_names: the names of the modules in the published model, which a scheme's lists are matched with; default
+        those of Llama's class.
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
-    parts_by_component: dict[str, Parts] = {}
+    parts_by_component: dict[str, StoredBytes] = {}
     most_layers = max(stack.num_hidden_layers for _, stack in spec.stacks())
     if isinstance(most_layers, int) and most_layers > MOST_LAYERS:
         raise InputError(
@@ -250,13 +254,13 @@ def quantized_size(
     tree = spec.tree()
     params = list(weight_tensors_of(tree, extra_parts))
     if scheme.reads_names:
-        names = names or ModuleNames(tree, spec.kind, {})
-        params = [replace(param, names=names(param.path)) for param in params]
+        module_names = module_names or ModuleNames(tree, spec.kind, {})
+        params = [replace(param, names=module_names(param.path)) for param in params]
         included_paths = {param.path for param in params}
         for tensor_path in (
             param.path for param in weight_tensors_of(tree, frozenset({MTP.name})) if param.path not in included_paths
         ):
-            scheme.look_up(names(tensor_path))
+            scheme.look_up(module_names(tensor_path))
     text_tensors = [weight_site for weight_site in params if weight_site.optional != TOWERS.name]
     encoder_tensors = [weight_site for weight_site in params if weight_site.optional == TOWERS.name]
     if encoder_tensors and scheme.unconverted_dtype(dtype) != dtype:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .base import Scheme
-from .fields import Fields
-from .formats import FP4, FP8, LinearFormat, PackedInt, Static, Whole, WholeInt
-from .linear import Group, LinearScheme
+from .fields import ConfigFields
+from .formats import FP4, FP8, ActivationScales, LinearFormat, PackedInt, Whole, WholeInt
+from .linear import LayerGroup, LinearScheme
 from .modelopt import KV
 from .patterns import ModuleList
 
@@ -30,7 +30,7 @@ ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype"
 """Fields that every scheme has for weights or activations; some of them are checked below."""
 
 
-def compressed_tensors(config: Fields) -> Scheme:
+def read_compressed_tensors(config: ConfigFields) -> Scheme:
     """Reads a compressed-tensors config with the groups of `config_groups`.
 
     A module has the format of the group with its name, else of one with a pattern for it, else of that of `Linear`,
@@ -44,16 +44,16 @@ def compressed_tensors(config: Fields) -> Scheme:
     groups_table = config.get_table("config_groups")
     if groups_table is None or not groups_table.data:
         raise config.value_error("config_groups", None, "a table of groups")
-    groups_by_rank: dict[int, list[Group]] = {rank: [] for rank in range(len(TARGETS))}
+    groups_by_rank: dict[int, list[LayerGroup]] = {rank: [] for rank in range(len(TARGETS))}
     format_labels = []
     for _, group_table in groups_table.get_tables("how a group of modules is quantised"):
-        target_names, storage_format, label = _read_group(group_table, model_format)
+        target_names, storage_format, scheme_label = _read_group(group_table, model_format)
         for rank, is_target in enumerate(TARGETS):
-            names = [name for name in target_names if is_target(name)]
-            if names:
-                modules = None if "Linear" in names else ModuleList(names, "compressed-tensors", "targets")
-                groups_by_rank[rank].append(Group(storage_format, modules))
-        format_labels.append(label)
+            layer_names = [target_name for target_name in target_names if is_target(target_name)]
+            if layer_names:
+                modules = None if "Linear" in layer_names else ModuleList(layer_names, "compressed-tensors", "targets")
+                groups_by_rank[rank].append(LayerGroup(storage_format, modules))
+        format_labels.append(scheme_label)
     module_groups = [module_group for rank_groups in groups_by_rank.values() for module_group in rank_groups]
     excluded_modules = ModuleList(
         config.get_all_strings("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
@@ -84,32 +84,36 @@ TARGETS: tuple[Callable[[str], bool], ...] = (
 """The kinds of targets, the most specific first: names of modules, patterns, and the class of all linear layers."""
 
 
-def _read_group(config: Fields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
+def _read_group(config: ConfigFields, model_format: Any) -> tuple[list[str], LinearFormat, str]:
     """Returns the targets of a group, their storage format, and the format's label."""
     config.check_field("output_activations", None)
     target_names = config.get_strings("targets")
-    weights, inputs = config.get_table("weights"), config.get_table("input_activations")
+    weights, input_fields = config.get_table("weights"), config.get_table("input_activations")
     layout = config.get("format") or model_format
     config.check_all_read()
     if weights is None:
         raise config.value_error("weights", None, "how weights are quantised")
     if not target_names:
         raise config.value_error("targets", target_names, "module names or Linear")
-    return (target_names, *_storage_format(weights, layout, _static_scales(inputs)))
+    return (target_names, *_storage_format(weights, layout, _static_scales(input_fields)))
 
 
-def _static_scales(inputs: Fields | None) -> Static:
+def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
     """Returns the stored scales of activations: none if dynamic, and one if only group scales are dynamic."""
-    if inputs is None:
-        return Static()
-    inputs.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
-    dynamic, strategy, symmetric = inputs.get("dynamic", False), inputs.get("strategy"), inputs.get("symmetric", True)
-    inputs.check_all_read()
-    inputs.check_choice("dynamic", dynamic, True, False, "local")
-    inputs.check_choice("symmetric", symmetric, True, False)
+    if input_fields is None:
+        return ActivationScales()
+    input_fields.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
+    dynamic, strategy, symmetric = (
+        input_fields.get("dynamic", False),
+        input_fields.get("strategy"),
+        input_fields.get("symmetric", True),
+    )
+    input_fields.check_all_read()
+    input_fields.check_choice("dynamic", dynamic, True, False, "local")
+    input_fields.check_choice("symmetric", symmetric, True, False)
     if dynamic is False:
-        inputs.check_choice("strategy", strategy, "tensor", None)
-    return Static() if dynamic is True else Static(1, 0 if symmetric else 1)
+        input_fields.check_choice("strategy", strategy, "tensor", None)
+    return ActivationScales() if dynamic is True else ActivationScales(1, 0 if symmetric else 1)
 
 
 class _Weights(NamedTuple):
@@ -122,7 +126,7 @@ class _Weights(NamedTuple):
     blocks: (rows, columns) that share a scale; None without blocks.
     """
 
-    fields: Fields
+    fields: ConfigFields
     layout: str
     kind: str
     bits: Any
@@ -132,7 +136,7 @@ class _Weights(NamedTuple):
     symmetric: bool
 
 
-def _read_weights(weight_fields: Fields, layout: Any) -> _Weights:
+def _read_weights(weight_fields: ConfigFields, layout: Any) -> _Weights:
     """Reads and checks the fields of `weights` that all formats share."""
     weight_fields.ignore(*ARGUMENTS)
     weight_fields.check_field("dynamic", False, None)
@@ -153,7 +157,9 @@ def _read_weights(weight_fields: Fields, layout: Any) -> _Weights:
     return _Weights(weight_fields, layout, element_type, bits, group_size, block_shape, strategy, is_symmetric)
 
 
-def _storage_format(group_table: Fields, layout: Any, static_scales: Static) -> tuple[LinearFormat, str]:
+def _storage_format(
+    group_table: ConfigFields, layout: Any, static_scales: ActivationScales
+) -> tuple[LinearFormat, str]:
     """Returns the storage format of a module group, and the format's label."""
     weights = _read_weights(group_table, layout)
     if weights.kind == "float":
@@ -161,7 +167,7 @@ def _storage_format(group_table: Fields, layout: Any, static_scales: Static) -> 
     return _packed_int(weights) if weights.layout == "pack-quantized" else _whole_int(weights, static_scales)
 
 
-def _fp4_format(weights: _Weights, static_scales: Static) -> tuple[LinearFormat, str]:
+def _fp4_format(weights: _Weights, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     weights.fields.check_choice("symmetric", weights.symmetric, True)
     match weights.strategy, weights.layout:
         case "tensor_group", "nvfp4-pack-quantized":
@@ -172,7 +178,7 @@ def _fp4_format(weights: _Weights, static_scales: Static) -> tuple[LinearFormat,
     raise weights.fields.value_error("format", weights.layout, expected_formats)
 
 
-def _fp8_format(weights: _Weights, static_scales: Static) -> tuple[LinearFormat, str]:
+def _fp8_format(weights: _Weights, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the format of fp8 weights, and the element type's name."""
     weight_fields, strategy, is_microscaling = weights.fields, weights.strategy, weights.layout == "mxfp8-quantized"
     weight_fields.check_choice("num_bits", weights.bits, 8)
@@ -194,13 +200,13 @@ def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
     weight_fields, bits, strategy = weights.fields, weights.bits, weights.strategy
     weight_fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
     weight_fields.check_choice("strategy", strategy, "tensor", "channel", "group")
-    group = weights.group if strategy == "group" else None
+    group_size = weights.group if strategy == "group" else None
     has_indices = weight_fields.get("actorder") in ("group", True)
-    packed_format = PackedInt(bits, group, weights.symmetric, has_indices, whole=strategy == "tensor")
-    return packed_format, f"w{bits}a16" + ("" if group is None else f"-g{group}")
+    packed_format = PackedInt(bits, group_size, weights.symmetric, has_indices, whole=strategy == "tensor")
+    return packed_format, f"w{bits}a16" + ("" if group_size is None else f"-g{group_size}")
 
 
-def _whole_int(weights: _Weights, static_scales: Static) -> tuple[LinearFormat, str]:
+def _whole_int(weights: _Weights, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the integer format with one byte per code."""
     bits, strategy = weights.bits, weights.strategy
     weights.fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)

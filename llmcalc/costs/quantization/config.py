@@ -15,12 +15,12 @@ from ...errors import InputError, shown, suggest
 from ...record import TEXT_SECTIONS
 from . import libraries, named
 from .base import WITHOUT, Scheme
-from .compressed import compressed_tensors
-from .fields import NO_FIELDS, Fields
-from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, Ternary, WholeInt
-from .linear import Group, LinearScheme, every_linear, listed_modules
-from .mlx import BARE_ROUTERS, MLXScheme, mlx
-from .modelopt import listed_groups, modelopt
+from .compressed import read_compressed_tensors
+from .fields import NO_FIELDS, ConfigFields
+from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
+from .linear import LayerGroup, LinearScheme, every_linear, listed_modules
+from .mlx import BARE_ROUTERS, MLXScheme, read_mlx
+from .modelopt import listed_groups, read_modelopt
 from .patterns import ModuleList
 
 CALIBRATION = (
@@ -47,14 +47,14 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> Scheme | None:
     method_name = OTHER_METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
     if not isinstance(method_name, str) or method_name not in METHODS:
         known_methods = ", ".join(METHODS)
-        suggestion = suggest(method_name, list(METHODS)) if isinstance(method_name, str) else ""
+        suggestion_text = suggest(method_name, list(METHODS)) if isinstance(method_name, str) else ""
         raise InputError(
             f"quantization_config.quant_method: {shown(method_name)} is not known; expected one of {known_methods}."
-            f"{suggestion} ({WITHOUT})"
+            f"{suggestion_text} ({WITHOUT})"
         )
     if method_name == "fp8" and config_section.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
         quant_table = {"expert_dtype": config_section["expert_dtype"], **quant_table}
-    scheme_fields = Fields(quant_table, f"quantization_config of {method_name}")
+    scheme_fields = ConfigFields(quant_table, f"quantization_config of {method_name}")
     try:
         scheme = METHODS[method_name](scheme_fields)
         scheme_fields.check_all_read()
@@ -83,7 +83,7 @@ def _method_without_name(quant_table: Mapping[str, Any]) -> str | None:
     return "mlx" if "group_size" in quant_table and "bits" in quant_table else None
 
 
-def _read_fp8(config: Fields) -> Scheme:
+def _read_fp8(config: ConfigFields) -> Scheme:
     """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor.
 
     Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4). `ignored_layers` is
@@ -91,52 +91,57 @@ def _read_fp8(config: Fields) -> Scheme:
     `Fp8Config.get_quant_method`): that of MiMo-V2.5 is in bf16.
     """
     config.ignore("fmt", "dequantize", "act_per_tensor")
-    block, scheme = config.get_integer_pair("weight_block_size"), config.get("activation_scheme", "dynamic")
+    block, activation_scheme = config.get_integer_pair("weight_block_size"), config.get("activation_scheme", "dynamic")
     scale_format, expert_dtype = config.get("scale_fmt", "float"), config.get("expert_dtype", "fp8")
-    config.check_choice("activation_scheme", scheme, "dynamic", "static")
+    config.check_choice("activation_scheme", activation_scheme, "dynamic", "static")
     config.check_choice("scale_fmt", scale_format, "float", "ue8m0", None)
     config.check_choice("expert_dtype", expert_dtype, "fp8", "fp4")
     config.check_field("modules_to_convert", None)
     config.check_field("store_dtype", None, "fp8")
     config.check_field("weight_per_tensor", False, None, *(() if block else (True,)))
     listed_layers = config.get_table("quantized_layers")
-    unconverted_groups: tuple[Group, ...] = ()
+    unconverted_groups: tuple[LayerGroup, ...] = ()
     if listed_layers is not None:
         config.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
         unconverted_groups, _ = listed_groups(listed_layers)
     has_byte_scales = scale_format == "ue8m0" and (expert_dtype == "fp4" or bool(unconverted_groups))
     scale_bytes = 1 if has_byte_scales else 4
-    linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)
+    linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if activation_scheme == "static" else 0)
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if expert_dtype == "fp4" else None
     remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
         if scale_format == "ue8m0" and block and not has_byte_scales
         else ()
     )
-    label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
+    scheme_label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
     format_source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
     linear_scheme = every_linear(
         config,
-        LinearScheme(label, format_source, remarks, (*unconverted_groups, Group(linear_format, experts=expert_format))),
+        LinearScheme(
+            scheme_label,
+            format_source,
+            remarks,
+            (*unconverted_groups, LayerGroup(linear_format, experts=expert_format)),
+        ),
         "modules_to_not_convert",
         "ignored_layers",
     )
     return replace(linear_scheme, head=config.get("modules_to_not_convert") is not None)
 
 
-def _read_fbgemm(config: Fields) -> Scheme:
+def _read_fbgemm(config: ConfigFields) -> Scheme:
     config.ignore("activation_scale_ub")
-    return every_linear(config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (Group(FP8("row")),)))
+    return every_linear(config, LinearScheme("fp8-channel", named.FBGEMM_SOURCE, (), (LayerGroup(FP8("row")),)))
 
 
-def _ignore_exporter(config: Fields) -> None:
+def _ignore_exporter(config: ConfigFields) -> None:
     """Ignores AutoRound's own settings in a checkpoint that AutoRound exported in another library's format."""
     if "autoround_version" in config.data or "provider" in config.data:
         libraries.ignore_settings_of_auto_round(config)
         config.check_field("data_type", "int", default_value="int")
 
 
-def _read_awq(config: Fields) -> Scheme:
+def _read_awq(config: ConfigFields) -> Scheme:
     """Reads a config of AWQ, in the layout `gemm`."""
     config.ignore(*CALIBRATION, "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
     _ignore_exporter(config)
@@ -151,12 +156,12 @@ def _read_awq(config: Fields) -> Scheme:
         f"awq-int4{_group_suffix(group_size)}",
         named.AWQ_SOURCE,
         (),
-        (Group(AWQ(group_size)),),
+        (LayerGroup(AWQ(group_size)),),
         excluded=ModuleList(config.get_strings("modules_to_not_convert"), "awq"),
     )
 
 
-def _read_gptq(config: Fields) -> Scheme:
+def _read_gptq(config: ConfigFields) -> Scheme:
     """Reads a config of GPTQ for the layers in `modules_in_block_to_quantize`; by default for every linear layer."""
     config.ignore(
         *CALIBRATION, "static_groups", "use_cuda_fp16", "use_exllama", "disable_exllama", "max_input_len",
@@ -188,7 +193,7 @@ def _read_gptq(config: Fields) -> Scheme:
         if any(not isinstance(listed_name, str) for listed_name in listed_names):
             raise config.value_error("modules_in_block_to_quantize", quantized_modules, "lists of module names")
         module_list = ModuleList(listed_names, config_field="modules_in_block_to_quantize")
-    module_groups = (*_read_dynamic(config, bits, group_size), Group(GPTQ(bits, group_size), module_list))
+    module_groups = (*_read_dynamic(config, bits, group_size), LayerGroup(GPTQ(bits, group_size), module_list))
     excluded_modules = listed_modules(config)
     return LinearScheme(
         f"gptq-int{bits}{_group_suffix(group_size)}",
@@ -200,7 +205,7 @@ def _read_gptq(config: Fields) -> Scheme:
     )
 
 
-def _read_dynamic(config: Fields, bits: int, group_size: int | None) -> Iterator[Group]:
+def _read_dynamic(config: ConfigFields, bits: int, group_size: int | None) -> Iterator[LayerGroup]:
     """Reads GPTQModel's `dynamic`: regular expression → replaced fields of the config; `-:` means not converted.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
@@ -211,7 +216,7 @@ def _read_dynamic(config: Fields, bits: int, group_size: int | None) -> Iterator
         regular_expression = module_pattern.removeprefix("-:").removeprefix("+:")
         modules = ModuleList([f"re:{regular_expression}"], "compressed-tensors", "dynamic")
         if module_pattern.startswith("-:"):
-            yield Group(None, modules)
+            yield LayerGroup(None, modules)
             continue
         if module_rule is None:
             raise config.value_error("dynamic", module_pattern, "a table of fields for each pattern without -:")
@@ -219,20 +224,22 @@ def _read_dynamic(config: Fields, bits: int, group_size: int | None) -> Iterator
             "sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential"
         )
         module_bits = module_rule.get("bits", bits)
-        columns = (
+        group_columns = (
             module_rule.get_group_size("group_size", group_size) if "group_size" in module_rule.data else group_size
         )
         module_rule.check_all_read()
         module_rule.check_choice("bits", module_bits, 2, 3, 4, 8)
-        yield Group(GPTQ(module_bits, columns), modules)
+        yield LayerGroup(GPTQ(module_bits, group_columns), modules)
 
 
-def _read_bitsandbytes(config: Fields) -> Scheme:
+def _read_bitsandbytes(config: ConfigFields) -> Scheme:
     """Reads a bitsandbytes config: int8, nf4 or fp4, optionally with quantized scales."""
     config.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
-    is_4_bit, is_8_bit = (config.get(name, config.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
+    is_4_bit, is_8_bit = (
+        config.get(flag_name, config.get(f"_{flag_name}", False)) for flag_name in ("load_in_4bit", "load_in_8bit")
+    )
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
     code_type, is_double = config.get("bnb_4bit_quant_type", "fp4"), config.get("bnb_4bit_use_double_quant", False)
@@ -240,65 +247,67 @@ def _read_bitsandbytes(config: Fields) -> Scheme:
         raise config.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:
         return every_linear(
-            config, LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (Group(Bnb8()),)), "llm_int8_skip_modules"
+            config,
+            LinearScheme("int8", named.BNB_SOURCE, (named.STACKED,), (LayerGroup(Bnb8()),)),
+            "llm_int8_skip_modules",
         )
     config.check_choice("bnb_4bit_quant_type", code_type, "nf4", "fp4")
     config.check_choice("bnb_4bit_use_double_quant", is_double, False, True)
     return every_linear(
         config,
-        named.bnb4(f"{code_type}-double" if is_double else str(code_type), bool(is_double)),
+        named.bnb4_scheme(f"{code_type}-double" if is_double else str(code_type), bool(is_double)),
         "llm_int8_skip_modules",
     )
 
 
-def _read_mxfp4(config: Fields) -> Scheme:
+def _read_mxfp4(config: ConfigFields) -> Scheme:
     config.ignore("dequantize")
-    return replace(named.mxfp4("mxfp4"), excluded=listed_modules(config))
+    return replace(named.mxfp4_scheme("mxfp4"), excluded=listed_modules(config))
 
 
-def _read_bitnet(config: Fields) -> Scheme | None:
+def _read_bitnet(config: ConfigFields) -> Scheme | None:
     """Reads a BitNet config; None for online quantization, whose checkpoint stores plain weights."""
     config.ignore("rms_norm_eps", "quantization_mode")
     quant_mode, linear_class = config.get("quantization_mode", "offline"), config.get("linear_class", "bitlinear")
     config.check_choice("quantization_mode", quant_mode, "offline", "online")
     config.check_choice("linear_class", linear_class, "bitlinear", "autobitlinear")
     config.check_field("use_rms_norm", False, default_value=False)
-    scheme = every_linear(config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (Group(Ternary()),)))
+    scheme = every_linear(config, LinearScheme("bitnet", named.BITNET_SOURCE, (), (LayerGroup(TernaryCodes()),)))
     return None if quant_mode == "online" and linear_class == "autobitlinear" else scheme
 
 
-def _read_eetq(config: Fields) -> Scheme:
+def _read_eetq(config: ConfigFields) -> Scheme:
     config.check_field("weights", "int8", default_value="int8")
-    return every_linear(config, LinearScheme("eetq", named.EETQ_SOURCE, (), (Group(WholeInt(scale_bytes=2)),)))
+    return every_linear(config, LinearScheme("eetq", named.EETQ_SOURCE, (), (LayerGroup(WholeInt(scale_bytes=2)),)))
 
 
 def _group_suffix(group_size: int | None) -> str:
     return "" if group_size is None else f"-g{group_size}"
 
 
-METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
+METHODS: dict[str, Callable[[ConfigFields], Scheme | None]] = {
     "fp8": _read_fp8,
     "fbgemm_fp8": _read_fbgemm,
     "awq": _read_awq,
     "gptq": _read_gptq,
     "bitsandbytes": _read_bitsandbytes,
-    "compressed-tensors": compressed_tensors,
+    "compressed-tensors": read_compressed_tensors,
     "mxfp4": _read_mxfp4,
-    "modelopt": modelopt,
+    "modelopt": read_modelopt,
     "bitnet": _read_bitnet,
     "eetq": _read_eetq,
-    "mlx": mlx,
-    "auto-round": libraries.auto_round,
-    "hqq": libraries.hqq,
-    "quark": libraries.quark,
-    "torchao": libraries.torchao,
-    "quanto": libraries.quanto,
-    "aqlm": libraries.aqlm,
-    "metal": libraries.metal,
-    "higgs": libraries.higgs,
-    "gemma": libraries.gemma,
-    "exl2": partial(libraries.exllama, "exl2"),
-    "exl3": partial(libraries.exllama, "exl3"),
+    "mlx": read_mlx,
+    "auto-round": libraries.read_auto_round,
+    "hqq": libraries.read_hqq,
+    "quark": libraries.read_quark,
+    "torchao": libraries.read_torchao,
+    "quanto": libraries.read_quanto,
+    "aqlm": libraries.read_aqlm,
+    "metal": libraries.read_metal,
+    "higgs": libraries.read_higgs,
+    "gemma": libraries.read_gemma,
+    "exl2": partial(libraries.read_exllama, "exl2"),
+    "exl3": partial(libraries.read_exllama, "exl3"),
 }
 """`quant_method` → the function that reads its config."""
 

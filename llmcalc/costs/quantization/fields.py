@@ -13,7 +13,7 @@ COMMON = frozenset({"quant_method", "quantization_status", "global_compression_r
 LARGEST = 2**20
 
 
-class Fields:
+class ConfigFields:
     """A table of a config with a record of the fields that a reader has read."""
 
     def __init__(self, table_data: Mapping[str, Any], table_origin: str) -> None:
@@ -48,7 +48,10 @@ class Fields:
 
     def check_choice(self, field_name: str, field_value: Any, *allowed_values: Any) -> None:
         """Raises `InputError` for a value that is not among the allowed values."""
-        if not any(field_value == choice and type(field_value) is type(choice) for choice in allowed_values):
+        if not any(
+            field_value == allowed_value and type(field_value) is type(allowed_value)
+            for allowed_value in allowed_values
+        ):
             raise self.value_error(field_name, field_value, "one of " + ", ".join(map(repr, allowed_values)))
 
     def check_field(self, field_name: str, *allowed_values: Any, default_value: Any = None) -> None:
@@ -62,7 +65,7 @@ class Fields:
             if field_value is None:
                 continue
             if not isinstance(field_value, list) or any(
-                not isinstance(text, str) or not text or len(text) > 500 for text in field_value
+                not isinstance(entry_text, str) or not entry_text or len(entry_text) > 500 for entry_text in field_value
             ):
                 raise self.value_error(field_name, field_value, "a list of module names")
             return field_value
@@ -70,7 +73,9 @@ class Fields:
 
     def get_all_strings(self, *field_names: str) -> list[str]:
         """Returns the strings of all fields that are lists, without repetitions."""
-        return list(dict.fromkeys(text for field_name in field_names for text in self.get_strings(field_name)))
+        return list(
+            dict.fromkeys(entry_text for field_name in field_names for entry_text in self.get_strings(field_name))
+        )
 
     def get_group_size(self, field_name: str, default_value: int | None = None) -> int | None:
         """Returns the number of columns per scale; None for a whole row (−1 or null in configs)."""
@@ -89,27 +94,27 @@ class Fields:
         if (
             not isinstance(field_value, list)
             or len(field_value) != 2
-            or any(type(element) is not int or not 0 < element <= LARGEST for element in field_value)
+            or any(type(number) is not int or not 0 < number <= LARGEST for number in field_value)
         ):
             raise self.value_error(field_name, field_value, "two positive whole numbers, or null")
         return field_value[0], field_value[1]
 
-    def get_table(self, field_name: str) -> Fields | None:
+    def get_table(self, field_name: str) -> ConfigFields | None:
         """Returns a nested table; None if it is missing."""
         field_value = self.get(field_name)
         if field_value is None:
             return None
         if not isinstance(field_value, dict):
             raise self.value_error(field_name, field_value, "a table of fields")
-        return Fields(field_value, f"{self.where}: {field_name}")
+        return ConfigFields(field_value, f"{self.where}: {field_name}")
 
-    def get_tables(self, expected_values: str) -> Iterator[tuple[str, Fields]]:
+    def get_tables(self, expected_values: str) -> Iterator[tuple[str, ConfigFields]]:
         """Yields name and fields of every nested table. expected_values: the valid fields, for an error message."""
         for field_name in self.data:
-            fields = self.get_table(field_name)
-            if fields is None:
+            nested_fields = self.get_table(field_name)
+            if nested_fields is None:
                 raise self.value_error(field_name, None, expected_values)
-            yield field_name, fields
+            yield field_name, nested_fields
 
     def check_all_read(self) -> None:
         """Raises `InputError` for a field that was neither read nor ignored."""
@@ -119,5 +124,5 @@ class Fields:
             raise InputError(f"{self.where}: {unknown_fields[0][:60]}: not known; expected one of {known_fields}")
 
 
-NO_FIELDS = Fields({}, "")
+NO_FIELDS = ConfigFields({}, "")
 """A table without fields."""

@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias
 from ...algebra import Number, ceil_div, floor_div
 from ...errors import InputError
 from ...frozen import frozen
-from .base import Parts
+from .base import StoredBytes
 
 FP32, INT32 = 4, 4
 Whole: TypeAlias = Literal["row", "tensor"]
@@ -49,7 +49,7 @@ class IndivisibleMatrix(InputError):
 class LinearFormat:
     """The storage format of a linear layer."""
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         """Bytes of the layer's tensors, by part. plain_bytes: bytes per element of the model's own number format."""
         raise TypeError(f"{type(self).__name__} stores nothing")
 
@@ -89,7 +89,7 @@ def _indivisible_reason(dimension: str, matrix_size: Number, divisor: int, field
 
 
 @frozen(slots=True)
-class Static:
+class ActivationScales:
     """The stored scales of a layer's activations. scales: their number. zeros: zero points of one byte each."""
 
     scales: int = 0
@@ -111,14 +111,14 @@ class FP8(LinearFormat):
     static: int = 0
     static_zeros: int = 0
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         scale_bytes = plain_bytes if self.scale_bytes is None else self.scale_bytes
         if isinstance(self.over, tuple):
-            block_rows, columns = self.over
-            scale_count = ceil_div(n_out, block_rows) * ceil_div(n_in, columns)
+            block_rows, block_columns = self.over
+            scale_count = ceil_div(n_out, block_rows) * ceil_div(n_in, block_columns)
         else:
             scale_count = n_out if self.over == "row" else 1
-        return Parts(
+        return StoredBytes(
             weights=n_out * n_in,
             scales=scale_count * scale_bytes,
             other=self.static * (plain_bytes if self.scale_bytes is None else FP32) + self.static_zeros,
@@ -129,7 +129,7 @@ class FP8(LinearFormat):
         return isinstance(self.over, tuple)
 
     def refuses_shard(self, shard: Shape, whole: Shape) -> str:
-        """Returns the dimension that ranks divide inside a block of weights with one scale.
+        """Returns an error text if ranks divide a block of weights that shares a scale; empty if they do not.
 
         Sources: vLLM's quantization/utils/fp8_utils.py, `validate_fp8_block_shape`, and `Fp8MoEMethod.create_weights`;
         SGLang's fp8.py has the same checks.
@@ -173,9 +173,9 @@ class FP4(LinearFormat):
     static: int = 0
     scale_bytes: int = 1
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         block_count = n_out * ceil_div(n_in, self.block)
-        return Parts(
+        return StoredBytes(
             weights=n_out * ceil_div(n_in, 2),
             scales=block_count * self.scale_bytes + FP32 * self.tensor_scales,
             other=FP32 * self.static,
@@ -201,10 +201,14 @@ class AWQ(LinearFormat):
     group: int | None
     bits: int = 4
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         group_count = 1 if self.group is None else ceil_div(n_in, self.group)
-        words = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
-        return Parts(weights=n_in * words * INT32, scales=group_count * n_out * 2, zeros=group_count * words * INT32)
+        words_per_row = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
+        return StoredBytes(
+            weights=n_in * words_per_row * INT32,
+            scales=group_count * n_out * 2,
+            zeros=group_count * words_per_row * INT32,
+        )
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.group or 1, "group_size") or _indivisible_reason(
@@ -230,11 +234,11 @@ class GPTQ(LinearFormat):
     group: int | None
     indexed: bool = True
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         group_count = 1 if self.group is None else ceil_div(n_in, self.group)
         weights = floor_div(n_in * self.bits, 32) * n_out * INT32
         zero_point_bytes = group_count * floor_div(n_out * self.bits, 32) * INT32
-        return Parts(weights, group_count * n_out * 2, zero_point_bytes, n_in * INT32 if self.indexed else 0)
+        return StoredBytes(weights, group_count * n_out * 2, zero_point_bytes, n_in * INT32 if self.indexed else 0)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         codes_per_word = 32 if self.bits == 3 else 32 // self.bits
@@ -257,9 +261,9 @@ class AWQInt4(LinearFormat):
     group: int
     static: int = 0
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         scale_bytes = n_out * ceil_div(n_in, self.group) * FP32
-        return Parts(weights=floor_div(n_out, 2) * n_in, scales=scale_bytes, other=self.static * FP32)
+        return StoredBytes(weights=floor_div(n_out, 2) * n_in, scales=scale_bytes, other=self.static * FP32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("rows", n_out, 2) or _indivisible_reason("columns", n_in, self.group, "group_size")
@@ -277,12 +281,12 @@ class Bnb4(LinearFormat):
 
     double: bool = False
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         weight_count = n_out * n_in
         block_count = ceil_div(weight_count, BNB_BLOCK)
         scale_bytes = block_count + ceil_div(block_count, BNB_NESTED) * FP32 if self.double else block_count * FP32
         map_bytes = 16 * FP32 + (256 * FP32 if self.double else 0)
-        return Parts(weights=ceil_div(weight_count, 2), scales=scale_bytes, other=map_bytes)
+        return StoredBytes(weights=ceil_div(weight_count, 2), scales=scale_bytes, other=map_bytes)
 
     def describe(self) -> str:
         nested_scales_text = f", one fp32 scale per {BNB_NESTED} of these" if self.double else ""
@@ -294,8 +298,8 @@ class Bnb4(LinearFormat):
 class Bnb8(LinearFormat):
     """The LLM.int8() format of bitsandbytes."""
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        return Parts(weights=n_out * n_in, scales=n_out * FP32, other=1)
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+        return StoredBytes(weights=n_out * n_in, scales=n_out * FP32, other=1)
 
     def describe(self) -> str:
         return "int8, one fp32 scale per row, one byte for the layout"
@@ -316,23 +320,24 @@ class PackedInt(LinearFormat):
     indexed: bool = False
     whole: bool = False
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        groups = 1 if self.group is None else ceil_div(n_in, self.group)
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+        group_count = 1 if self.group is None else ceil_div(n_in, self.group)
         scaled_rows: Number = 1 if self.whole else n_out
         weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
-        zeros = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * groups
-        return Parts(weights, scaled_rows * groups * plain_bytes, zeros, 2 * 8 + (n_in * INT32 if self.indexed else 0))
+        zero_bytes = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
+        return StoredBytes(
+            weights, scaled_rows * group_count * plain_bytes, zero_bytes, 2 * 8 + (n_in * INT32 if self.indexed else 0)
+        )
 
     @property
     def kernels(self) -> str:
         return "packed-int"
 
     def describe(self) -> str:
-        zero = "" if self.symmetric else " and one zero point"
+        zero_text = "" if self.symmetric else " and one zero point"
         scale_extent = "tensor" if self.whole else _group_text(self.group)
-        return (
-            f"packed int{self.bits}, one scale (in the model's format){zero} per {scale_extent}, the shape as two int64"
-        )
+        scales_text = f"one scale (in the model's format){zero_text} per {scale_extent}"
+        return f"packed int{self.bits}, {scales_text}, the shape as two int64"
 
 
 @frozen(slots=True)
@@ -345,15 +350,15 @@ class WholeInt(LinearFormat):
 
     over: int | Whole = "row"
     symmetric: bool = True
-    static: Static = Static()
+    static: ActivationScales = ActivationScales()
     scale_bytes: int | None = None
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         scale_count: Number = 1 if self.over == "tensor" else n_out
         if isinstance(self.over, int):
             scale_count = n_out * ceil_div(n_in, self.over)
         scale_bytes = plain_bytes if self.scale_bytes is None else self.scale_bytes
-        return Parts(
+        return StoredBytes(
             n_out * n_in,
             scale_count * scale_bytes,
             0 if self.symmetric else scale_count,
@@ -376,10 +381,12 @@ class HQQ(LinearFormat):
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        groups = floor_div(n_out * n_in, self.group)
-        codes = ceil_div(groups, 10) * self.group * INT32 if self.bits == 3 else floor_div(n_out * n_in * self.bits, 8)
-        return Parts(codes, groups * plain_bytes, groups * plain_bytes)
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+        group_count = floor_div(n_out * n_in, self.group)
+        codes = (
+            ceil_div(group_count, 10) * self.group * INT32 if self.bits == 3 else floor_div(n_out * n_in * self.bits, 8)
+        )
+        return StoredBytes(codes, group_count * plain_bytes, group_count * plain_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("weights", n_out * n_in, self.group, "group_size")
@@ -389,15 +396,15 @@ class HQQ(LinearFormat):
 
 
 @frozen(slots=True)
-class Grouped(LinearFormat):
+class GroupedCodes(LinearFormat):
     """Packed codes with a scale and a shift per group of columns, both in the model's number format."""
 
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         scale_bytes = n_out * ceil_div(n_in, self.group) * plain_bytes
-        return Parts(ceil_div(n_out * n_in * self.bits, 8), scale_bytes, scale_bytes)
+        return StoredBytes(ceil_div(n_out * n_in * self.bits, 8), scale_bytes, scale_bytes)
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one shift (in the model's format) per group of {self.group} columns"
@@ -413,28 +420,28 @@ class QuantoInt(LinearFormat):
 
     bits: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        columns = next(
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+        column_count = next(
             (group_columns for group_columns in (128, 96, 64, 32) if n_in > 128 and n_in % group_columns == 0), n_in
         )
-        group_count = n_out * floor_div(n_in, columns)
-        code_bytes = ceil_div(group_count, 8 // self.bits) * columns
-        return Parts(code_bytes, group_count * plain_bytes, group_count * plain_bytes, 2 * plain_bytes)
+        group_count = n_out * floor_div(n_in, column_count)
+        code_bytes = ceil_div(group_count, 8 // self.bits) * column_count
+        return StoredBytes(code_bytes, group_count * plain_bytes, group_count * plain_bytes, 2 * plain_bytes)
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one shift (in the model's format) per group of at most 128 columns"
 
 
 @frozen(slots=True)
-class Metal(LinearFormat):
+class MetalInt(LinearFormat):
     """The affine format of `transformers`' MetalLinear: uint32 codes, an fp32 scale and shift per group of columns."""
 
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         scale_bytes = n_out * floor_div(n_in, self.group) * FP32
-        return Parts(n_out * floor_div(n_in * self.bits, 32) * INT32, scale_bytes, scale_bytes)
+        return StoredBytes(n_out * floor_div(n_in * self.bits, 32) * INT32, scale_bytes, scale_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.group, "group_size") or _indivisible_reason(
@@ -452,11 +459,11 @@ class Higgs(LinearFormat):
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         grid_points = 2**self.bits
         scale_bytes = n_out * floor_div(n_in, self.group) * plain_bytes
         table_bytes = (grid_points + 2 * grid_points**2) * plain_bytes
-        return Parts(floor_div(n_out * self.bits, 16) * n_in * 2, scale_bytes, other=table_bytes)
+        return StoredBytes(floor_div(n_out * self.bits, 16) * n_in * 2, scale_bytes, other=table_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.group, "group_size")
@@ -471,8 +478,8 @@ class StaticRange(LinearFormat):
 
     bits: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        return Parts(n_out * ceil_div(n_in * self.bits, 8), n_out * FP32, other=2 * FP32)
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+        return StoredBytes(n_out * ceil_div(n_in * self.bits, 8), n_out * FP32, other=2 * FP32)
 
     def describe(self) -> str:
         return f"int{self.bits}, one fp32 scale per row and two of activations"
@@ -490,9 +497,9 @@ class AQLM(LinearFormat):
     books: int
     bits: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         codes = floor_div(n_out, self.rows) * floor_div(n_in, self.columns) * self.books * (1 if self.bits <= 8 else 2)
-        return Parts(
+        return StoredBytes(
             codes, floor_div(n_out, self.rows) * 2, other=self.books * 2**self.bits * self.rows * self.columns * 2
         )
 
@@ -507,20 +514,20 @@ class AQLM(LinearFormat):
 
 
 @frozen(slots=True)
-class Averaged(LinearFormat):
+class AverageBits(LinearFormat):
     """EXL2's average bits per weight, with everything that a layer stores."""
 
     bits: Fraction
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        return Parts(ceil_div(n_out * n_in * self.bits.numerator, 8 * self.bits.denominator))
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+        return StoredBytes(ceil_div(n_out * n_in * self.bits.numerator, 8 * self.bits.denominator))
 
     def describe(self) -> str:
         return f"{float(self.bits):g} bits per weight"
 
 
 @frozen(slots=True)
-class Trellis(LinearFormat):
+class TrellisCodes(LinearFormat):
     """EXL3's trellises: sides padded to multiples of 128, an fp16 scale per row and column, and a codebook's number.
 
     bits: bits per weight. has_codebook: whether a layer stores the multiplier of its codebook, 4 bytes.
@@ -529,21 +536,21 @@ class Trellis(LinearFormat):
     bits: Fraction
     has_codebook: bool
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        rows, columns = (ceil_div(side_length, EXL3_SIDE) * EXL3_SIDE for side_length in (n_out, n_in))
-        code_bytes = ceil_div(rows * columns * self.bits.numerator, 8 * self.bits.denominator)
-        return Parts(code_bytes, (rows + columns) * 2, other=INT32 * self.has_codebook)
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+        padded_rows, padded_columns = (ceil_div(side_length, EXL3_SIDE) * EXL3_SIDE for side_length in (n_out, n_in))
+        code_bytes = ceil_div(padded_rows * padded_columns * self.bits.numerator, 8 * self.bits.denominator)
+        return StoredBytes(code_bytes, (padded_rows + padded_columns) * 2, other=INT32 * self.has_codebook)
 
     def describe(self) -> str:
         return f"{float(self.bits):g} bits per weight, fp16 scales of rows and columns, sides in multiples of 128"
 
 
 @frozen(slots=True)
-class Ternary(LinearFormat):
+class TernaryCodes(LinearFormat):
     """BitNet's ternary weights −1, 0 and 1: four rows per byte, and one scale in the model's number format."""
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
-        return Parts(weights=floor_div(n_out, 4) * n_in, scales=plain_bytes)
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
+        return StoredBytes(weights=floor_div(n_out, 4) * n_in, scales=plain_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("rows", n_out, 4)

@@ -22,7 +22,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import AttentionCore
 from ...optional import OPTIONAL_PARTS
-from .base import Parts, Scheme, WeightTensor, unquantized_parts, weight_tensors_of
+from .base import Scheme, StoredBytes, WeightTensor, unquantized_parts, weight_tensors_of
 from .blocks import BLOCKS
 
 MIXES = {
@@ -65,7 +65,9 @@ class GGUFMix(Scheme):
     imatrix: bool = False
     fused: bool = False
 
-    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+    def store(
+        self, spec: ModelSpec, params: list[WeightTensor], dtype: str
+    ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         model = self._rules_of_model(spec, params)
         for param in params:
             yield param, model.parts(param)
@@ -113,7 +115,7 @@ class GGUFMix(Scheme):
         note_texts.append(
             "norms, biases, routers and position embeddings in F32; metadata and padding of the file are not counted"
         )
-        apart_text = (
+        separate_text = (
             ""
             if self.fused
             else (
@@ -121,7 +123,9 @@ class GGUFMix(Scheme):
                 f"files that fuse them: --quantize {self.label}-qkv"
             )
         )
-        note_texts.append(f"q, k and v are one tensor (attn_qkv, typed as llama.cpp does since March 2026){apart_text}")
+        note_texts.append(
+            f"q, k and v are one tensor (attn_qkv, typed as llama.cpp does since March 2026){separate_text}"
+        )
         return [*note_texts, *self.remarks]
 
     def unconverted_dtype(self, dtype: str) -> str:
@@ -131,9 +135,9 @@ class GGUFMix(Scheme):
 class _ModelRules:
     """The properties of a model that llama.cpp's rules use: depth, experts, query groups, order of tensors."""
 
-    def __init__(self, mix: GGUFMix, spec: ModelSpec, params: list[WeightTensor]) -> None:
-        self.mix, self.layer_count = mix, spec.main.num_hidden_layers
-        self.fuses_qkv = mix.fused or any(
+    def __init__(self, quantization_mix: GGUFMix, spec: ModelSpec, params: list[WeightTensor]) -> None:
+        self.mix, self.layer_count = quantization_mix, spec.main.num_hidden_layers
+        self.fuses_qkv = quantization_mix.fused or any(
             getattr(layer.attention, "fused_qkv", False) for layer in spec.main.kinds().values()
         )
         ordered_sites = sorted(
@@ -155,16 +159,16 @@ class _ModelRules:
         """Returns the category of a tensor in llama.cpp's quantization rules; empty for a tensor that stays F32."""
         category = _tensor_category(param)
         if param.name in ("q_proj", "k_proj", "v_proj") and category:
-            siblings = {child.name for child in param.parent.children}
-            is_fused = param.kind == "attention" and self.fuses_qkv and {"q_proj", "k_proj", "v_proj"} <= siblings
+            sibling_names = {sibling.name for sibling in param.parent.children}
+            is_fused = param.kind == "attention" and self.fuses_qkv and {"q_proj", "k_proj", "v_proj"} <= sibling_names
             return "attn_qkv" if is_fused or _is_in_gated_delta_net(param) else category
         return category
 
-    def parts(self, param: WeightTensor) -> Parts:
+    def parts(self, param: WeightTensor) -> StoredBytes:
         """Returns the bytes of one model tensor, which the file may store as two tensors."""
-        total_parts = Parts()
-        for ggml_type, (rows, columns) in zip(self.types(param), _file_shapes(param), strict=True):
-            total_parts += _type_bytes(rows * columns, ggml_type)
+        total_parts = StoredBytes()
+        for ggml_type, (row_count, column_count) in zip(self.types(param), _file_shapes(param), strict=True):
+            total_parts += _type_bytes(row_count * column_count, ggml_type)
         return total_parts
 
     def types(self, param: WeightTensor) -> list[str]:
@@ -174,7 +178,7 @@ class _ModelRules:
         if category in ("", "kept"):
             return ["F16" if category else "F32"] * len(shapes)
         preferred_type = self._type_of_tensor(category, param)
-        return [self._type_or_fallback(preferred_type, columns, param) for _, columns in shapes]
+        return [self._type_or_fallback(preferred_type, column_count, param) for _, column_count in shapes]
 
     def _type_of_tensor(self, category: str, param: WeightTensor) -> str:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
@@ -239,24 +243,24 @@ class _ModelRules:
             return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix_name]
         return default_type
 
-    def _type_or_fallback(self, ggml_type: str, columns: int, param: WeightTensor) -> str:
-        """Returns the ggml type, or its fallback if `columns` is not a multiple of the block (tensor_type_fallback).
+    def _type_or_fallback(self, ggml_type: str, column_count: int, param: WeightTensor) -> str:
+        """Returns the ggml type, or its fallback if blocks do not divide the columns (tensor_type_fallback).
 
         Raises `InputError` if llama-quantize has no fallback. Q8_0 files come from the converter, whose fallback is
         F16.
         """
-        if columns % BLOCKS[ggml_type][0] == 0:
+        if column_count % BLOCKS[ggml_type][0] == 0:
             return ggml_type
         fallback_type = FALLBACK.get(ggml_type)
         if fallback_type is None:
             if self.mix.mix == "Q8_0":
                 return "F16"
             raise InputError(
-                f"--quantize {self.mix.label}: {param.path}: rows of {columns:,} are not a multiple of "
+                f"--quantize {self.mix.label}: {param.path}: rows of {column_count:,} are not a multiple of "
                 f"{ggml_type}'s {BLOCKS[ggml_type][0]}, and llama-quantize has no other type for it; expected another "
                 "scheme"
             )
-        return fallback_type if columns % BLOCKS[fallback_type][0] == 0 else "F16"
+        return fallback_type if column_count % BLOCKS[fallback_type][0] == 0 else "F16"
 
 
 def _first_occurrence_indices(kind_names: Iterable[str]) -> dict[str, int]:
@@ -286,38 +290,44 @@ def _tensor_category(param: WeightTensor) -> str:
 
     It is empty for a tensor that stays F32, and `kept` for one that stays in the converter's 16 bits.
     """
-    kind, name = param.kind, param.name
+    tensor_kind, tensor_name = param.kind, param.name
     if param.path in ("embed_tokens", "per_layer_embedding.embed"):
         return "token_embd"
-    if param.tensor.role != "matrix" or kind == "router" or name in ("shared_expert_gate", "coefficients"):
-        return ""
-    siblings = {child.name for child in param.parent.children}
     if (
-        kind == "streams"
+        param.tensor.role != "matrix"
+        or tensor_kind == "router"
+        or tensor_name in ("shared_expert_gate", "coefficients")
+    ):
+        return ""
+    sibling_names = {sibling.name for sibling in param.parent.children}
+    if (
+        tensor_kind == "streams"
         or param.path == "per_layer_embedding.projection"
-        or {"left", "right"} <= siblings
+        or {"left", "right"} <= sibling_names
         or param.tensor.shape[0] == 1
     ):
         return "kept"  # altup, per_layer_model_proj, laurel; a matrix of one row is a 1-D tensor in the file
     if ".indexer." in param.path:
         return (
-            "other" if "weights_proj" in siblings else "kept"
+            "other" if "weights_proj" in sibling_names else "kept"
         )  # MiniMax: the block indexer's matrices are too small to quantise
-    if kind == "lm_head" and name in ("lm_head", "decoder"):
+    if tensor_kind == "lm_head" and tensor_name in ("lm_head", "decoder"):
         return "output"
-    if kind in ("feed_forward", "experts", "shared_expert"):
-        return "ffn_down" if name == "down_proj" else "other"
-    if kind == "attention" or (
-        kind == "linear_attention" and {"q_proj", "v_proj", "b_proj"} <= siblings and not _is_in_gated_delta_net(param)
+    if tensor_kind in ("feed_forward", "experts", "shared_expert"):
+        return "ffn_down" if tensor_name == "down_proj" else "other"
+    if tensor_kind == "attention" or (
+        tensor_kind == "linear_attention"
+        and {"q_proj", "v_proj", "b_proj"} <= sibling_names
+        and not _is_in_gated_delta_net(param)
     ):  # KDA (Kimi Linear)
-        return CATEGORIES.get(name, "other")
+        return CATEGORIES.get(tensor_name, "other")
     return "other"
 
 
 def _is_in_gated_delta_net(param: WeightTensor) -> bool:
     """Whether a tensor belongs to a gated DeltaNet, whose q, k and v are always one tensor `attn_qkv` in a file."""
     return param.kind == "linear_attention" and {"a_proj", "b_proj", "v_proj"} <= {
-        child.name for child in param.parent.children
+        sibling.name for sibling in param.parent.children
     }
 
 
@@ -334,21 +344,23 @@ def _query_groups(params: list[WeightTensor]) -> Number:
     ]
     if not mixers_with_keys:
         return 1
-    param = min(mixers_with_keys, key=lambda candidate: -1 if candidate.layer is None else candidate.layer)
-    core = next((child.op for child in param.parent.children if isinstance(child.op, AttentionCore)), None)
-    if core is None or (
-        param.layer and not any(_is_in_gated_delta_net(candidate) for candidate in params if candidate.layer == 0)
+    param = min(mixers_with_keys, key=lambda other_param: -1 if other_param.layer is None else other_param.layer)
+    attention_core = next(
+        (sibling.op for sibling in param.parent.children if isinstance(sibling.op, AttentionCore)), None
+    )
+    if attention_core is None or (
+        param.layer and not any(_is_in_gated_delta_net(other_param) for other_param in params if other_param.layer == 0)
     ):
-        return 1 if core is None else 0
-    return core.heads * core.qk_dim // param.tensor.shape[0]
+        return 1 if attention_core is None else 0
+    return attention_core.heads * attention_core.qk_dim // param.tensor.shape[0]
 
 
 def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
     """Returns (rows, columns) of each file tensor of one model tensor."""
     shape = param.tensor.shape
-    core = next((child for child in param.parent.children if isinstance(child.op, AttentionCore)), None)
-    if param.name == "kv_b_proj" and core is not None and "absorbed" in core.forms:
-        expanded_op, absorbed_op = core.op, core.forms["absorbed"]
+    attention_core = next((sibling for sibling in param.parent.children if isinstance(sibling.op, AttentionCore)), None)
+    if param.name == "kv_b_proj" and attention_core is not None and "absorbed" in attention_core.forms:
+        expanded_op, absorbed_op = attention_core.op, attention_core.forms["absorbed"]
         assert isinstance(expanded_op, AttentionCore)
         assert isinstance(absorbed_op, AttentionCore)
         latent_width, rope_width = absorbed_op.v_dim, absorbed_op.qk_dim - absorbed_op.v_dim
@@ -363,9 +375,9 @@ def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
 PLAIN = {"F32": "float32", "F16": "float16"}
 
 
-def _type_bytes(elements: int, ggml_type: str) -> Parts:
+def _type_bytes(elements: int, ggml_type: str) -> StoredBytes:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
         return unquantized_parts(elements, PLAIN[ggml_type])
     block, codes, scales, minima = BLOCKS[ggml_type]
-    return Parts(codes, scales, minima) * (elements // block)
+    return StoredBytes(codes, scales, minima) * (elements // block)

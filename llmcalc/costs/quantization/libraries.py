@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from .base import Scheme
-from .fields import NO_FIELDS, Fields
+from .fields import NO_FIELDS, ConfigFields
 from .formats import (
     AQLM,
     AWQ,
@@ -23,18 +23,18 @@ from .formats import (
     FP8,
     GPTQ,
     HQQ,
-    Averaged,
-    Grouped,
+    ActivationScales,
+    AverageBits,
+    GroupedCodes,
     Higgs,
     LinearFormat,
-    Metal,
+    MetalInt,
     QuantoInt,
-    Static,
     StaticRange,
-    Trellis,
+    TrellisCodes,
     WholeInt,
 )
-from .linear import Group, LinearScheme, every_linear, listed_modules
+from .linear import LayerGroup, LinearScheme, every_linear, listed_modules
 from .modelopt import KV
 from .patterns import ModuleList
 
@@ -60,13 +60,13 @@ AUTO_ROUND = (
 """Fields of AutoRound on how codes were found, and on what its integer formats do not store."""
 
 
-def ignore_settings_of_auto_round(config: Fields) -> None:
+def ignore_settings_of_auto_round(config: ConfigFields) -> None:
     """Ignores the settings that AutoRound adds to a config, also in its exports as AWQ and GPTQ."""
     config.ignore(*AUTO_ROUND)
     config.check_field("provider", "auto-round", default_value="auto-round")
 
 
-def auto_round(scheme_fields: Fields) -> Scheme:
+def read_auto_round(scheme_fields: ConfigFields) -> Scheme:
     """Reads an auto-round config: GPTQ's layout without indices, AWQ's, or the 4- and 8-bit floats of llm-compressor.
 
     `extra_config` has the format of single layers.
@@ -74,48 +74,57 @@ def auto_round(scheme_fields: Fields) -> Scheme:
     static_scales = 1 if "static" in str(scheme_fields.get("act_data_type")) else 0
     ignore_settings_of_auto_round(scheme_fields)
     default_type = scheme_fields.get("data_type", "int")
-    packing = scheme_fields.get("packing_format", "auto_round:auto_gptq")
-    if not isinstance(packing, str) or not packing.startswith("auto_round"):
-        raise scheme_fields.value_error("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
+    packing_format = scheme_fields.get("packing_format", "auto_round:auto_gptq")
+    if not isinstance(packing_format, str) or not packing_format.startswith("auto_round"):
+        raise scheme_fields.value_error("packing_format", packing_format, "auto_round:auto_gptq or auto_round:auto_awq")
     bits, group_size = scheme_fields.get("bits"), scheme_fields.get_group_size("group_size", 128)
 
-    def storage_format_of(config: Fields, bits_field: str, bits: Any, group_size: int | None) -> LinearFormat | None:
+    def storage_format_of(
+        module_fields: ConfigFields, bits_field: str, bits: Any, group_size: int | None
+    ) -> LinearFormat | None:
         if bits is not None and type(bits) is int and bits >= 16:
             return None
-        data_type = config.get("data_type", default_type)
-        config.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
+        data_type = module_fields.get("data_type", default_type)
+        module_fields.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
         if data_type != "int":
-            config.check_choice(bits_field, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
+            module_fields.check_choice(bits_field, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
             block = 32 if data_type == "mx_fp" else 16
             if group_size != block:
-                raise config.value_error("group_size", group_size, f"{block}, the block of {data_type}")
+                raise module_fields.value_error("group_size", group_size, f"{block}, the block of {data_type}")
             return (
                 FP8((1, block), 1) if bits == 8 else FP4(block, *((1, static_scales) if data_type == "nv_fp" else ()))
             )
-        config.check_choice(bits_field, bits, 2, 3, 4, 8)
-        return AWQ(group_size, bits) if "awq" in packing else GPTQ(bits, group_size, indexed="gptqmodel" in packing)
+        module_fields.check_choice(bits_field, bits, 2, 3, 4, 8)
+        return (
+            AWQ(group_size, bits)
+            if "awq" in packing_format
+            else GPTQ(bits, group_size, indexed="gptqmodel" in packing_format)
+        )
 
-    module_groups: list[Group] = []
+    module_groups: list[LayerGroup] = []
     extra_config = scheme_fields.get_table("extra_config") or NO_FIELDS
-    for bits_field, config in extra_config.get_tables("a table of fields for each module"):
+    for bits_field, module_fields in extra_config.get_tables("a table of fields for each module"):
         other_format = storage_format_of(
-            config, "bits", config.get("bits", bits), config.get_group_size("group_size", group_size)
+            module_fields,
+            "bits",
+            module_fields.get("bits", bits),
+            module_fields.get_group_size("group_size", group_size),
         )
         list_entry = f"re:{bits_field}" if set(bits_field) & PATTERN else bits_field
-        module_groups.append(Group(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
+        module_groups.append(LayerGroup(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
     default_format = storage_format_of(scheme_fields, "bits", bits, group_size)
     number_kind = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
-    label = f"auto-round-{number_kind}{bits}" + ("" if group_size is None else f"-g{group_size}")
+    scheme_label = f"auto-round-{number_kind}{bits}" + ("" if group_size is None else f"-g{group_size}")
     return LinearScheme(
-        label,
+        scheme_label,
         "auto-round",
         (),
-        (*module_groups, Group(default_format)),
+        (*module_groups, LayerGroup(default_format)),
         excluded=listed_modules(scheme_fields),
     )
 
 
-def hqq(config: Fields) -> Scheme:
+def read_hqq(config: ConfigFields) -> Scheme:
     """Reads an HQQ config: one format for all layers except skipped layers."""
     quant_table = config.get_table("quant_config")
     weights = config if quant_table is None else quant_table.get_table("weight_quant_params") or quant_table
@@ -124,16 +133,16 @@ def hqq(config: Fields) -> Scheme:
         quant_table.check_field("zero_quant_params", None)
         quant_table.ignore("offload_meta", "weight_quant_params")
     weights.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
-    bits, group = weights.get("nbits", weights.get("bits", 4)), weights.get_group_size("group_size", 64)
+    bits, group_size = weights.get("nbits", weights.get("bits", 4)), weights.get_group_size("group_size", 64)
     weights.check_choice("nbits", bits, 1, 2, 3, 4, 8)
-    if group is None:
-        raise weights.value_error("group_size", group, "a positive whole number")
+    if group_size is None:
+        raise weights.value_error("group_size", group_size, "a positive whole number")
     if weights is not config:
         weights.check_all_read()
     skipped_modules = ModuleList(config.get_strings("skip_modules") or ["lm_head"], config_field="skip_modules")
     return LinearScheme(
-        f"hqq-int{bits}-g{group}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group)),), head=True, everywhere=True,
-        excluded=skipped_modules,
+        f"hqq-int{bits}-g{group_size}", "HQQ", (DESCRIBED,), (LayerGroup(HQQ(bits, group_size)),), head=True,
+        everywhere=True, excluded=skipped_modules,
     )  # fmt: skip
 
 
@@ -141,7 +150,7 @@ QUARK_SCALE_BYTES = {"float": None, "float32": 4, "float16": 2, "bfloat16": 2}
 """The `scale_type` of Quark's FP8 → bytes of a scale; None for the model's number format."""
 
 
-def quark(scheme_fields: Fields) -> Scheme:
+def read_quark(scheme_fields: ConfigFields) -> Scheme:
     """Reads a config of AMD's Quark: FP8 or MXFP4, by module in `layer_quant_config`."""
     scheme_fields.ignore(
         "algo_config",
@@ -155,66 +164,72 @@ def quark(scheme_fields: Fields) -> Scheme:
     model_format = scheme_fields.get_table("global_quant_config")
     layers = scheme_fields.get_table("layer_quant_config") or NO_FIELDS
     remarks = (KV,) if scheme_fields.get("kv_cache_quant_config") else ()
-    groups: list[Group] = []
+    layer_groups: list[LayerGroup] = []
     format_labels: list[str] = []
-    for module_name, fields in layers.get_tables("how a group of modules is quantised"):
-        storage_format, label = _quark_format(fields)
-        groups.append(Group(storage_format, ModuleList([module_name], "modelopt", "layer_quant_config")))
-        format_labels.append(label)
+    for module_name, module_fields in layers.get_tables("how a group of modules is quantised"):
+        storage_format, scheme_label = _quark_format(module_fields)
+        layer_groups.append(LayerGroup(storage_format, ModuleList([module_name], "modelopt", "layer_quant_config")))
+        format_labels.append(scheme_label)
     if model_format is not None and model_format.data:
-        storage_format, label = _quark_format(model_format)
-        groups.append(Group(storage_format))
-        format_labels.append(label)
-    if not groups:
+        storage_format, scheme_label = _quark_format(model_format)
+        layer_groups.append(LayerGroup(storage_format))
+        format_labels.append(scheme_label)
+    if not layer_groups:
         raise scheme_fields.value_error("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
-        "+".join(dict.fromkeys(label for label in format_labels if label)), "Quark", remarks, tuple(groups), head=True,
+        "+".join(dict.fromkeys(filter(None, format_labels))), "Quark", remarks, tuple(layer_groups), head=True,
         everywhere=True, excluded=ModuleList(scheme_fields.get_strings("exclude"), "modelopt", "exclude"),
     )  # fmt: skip
 
 
-def _quark_format(config: Fields) -> tuple[LinearFormat | None, str]:
+def _quark_format(config: ConfigFields) -> tuple[LinearFormat | None, str]:
     """Returns the storage format of a module group (None for plain weights), and a label.
 
     Scales of FP8 have the model's number format, unless scale_type states another one (Quark 0.13).
     """
-    weights, inputs = config.get_table("weight"), config.get_table("input_tensors")
+    weights, input_fields = config.get_table("weight"), config.get_table("input_tensors")
     config.check_field("output_tensors", None)
     config.check_field("bias", None)
     config.ignore("target_device")
     config.check_all_read()
     if weights is None:
         return None, ""
-    format_name, scheme, group_size = weights.get("dtype"), weights.get("qscheme"), weights.get_group_size("group_size")
-    static_scales = 0 if inputs is None or inputs.get("is_dynamic") else 1
+    format_name, scheme_name, group_size = (
+        weights.get("dtype"),
+        weights.get("qscheme"),
+        weights.get_group_size("group_size"),
+    )
+    static_scales = 0 if input_fields is None or input_fields.get("is_dynamic") else 1
     if format_name in ("fp4", "fp4_e2m1"):
-        weights.check_choice("qscheme", scheme, "per_group")
+        weights.check_choice("qscheme", scheme_name, "per_group")
         return FP4(group_size or 32), "mxfp4"
     weights.check_choice("dtype", format_name, "fp8_e4m3", "fp4")
-    weights.check_choice("qscheme", scheme, "per_tensor", "per_channel")
+    weights.check_choice("qscheme", scheme_name, "per_tensor", "per_channel")
     scale_type = weights.get("scale_type", None)
     weights.check_choice("scale_type", scale_type, None, *QUARK_SCALE_BYTES)
     scale_bytes = QUARK_SCALE_BYTES.get(scale_type)
-    return FP8("tensor" if scheme == "per_tensor" else "row", scale_bytes, static_scales), "fp8"
+    return FP8("tensor" if scheme_name == "per_tensor" else "row", scale_bytes, static_scales), "fp8"
 
 
-def torchao(config: Fields) -> Scheme:
+def read_torchao(config: ConfigFields) -> Scheme:
     """Reads a torchao config: weights in int4, int8 or FP8."""
-    format_name, arguments = config.get("quant_type"), config.get_table("quant_type_kwargs")
+    format_name, type_arguments = config.get("quant_type"), config.get_table("quant_type_kwargs")
     config.ignore("include_input_output_embeddings", "untie_embedding_weights")
-    group = None if arguments is None else arguments.get_group_size("group_size")
+    group_size = None if type_arguments is None else type_arguments.get_group_size("group_size")
     if isinstance(format_name, dict):
         default_type = format_name.get("default")
         format_name = default_type.get("_type") if isinstance(default_type, dict) else None
         type_fields = default_type.get("_data") if isinstance(default_type, dict) else None
-        group = (
-            Fields(type_fields, config.where).get_group_size("group_size") if isinstance(type_fields, dict) else group
+        group_size = (
+            ConfigFields(type_fields, config.where).get_group_size("group_size")
+            if isinstance(type_fields, dict)
+            else group_size
         )
     format_word = str(format_name).lower().replace("_", "").removesuffix("config")
     int8_format = WholeInt(symmetric=False, scale_bytes=4)
     labelled_formats: dict[str, tuple[str, LinearFormat]] = {
-        "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),
-        "int8weightonly": ("int8", int8_format if group is None else replace(int8_format, over=group)),
+        "int4weightonly": (f"int4-g{group_size or 128}", GroupedCodes(4, group_size or 128)),
+        "int8weightonly": ("int8", int8_format if group_size is None else replace(int8_format, over=group_size)),
         "int8dynamicactivationint8weight": ("w8a8", int8_format),
         "float8weightonly": ("fp8-channel", FP8("row")),
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
@@ -224,59 +239,70 @@ def torchao(config: Fields) -> Scheme:
         raise config.value_error(
             "quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig"
         )
-    label, storage_format = labelled_formats[format_word]
-    scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(storage_format),), everywhere=True)
+    scheme_label, storage_format = labelled_formats[format_word]
+    scheme = LinearScheme(
+        f"torchao-{scheme_label}", "torchao", (TORCHAO,), (LayerGroup(storage_format),), everywhere=True
+    )
     return replace(scheme, excluded=listed_modules(config))
 
 
-def quanto(config: Fields) -> Scheme:
+def read_quanto(config: ConfigFields) -> Scheme:
     """Reads a quanto config. Each layer also stores two activation scales."""
     config.check_field("activations", None, "int8", "float8")
     format_name = config.get("weights", "int8")
     formats: dict[str, LinearFormat] = {
-        "int8": WholeInt(static=Static(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4), "int2": QuantoInt(2),
+        "int8": WholeInt(static=ActivationScales(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4),
+        "int2": QuantoInt(2),
     }  # fmt: skip
     config.check_choice("weights", format_name, *formats)
-    scheme = LinearScheme(f"quanto-{format_name}", "quanto", (), (Group(formats[format_name]),), everywhere=True)
+    scheme = LinearScheme(f"quanto-{format_name}", "quanto", (), (LayerGroup(formats[format_name]),), everywhere=True)
     return replace(scheme, excluded=listed_modules(config))
 
 
-def aqlm(config: Fields) -> Scheme:
+def read_aqlm(config: ConfigFields) -> Scheme:
     """Reads an AQLM config: codes of groups of weights in code books."""
-    columns, rows = config.get_group_size("in_group_size", 8) or 8, config.get_group_size("out_group_size", 1) or 1
+    column_group, row_group = (
+        config.get_group_size("in_group_size", 8) or 8,
+        config.get_group_size("out_group_size", 1) or 1,
+    )
     codebooks, bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
     config.check_choice("nbits_per_codebook", bits, *range(1, 17))
-    names = [name.removesuffix(".weight") for name in config.get_strings("linear_weights_not_to_quantize")]
-    skipped_modules = ModuleList(names, config_field="linear_weights_not_to_quantize")
-    storage_format = AQLM(columns, rows, codebooks, bits)
+    module_names = [
+        parameter_name.removesuffix(".weight")
+        for parameter_name in config.get_strings("linear_weights_not_to_quantize")
+    ]
+    skipped_modules = ModuleList(module_names, config_field="linear_weights_not_to_quantize")
+    storage_format = AQLM(column_group, row_group, codebooks, bits)
     return LinearScheme(
         f"aqlm-{codebooks}x{bits}",
         "AQLM",
         (),
-        (Group(storage_format),),
+        (LayerGroup(storage_format),),
         head=True,
         everywhere=True,
         excluded=skipped_modules,
     )
 
 
-def metal(config: Fields) -> Scheme:
+def read_metal(config: ConfigFields) -> Scheme:
     """Reads a config of `transformers`' kernels for Apple's GPUs."""
     config.ignore("dequantize")
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
     config.check_choice("bits", bits, 2, 4, 8)
     return every_linear(
-        config, LinearScheme(f"metal-int{bits}-g{group_size}", "transformers", (), (Group(Metal(bits, group_size)),))
+        config,
+        LinearScheme(f"metal-int{bits}-g{group_size}", "transformers", (), (LayerGroup(MetalInt(bits, group_size)),)),
     )
 
 
-def higgs(config: Fields) -> Scheme:
+def read_higgs(config: ConfigFields) -> Scheme:
     """Reads a HIGGS config."""
     config.ignore("hadamard_size", "p", "tune_metadata")
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 256) or 256
     config.check_choice("bits", bits, 2, 3, 4)
     return every_linear(
-        config, LinearScheme(f"higgs-int{bits}-g{group_size}", "transformers", (), (Group(Higgs(bits, group_size)),))
+        config,
+        LinearScheme(f"higgs-int{bits}-g{group_size}", "transformers", (), (LayerGroup(Higgs(bits, group_size)),)),
     )
 
 
@@ -287,29 +313,31 @@ BLOCK_SCALES = (
 )
 
 
-def gemma(scheme_fields: Fields) -> Scheme:
+def read_gemma(scheme_fields: ConfigFields) -> Scheme:
     """Reads a config of Google's quantized Gemma; `module_quant_configs` sets the bits of single modules."""
-    tables = scheme_fields.get("quantize_embeddings", False)
-    scheme_fields.check_choice("quantize_embeddings", tables, False, True)
+    quantizes_tables = scheme_fields.get("quantize_embeddings", False)
+    scheme_fields.check_choice("quantize_embeddings", quantizes_tables, False, True)
     bits, modules = scheme_fields.get("num_bits", 4), scheme_fields.get_table("module_quant_configs") or NO_FIELDS
     scheme_fields.check_choice("num_bits", bits, 2, 4, 8)
-    module_groups: list[Group] = []
+    module_groups: list[LayerGroup] = []
     if len(modules.data) > MOST_PATTERNS:
         raise scheme_fields.value_error("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
-    for pattern, fields in modules.get_tables("a table of fields for each pattern"):
-        module_bits = fields.get("num_bits", bits)
-        fields.check_choice("num_bits", module_bits, 2, 4, 8)
-        fields.check_all_read()
+    for pattern, module_fields in modules.get_tables("a table of fields for each pattern"):
+        module_bits = module_fields.get("num_bits", bits)
+        module_fields.check_choice("num_bits", module_bits, 2, 4, 8)
+        module_fields.check_all_read()
         named_modules = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
-        module_groups.append(Group(StaticRange(module_bits), named_modules))
+        module_groups.append(LayerGroup(StaticRange(module_bits), named_modules))
     scheme = every_linear(
-        scheme_fields, LinearScheme(f"gemma-int{bits}", "transformers", (), (Group(StaticRange(bits)),))
+        scheme_fields, LinearScheme(f"gemma-int{bits}", "transformers", (), (LayerGroup(StaticRange(bits)),))
     )
-    remarks = (BLOCK_SCALES,) if tables else ()
-    return replace(scheme, groups=(*module_groups, *scheme.groups), tables=tables, remarks=(*scheme.remarks, *remarks))
+    remarks = (BLOCK_SCALES,) if quantizes_tables else ()
+    return replace(
+        scheme, groups=(*module_groups, *scheme.groups), tables=quantizes_tables, remarks=(*scheme.remarks, *remarks)
+    )
 
 
-def exllama(library_name: Literal["exl2", "exl3"], config: Fields) -> Scheme:
+def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) -> Scheme:
     """Reads a config of ExLlama; an EXL3 layer with a codebook other than the first (`3inst`) stores its multiplier."""
     codebook = config.get("codebook", "3inst")
     config.check_choice("codebook", codebook, "3inst", "mcg", "mul1")
@@ -317,16 +345,18 @@ def exllama(library_name: Literal["exl2", "exl3"], config: Fields) -> Scheme:
     bits, head_bits = _average_bits(config, "bits", None), _average_bits(config, "head_bits", 6)
 
     def stored(bits: Fraction) -> LinearFormat:
-        return Averaged(bits) if library_name == "exl2" else Trellis(bits, codebook != "3inst")
+        return AverageBits(bits) if library_name == "exl2" else TrellisCodes(bits, codebook != "3inst")
 
-    head_group = Group(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
+    head_group = LayerGroup(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"
     remarks = () if is_uniform else (AVERAGE,)
-    groups = (head_group, Group(stored(bits)))
-    return LinearScheme(f"{library_name}-{float(bits):g}", f"exllama{library_name[-2:]}", remarks, groups, head=True)
+    layer_groups = (head_group, LayerGroup(stored(bits)))
+    return LinearScheme(
+        f"{library_name}-{float(bits):g}", f"exllama{library_name[-2:]}", remarks, layer_groups, head=True
+    )
 
 
-def _average_bits(config: Fields, field_name: str, default_bits: float | None) -> Fraction:
+def _average_bits(config: ConfigFields, field_name: str, default_bits: float | None) -> Fraction:
     field_value = config.get(field_name, default_bits)
     if type(field_value) not in (int, float) or not 0 < field_value <= 16:
         raise config.value_error(field_name, field_value, "a number of bits above 0 and at most 16")

@@ -23,8 +23,8 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
-from .base import WITHOUT, Parts, Scheme, WeightTensor, unquantized_parts
-from .fields import Fields
+from .base import WITHOUT, Scheme, StoredBytes, WeightTensor, unquantized_parts
+from .fields import ConfigFields
 from .formats import IndivisibleMatrix, LinearFormat
 from .patterns import ModuleList
 
@@ -41,7 +41,7 @@ OUTSIDE_LAYERS = ("embedding", "pooler", *HEADS)
 
 
 @frozen
-class Group:
+class LayerGroup:
     """Linear layers that share a storage format.
 
     format: their storage format; None if they stay unconverted.
@@ -68,7 +68,7 @@ class LinearScheme(Scheme):
     stated: where the scheme is stated, in messages; default the option `--quantize`.
     """
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[LayerGroup, ...] = ()
     scope: Scope = "linear"
     head: bool = False
     tables: bool = False
@@ -76,11 +76,11 @@ class LinearScheme(Scheme):
     excluded: ModuleList = field(default_factory=lambda: ModuleList(()))
     stated: str = ""
 
-    def _unsupported_error(self, reason: str) -> InputError:
+    def _unsupported_error(self, refusal_reason: str) -> InputError:
         """Returns the error for a model that the scheme cannot store."""
         if self.stated:
-            return InputError(f"{self.stated}: {reason} ({WITHOUT})")
-        return InputError(f"--quantize {self.label}: {reason}")
+            return InputError(f"{self.stated}: {refusal_reason} ({WITHOUT})")
+        return InputError(f"--quantize {self.label}: {refusal_reason}")
 
     @property
     def reads_names(self) -> bool:
@@ -93,7 +93,9 @@ class LinearScheme(Scheme):
         ):
             module_list.look_up(module_names)
 
-    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+    def store(
+        self, spec: ModelSpec, params: list[WeightTensor], dtype: str
+    ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         has_converted = False
         for param in params:
             linear_format = self._format_of_tensor(param)
@@ -102,11 +104,11 @@ class LinearScheme(Scheme):
                 continue
             has_converted = True
             matrix_count, n_out, n_in = _matrix_shapes(param)
-            reason = linear_format.refuses(n_out, n_in)
-            if reason:
+            refusal_reason = linear_format.refuses(n_out, n_in)
+            if refusal_reason:
                 remedy = "expected another scheme, or a model whose sizes it can hold"
-                error = self._unsupported_error(f"{param.path}: {reason}; {remedy}")
-                raise IndivisibleMatrix(str(error), f"{param.path}: {reason}")
+                unsupported_error = self._unsupported_error(f"{param.path}: {refusal_reason}; {remedy}")
+                raise IndivisibleMatrix(str(unsupported_error), f"{param.path}: {refusal_reason}")
             stored_bytes = linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8)
             if param.tensor.role == "table":
                 stored_bytes = replace(stored_bytes, other=0)  # scales of activations, which a table has none of
@@ -117,13 +119,17 @@ class LinearScheme(Scheme):
 
     @property
     def kernels(self) -> frozenset[str]:
-        formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
-        return frozenset(linear_format.kernels for linear_format in formats if linear_format is not None) - {""}
+        linear_formats = (
+            linear_format for layer_group in self.groups for linear_format in (layer_group.format, layer_group.experts)
+        )
+        return frozenset(linear_format.kernels for linear_format in linear_formats if linear_format is not None) - {""}
 
     @property
     def has_square_blocks(self) -> bool:
-        formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
-        return any(linear_format is not None and linear_format.has_square_blocks for linear_format in formats)
+        linear_formats = (
+            linear_format for layer_group in self.groups for linear_format in (layer_group.format, layer_group.experts)
+        )
+        return any(linear_format is not None and linear_format.has_square_blocks for linear_format in linear_formats)
 
     def refuses_shard(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
         shape = param.tensor.shape
@@ -146,15 +152,19 @@ class LinearScheme(Scheme):
             if param.tensor.role == "matrix":
                 self.excluded.look_up(param.names)
             return None
-        output = param.kind in HEADS and param.name not in ("dense", "head_proj")
+        is_output = param.kind in HEADS and param.name not in ("dense", "head_proj")
         if (
-            (output and not self.head)
-            or (not self.everywhere and _is_skipped(param) and not output)
+            (is_output and not self.head)
+            or (not self.everywhere and _is_skipped(param) and not is_output)
             or param.names in self.excluded
         ):
             return None
         module_group = next(
-            (candidate for candidate in self.groups if candidate.modules is None or param.names in candidate.modules),
+            (
+                layer_group
+                for layer_group in self.groups
+                if layer_group.modules is None or param.names in layer_group.modules
+            ),
             None,
         )
         if module_group is None:
@@ -180,7 +190,10 @@ class LinearScheme(Scheme):
                 f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
         unused_entries = [
-            list_entry for group in self.groups if group.modules is not None for list_entry in group.modules.unused
+            list_entry
+            for layer_group in self.groups
+            if layer_group.modules is not None
+            for list_entry in layer_group.modules.unused
         ]
         if unused_entries:
             ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
@@ -198,19 +211,21 @@ class LinearScheme(Scheme):
                 yield f"experts in {module_group.experts.describe()}"
 
 
-def listed_modules(config: Fields, *field_names: str) -> ModuleList:
+def listed_modules(config: ConfigFields, *field_names: str) -> ModuleList:
     """Returns the module names listed in a config's fields, by default in `modules_to_not_convert`."""
     field_names = field_names or ("modules_to_not_convert",)
     return ModuleList(config.get_all_strings(*field_names), config_field=field_names[0])
 
 
-def every_linear(config: Fields, scheme: LinearScheme, *field_names: str) -> LinearScheme:
+def every_linear(config: ConfigFields, scheme: LinearScheme, *field_names: str) -> LinearScheme:
     """Returns the scheme of `transformers`: every `nn.Linear` except the modules in the config's list.
 
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
     no list, or if the list names it.
     """
-    has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
+    has_module_list = any(
+        config.get(field_name) is not None for field_name in field_names or ("modules_to_not_convert",)
+    )
     return replace(scheme, head=has_module_list, everywhere=True, excluded=listed_modules(config, *field_names))
 
 
@@ -221,7 +236,7 @@ def _is_skipped(param: WeightTensor) -> bool:
 
 def _is_grouped(param: WeightTensor) -> bool:
     """Whether a tensor is a grouped attention projection, which one `nn.Linear` stores with the rows of all groups."""
-    op = next((child.op for child in param.parent.children if child.name == param.name), None)
+    op = next((sibling.op for sibling in param.parent.children if sibling.name == param.name), None)
     return param.kind == "attention" and isinstance(op, ExpertLinear) and op.top_k == op.num_experts
 
 

@@ -17,8 +17,8 @@ from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...units import DTYPE_BITS
-from .base import Parts, Scheme, WeightTensor, unquantized_parts
-from .fields import Fields
+from .base import Scheme, StoredBytes, WeightTensor, unquantized_parts
+from .fields import ConfigFields
 from .formats import FP4, FP8, INT32, LinearFormat
 from .patterns import ModuleList
 
@@ -50,9 +50,11 @@ class MLXAffine(LinearFormat):
     bits: int
     group: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         scale_bytes = n_out * floor_div(n_in, self.group) * plain_bytes
-        return Parts(weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes)
+        return StoredBytes(
+            weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes
+        )
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one bias (in the model's format) per group of {self.group} columns"
@@ -85,7 +87,9 @@ class MLXScheme(Scheme):
     def reads_names(self) -> bool:
         return bool(self.others)
 
-    def store(self, spec: ModelSpec, params: list[WeightTensor], dtype: str) -> Iterator[tuple[WeightTensor, Parts]]:
+    def store(
+        self, spec: ModelSpec, params: list[WeightTensor], dtype: str
+    ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         for param in params:
             module_format = self._module_format(param)
             if module_format is None:
@@ -129,9 +133,13 @@ class MLXScheme(Scheme):
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
-        columns = param.tensor.shape[-1]
+        column_count = param.tensor.shape[-1]
         is_listless_router = self.bare_routers and param.kind == "router" and module_format is self.usual
-        if module_format is None or is_listless_router or (isinstance(columns, int) and columns % module_format.group):
+        if (
+            module_format is None
+            or is_listless_router
+            or (isinstance(column_count, int) and column_count % module_format.group)
+        ):
             return None
         return module_format
 
@@ -145,16 +153,18 @@ class MLXScheme(Scheme):
         ]
 
 
-def mlx(config: Fields) -> Scheme:
+def read_mlx(config: ConfigFields) -> Scheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
-    module_names = [name for name in config.data if name not in ("group_size", "bits", "mode", "quant_method")]
-    default_format, label = _module_format(config)
+    module_names = [
+        module_name for module_name in config.data if module_name not in ("group_size", "bits", "mode", "quant_method")
+    ]
+    default_format, scheme_label = _module_format(config)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
-    for name in module_names:
-        module_value: Any = config.get(name)
-        module_table = config.get_table(name) if isinstance(module_value, dict) else None
+    for module_name in module_names:
+        module_value: Any = config.get(module_name)
+        module_table = config.get_table(module_name) if isinstance(module_value, dict) else None
         if module_table is None and not isinstance(module_value, bool):
-            raise config.value_error(name, module_value, "how a module is stored, true or false")
+            raise config.value_error(module_name, module_value, "how a module is stored, true or false")
         module_format = (
             default_format
             if module_value is True
@@ -164,23 +174,25 @@ def mlx(config: Fields) -> Scheme:
         )
         if module_table is not None:
             module_table.check_all_read()
-        modules_by_format.setdefault(module_format, []).append(name)
+        modules_by_format.setdefault(module_format, []).append(module_name)
     listed_modules = tuple(
-        (ModuleList(entries, "compressed-tensors", "quantization"), storage_format)
-        for storage_format, entries in modules_by_format.items()
+        (ModuleList(module_entries, "compressed-tensors", "quantization"), storage_format)
+        for storage_format, module_entries in modules_by_format.items()
     )
-    return MLXScheme(label, "mlx-lm", (), default_format, listed_modules)
+    return MLXScheme(scheme_label, "mlx-lm", (), default_format, listed_modules)
 
 
-def _module_format(config: Fields) -> tuple[ModuleFormat, str]:
+def _module_format(config: ConfigFields) -> tuple[ModuleFormat, str]:
     quant_mode = config.get("mode", "affine")
     config.check_choice("mode", quant_mode, "affine", "mxfp4", "mxfp8", "nvfp4")
     if quant_mode == "affine":
-        bits, group = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
+        bits, group_size = config.get("bits", 4), config.get_group_size("group_size", 64) or 64
         config.check_choice("bits", bits, 2, 3, 4, 5, 6, 8)
-        config.check_choice("group_size", group, 32, 64, 128)
-        return ModuleFormat(MLXAffine(bits, group), group), f"mlx-int{bits}-g{group}"
-    group = 16 if quant_mode == "nvfp4" else 32
-    config.check_field("group_size", group, default_value=group)
+        config.check_choice("group_size", group_size, 32, 64, 128)
+        return ModuleFormat(MLXAffine(bits, group_size), group_size), f"mlx-int{bits}-g{group_size}"
+    group_size = 16 if quant_mode == "nvfp4" else 32
+    config.check_field("group_size", group_size, default_value=group_size)
     config.check_field("bits", 8 if quant_mode == "mxfp8" else 4, default_value=8 if quant_mode == "mxfp8" else 4)
-    return ModuleFormat(FP8((1, group), 1) if quant_mode == "mxfp8" else FP4(group), group), f"mlx-{quant_mode}"
+    return ModuleFormat(
+        FP8((1, group_size), 1) if quant_mode == "mxfp8" else FP4(group_size), group_size
+    ), f"mlx-{quant_mode}"

@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from ...errors import InputError, shown
 from .base import Scheme
-from .fields import Fields
-from .formats import FP4, FP8, AWQInt4, LinearFormat, Static, WholeInt
-from .linear import Group, LinearScheme
+from .fields import ConfigFields
+from .formats import FP4, FP8, ActivationScales, AWQInt4, LinearFormat, WholeInt
+from .linear import LayerGroup, LinearScheme
 from .patterns import ModuleList
 
 KV = "the config quantises the KV cache, too: give --kv-dtype; scales of it are not counted"
@@ -41,7 +41,7 @@ ALGORITHMS: dict[str, tuple[str, Make]] = {
     "W4A16_AWQ": ("w4a16-awq", lambda group: AWQInt4(group or 128)),
     "W4A8_AWQ": ("w4a8-awq", lambda group: AWQInt4(group or 128, static=2)),
     "W8A16": ("w8a16", lambda group: WholeInt("row", scale_bytes=4)),
-    "W8A8_SQ_PER_CHANNEL": ("w8a8", lambda group: WholeInt("row", static=Static(1), scale_bytes=4)),
+    "W8A8_SQ_PER_CHANNEL": ("w8a8", lambda group: WholeInt("row", static=ActivationScales(1), scale_bytes=4)),
 }
 """`quant_algo` → (label, storage format)."""
 
@@ -54,7 +54,7 @@ EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
 DETAILS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
 
 
-def modelopt(config: Fields) -> Scheme:
+def read_modelopt(config: ConfigFields) -> Scheme:
     """Reads a ModelOpt config. Raises `InputError` for an unknown algorithm."""
     config.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
     algorithm, group_size = config.get("quant_algo"), config.get_group_size("group_size")
@@ -75,19 +75,19 @@ def modelopt(config: Fields) -> Scheme:
                 f"quantization_config: quant_algo: {shown(algorithm)}; expected MIXED_PRECISION or one of "
                 f"{', '.join(ALGORITHMS)}"
             )
-        label, make_format = ALGORITHMS[algorithm]
-        module_groups, format_labels = (Group(make_format(group_size)),), (algorithm,)
+        scheme_label, make_format = ALGORITHMS[algorithm]
+        module_groups, format_labels = (LayerGroup(make_format(group_size)),), (algorithm,)
         if layers_table is not None:
             layers_table.ignore(*layers_table.data)
     if any(format_label in WITH_INPUT_SCALES for format_label in format_labels):
         remarks.append(SMOOTHED)
-    label = "+".join(dict.fromkeys(ALGORITHMS[format_label][0] for format_label in format_labels))
+    scheme_label = "+".join(dict.fromkeys(ALGORITHMS[format_label][0] for format_label in format_labels))
     return LinearScheme(
-        label, "ModelOpt", tuple(remarks), module_groups, head=True, everywhere=True, excluded=excluded_modules
+        scheme_label, "ModelOpt", tuple(remarks), module_groups, head=True, everywhere=True, excluded=excluded_modules
     )
 
 
-def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+def listed_groups(layers_table: ConfigFields) -> tuple[tuple[LayerGroup, ...], tuple[str, ...]]:
     """Returns the module groups of `quantized_layers` with algorithms. Unlisted modules stay unconverted.
 
     Raises `InputError` for experts of one layer with different formats.
@@ -105,25 +105,25 @@ def listed_groups(layers_table: Fields) -> tuple[tuple[Group, ...], tuple[str, .
             continue
         format_by_module[module] = storage_format
         modules_by_format.setdefault(storage_format, []).append(module)
-    groups = (
-        Group(storage_format, ModuleList(module_names, "modelopt", "quantized_layers"))
+    layer_groups = (
+        LayerGroup(storage_format, ModuleList(module_names, "modelopt", "quantized_layers"))
         for storage_format, module_names in modules_by_format.items()
     )
-    return tuple(groups), tuple(algorithms)
+    return tuple(layer_groups), tuple(algorithms)
 
 
-def _formats_by_module(layers_table: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
+def _formats_by_module(layers_table: ConfigFields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
     """Yields (module, (algorithm, format)); the format is None for a module that stays unconverted."""
     known_formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
-    for module_name, fields in layers_table.get_tables("a table with quant_algo"):
-        algorithm, group_size = fields.get("quant_algo"), fields.get_group_size("group_size")
-        fields.ignore(*DETAILS)
-        fields.check_all_read()
+    for module_name, module_fields in layers_table.get_tables("a table with quant_algo"):
+        algorithm, group_size = module_fields.get("quant_algo"), module_fields.get_group_size("group_size")
+        module_fields.ignore(*DETAILS)
+        module_fields.check_all_read()
         if algorithm is None or algorithm in UNCONVERTED:
             yield module_name, ("", None)
             continue
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            raise fields.value_error("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
+            raise module_fields.value_error("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
         if (algorithm, group_size) not in known_formats:
             known_formats[algorithm, group_size] = algorithm, ALGORITHMS[algorithm][1](group_size)
         yield module_name, known_formats[algorithm, group_size]

@@ -9,7 +9,7 @@ from ...errors import InputError, suggest
 from .base import Scheme
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb4, Bnb8, LinearFormat, PackedInt, WholeInt
 from .gguf import MIXES, GGUFMix
-from .linear import Group, LinearScheme
+from .linear import LayerGroup, LinearScheme
 
 MOST = 2**20
 """The largest group or block size that is supported."""
@@ -35,36 +35,40 @@ ZERO_BIASES = "AutoGPTQ checkpoints also store a zero bias for every linear laye
 BLOB = "the JSON description of each weight in a checkpoint, about 100 bytes, is not counted"
 
 
-def scheme_of_layers(label: str, format_source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
+def scheme_of_layers(scheme_label: str, format_source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
     """Returns a scheme for all linear layers inside transformer layers, except the gate of shared experts.
 
     Published checkpoints do not convert that gate.
     """
-    return LinearScheme(label, format_source, remarks, (Group(linear_format),))
+    return LinearScheme(scheme_label, format_source, remarks, (LayerGroup(linear_format),))
 
 
-def scheme_of_linears(label: str, format_source: str, linear_format: LinearFormat, *remarks: str) -> LinearScheme:
+def scheme_of_linears(
+    scheme_label: str, format_source: str, linear_format: LinearFormat, *remarks: str
+) -> LinearScheme:
     """Returns a scheme for every `nn.Linear` except output heads and routers, as in `transformers`."""
-    return LinearScheme(label, format_source, remarks, (Group(linear_format),), everywhere=True)
+    return LinearScheme(scheme_label, format_source, remarks, (LayerGroup(linear_format),), everywhere=True)
 
 
-def bnb4(label: str, has_double_quantization: bool) -> LinearScheme:
-    return LinearScheme(label, BNB_SOURCE, (BLOB, STACKED), (Group(Bnb4(has_double_quantization)),), everywhere=True)
+def bnb4_scheme(scheme_label: str, has_double_quantization: bool) -> LinearScheme:
+    return LinearScheme(
+        scheme_label, BNB_SOURCE, (BLOB, STACKED), (LayerGroup(Bnb4(has_double_quantization)),), everywhere=True
+    )
 
 
-def mxfp4(label: str) -> LinearScheme:
-    return LinearScheme(label, MX_SOURCE, (), (Group(FP4(32)),), scope="experts")
+def mxfp4_scheme(scheme_label: str) -> LinearScheme:
+    return LinearScheme(scheme_label, MX_SOURCE, (), (LayerGroup(FP4(32)),), scope="experts")
 
 
 _FIXED: dict[str, Callable[[str], Scheme]] = {
     "fp8": lambda label: scheme_of_linears(label, TRANSFORMERS_FP8, FP8("tensor")),
     "fp8-channel": lambda label: scheme_of_linears(label, FBGEMM_SOURCE, FP8("row")),
     "fp8-dynamic": lambda label: scheme_of_layers(label, COMPRESSED, FP8("row", None)),
-    "nf4": lambda label: bnb4(label, False),
-    "nf4-double": lambda label: bnb4(label, True),
-    "int8": lambda label: LinearScheme(label, BNB_SOURCE, (STACKED,), (Group(Bnb8()),), everywhere=True),
+    "nf4": lambda label: bnb4_scheme(label, False),
+    "nf4-double": lambda label: bnb4_scheme(label, True),
+    "int8": lambda label: LinearScheme(label, BNB_SOURCE, (STACKED,), (LayerGroup(Bnb8()),), everywhere=True),
     "w8a8": lambda label: scheme_of_layers(label, COMPRESSED, WholeInt()),
-    "mxfp4": mxfp4,
+    "mxfp4": mxfp4_scheme,
     "mxfp4-linear": lambda label: scheme_of_layers(label, MX_SOURCE, FP4(32)),
     "nvfp4": lambda label: scheme_of_layers(label, NV_SOURCE, FP4(16, tensor_scales=1)),
 }
@@ -113,27 +117,29 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> Scheme:
     A llama.cpp mix may have the suffix `-imatrix` (made with an importance matrix) or `-qkv` (q, k and v are one
     tensor). Raises `InputError`, which lists all names, for an unknown name.
     """
-    label = scheme_name.strip().lower()
-    if label in _FIXED:
-        return _FIXED[label](label)
-    base_label, fuses_qkv = label.removesuffix("-qkv"), label.endswith("-qkv")
+    scheme_label = scheme_name.strip().lower()
+    if scheme_label in _FIXED:
+        return _FIXED[scheme_label](scheme_label)
+    base_label, fuses_qkv = scheme_label.removesuffix("-qkv"), scheme_label.endswith("-qkv")
     mix_name = base_label.removesuffix("-imatrix").upper().replace("-", "_")
     mix_name = mix_name + "_M" if mix_name in ("Q3_K", "Q4_K", "Q5_K") else mix_name
     if mix_name in MIXES:
-        return GGUFMix(label, LLAMA_CPP, (), mix_name, base_label.endswith("-imatrix"), fuses_qkv)
+        return GGUFMix(scheme_label, LLAMA_CPP, (), mix_name, base_label.endswith("-imatrix"), fuses_qkv)
     for _, name_pattern, make_scheme in _SIZED:
-        name_match = re.fullmatch(name_pattern, label)
+        name_match = re.fullmatch(name_pattern, scheme_label)
         if name_match:
             matched_sizes = name_match.groupdict()
-            group = matched_sizes["group"]
-            if group is not None and not 0 < int(group[:12]) <= MOST:
+            group_size = matched_sizes["group"]
+            if group_size is not None and not 0 < int(group_size[:12]) <= MOST:
                 raise InputError(
-                    f"{option} {scheme_name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns"
+                    f"{option} {scheme_name[:40]}: a group of {group_size[:12]}; expected 1 to {MOST:,} columns"
                 )
-            return make_scheme(label, int(matched_sizes.get("bits") or 8), None if group is None else int(group))
-    suggestion = suggest(label, list(COMMON))
-    known_names = "; ".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items())
+            return make_scheme(
+                scheme_label, int(matched_sizes.get("bits") or 8), None if group_size is None else int(group_size)
+            )
+    suggestion_text = suggest(scheme_label, list(COMMON))
+    known_names = "; ".join(f"{group_size}: {', '.join(group_names)}" for group_size, group_names in GROUPS.items())
     raise InputError(
         f"{option} {scheme_name[:40]}: unknown scheme"
-        + (f".{suggestion}" if suggestion else f"; expected none or one of {known_names}")
+        + (f".{suggestion_text}" if suggestion_text else f"; expected none or one of {known_names}")
     )

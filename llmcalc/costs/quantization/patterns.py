@@ -57,9 +57,12 @@ class ModuleList:
     """
 
     def __init__(
-        self, entries: Iterable[str], matching_rule: Rule = "transformers", config_field: str = "modules_to_not_convert"
+        self,
+        list_entries: Iterable[str],
+        matching_rule: Rule = "transformers",
+        config_field: str = "modules_to_not_convert",
     ) -> None:
-        self.entries: tuple[str, ...] = tuple(dict.fromkeys(entries))
+        self.entries: tuple[str, ...] = tuple(dict.fromkeys(list_entries))
         self.rule: Rule = matching_rule
         self.used: set[str] = set[str]()
         if len(self.entries) > MOST_ENTRIES:
@@ -84,7 +87,7 @@ class ModuleList:
         self._lengths = sorted({len(list_entry) for list_entry in self._exact_entries})
         self._field, self._matching_seconds = config_field, 0.0
 
-    def _pattern_test(self, list_entry: str, field: str) -> Callable[[str], bool] | None:
+    def _pattern_test(self, list_entry: str, config_field: str) -> Callable[[str], bool] | None:
         """Returns the match function of a pattern; None for a plain name."""
         if self.rule == "modelopt":
             return (lambda module_name: fnmatchcase(module_name, list_entry)) if set(list_entry) & set("*?[") else None
@@ -99,17 +102,17 @@ class ModuleList:
             return None
         if REPEATED_GROUP.search(pattern_text) or _match_ways(pattern_text) > MOST_WAYS:
             raise InputError(
-                f"quantization_config.{field}: '{list_entry[:60]}' repeats a group or too much else; expected a "
+                f"quantization_config.{config_field}: '{list_entry[:60]}' repeats a group or too much else; expected a "
                 "pattern that is quick to match"
             )
         try:
-            pattern = re.compile(f"(?:{pattern_text}){boundary}")
+            compiled_pattern = re.compile(f"(?:{pattern_text}){boundary}")
         except re.error:
             raise InputError(
-                f"quantization_config.{field}: '{list_entry[:60]}' is no regular expression; expected a module's name "
-                "or one"
+                f"quantization_config.{config_field}: '{list_entry[:60]}' is no regular expression; expected a "
+                "module's name or one"
             ) from None
-        return lambda module_name: pattern.match(module_name) is not None
+        return lambda module_name: compiled_pattern.match(module_name) is not None
 
     def __contains__(self, module_names: Iterable[str]) -> bool:
         """Whether an entry matches one of a module's names."""
@@ -166,9 +169,9 @@ class ModuleList:
 
         def is_covered(list_entry: str) -> bool:
             """Whether a used entry matches some of the modules that this entry matches."""
-            entry_test, example = tests_by_entry.get(list_entry), _example(list_entry)
+            entry_test, example_name = tests_by_entry.get(list_entry), _example(list_entry)
             is_matched = any(
-                tests_by_entry[entry_text](example) for entry_text in used_entries if entry_text in tests_by_entry
+                tests_by_entry[entry_text](example_name) for entry_text in used_entries if entry_text in tests_by_entry
             )
             return is_matched or (
                 entry_test is not None and any(entry_test(_example(entry_text)) for entry_text in used_entries)

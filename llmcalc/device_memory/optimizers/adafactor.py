@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...algebra import Number
-from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, sum_over
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, tensor_count
 from ...ops import ParamTensor
 from ...workload.execution import OptimizerImplementation
 from .record import BY_TORCH, STEP_BYTES, Optimizer, States
@@ -24,10 +24,10 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     element_counts = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
         **{
-            state_name: bytes_of(sum_over(tensors, element_count), dtype)
+            state_name: packed_bytes(sum_over(tensors, element_count), dtype)
             for state_name, element_count in element_counts.items()
         },
-        "step": STEP_BYTES * count_of(tensors),
+        "step": STEP_BYTES * tensor_count(tensors),
     }
 
 
@@ -100,9 +100,9 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
             grad_squared = optimizer_step.t.like(grad)
             optimizer_step.write(variance, grad_squared)
             var_estimate = optimizer_step.t.like(variance)
-        update = var_estimate
-        _new_norm(optimizer_step, update)
-        optimizer_step.write(parameter.tensor, update)
+        parameter_update = var_estimate
+        _new_norm(optimizer_step, parameter_update)
+        optimizer_step.write(parameter.tensor, parameter_update)
 
 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
@@ -125,10 +125,10 @@ def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: S
             grads_squared = [new_like(parameter.grad) for parameter in loop_over(tensor_group)]
             del grads_squared
             var_estimates = [new_like(parameter.states[0]) for parameter in loop_over(tensor_group)]
-        updates = var_estimates
-        for _, update in zip(loop_over(tensor_group), updates, strict=True):
-            _new_norm(optimizer_step, update)
-        optimizer_step.write(tensor_group, updates)
+        parameter_updates = var_estimates
+        for _, parameter_update in zip(loop_over(tensor_group), parameter_updates, strict=True):
+            _new_norm(optimizer_step, parameter_update)
+        optimizer_step.write(tensor_group, parameter_updates)
 
 
 def _group_by_dtype_and_factors(

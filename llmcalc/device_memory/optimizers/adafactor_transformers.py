@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...costs.trained_tensors import TrainedTensor, count_of
+from ...costs.trained_tensors import TrainedTensor, tensor_count
 from ...workload.execution import OptimizerImplementation
 from . import adafactor
 from .record import BY_TORCH, Optimizer, States
@@ -27,14 +27,14 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         for state_name, state_size in adafactor.states(tensors, "float32").items()
         if state_name != "step"
     }
-    return torch_states | {"RMS": 4 * count_of(tensors)}
+    return torch_states | {"RMS": 4 * tensor_count(tensors)}
 
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adafactor.step`. A parameter's temporary tensors live until the next parameter's tensors replace them."""
     from ...simulator.tensor import FLOAT32
 
-    aten, update = optimizer_step.t, None
+    aten, parameter_update = optimizer_step.t, None
     for parameter in optimizer_step.loop_over(optimizer_step.updated):
         grad = None
         grad = aten.to(parameter.grad, FLOAT32)
@@ -47,7 +47,7 @@ def step(optimizer_step: OptimizerStep) -> None:
         with optimizer_step.counted_as_states():
             parameter.states[mean_count:] = [_root_mean_square(optimizer_step)]
         squared_gradient = aten.like(grad)
-        update = aten.like(squared_gradient)
+        parameter_update = aten.like(squared_gradient)
         del squared_gradient
         if mean_count == 2:
             row_state, column_state = parameter.states[:mean_count]
@@ -57,12 +57,12 @@ def step(optimizer_step: OptimizerStep) -> None:
             column_mean = aten.like(column_state)
             optimizer_step.write(column_state, column_mean)
             del column_mean
-            update = _estimate(optimizer_step, grad, row_state, column_state)
+            parameter_update = _estimate(optimizer_step, grad, row_state, column_state)
         else:
-            update = aten.like(parameter.states[0])
-        optimizer_step.write(update, grad)
+            parameter_update = aten.like(parameter.states[0])
+        optimizer_step.write(parameter_update, grad)
         _root_mean_square(optimizer_step)
-        negated_update = aten.like(update)
+        negated_update = aten.like(parameter_update)
         optimizer_step.write(p_data_fp32, negated_update)
         del negated_update
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...algebra import Number
-from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of, sum_over
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, total_elements
 from ...evidence import source_code_witness
 from ...ops import ParamTensor
 from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the first moment, and of the means that replace the second moment."""
-    return {"m": bytes_of(elements_of(tensors), dtype), "vmean": bytes_of(sum_over(tensors, _mean_count), dtype)}
+    return {
+        "m": packed_bytes(total_elements(tensors), dtype),
+        "vmean": packed_bytes(sum_over(tensors, _mean_count), dtype),
+    }
 
 
 def _mean_count(tensor: ParamTensor) -> Number:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, elements_of
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, tensor_count, total_elements
 from ...simulator.versions import is_older
 from ...workload.execution import OptimizerImplementation
 from .record import BY_TORCH, STEP_BYTES, Optimizer, States
@@ -22,11 +22,11 @@ ONE_INTERMEDIATE = (2, 1)
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of both moments and of the step counts."""
-    element_count = elements_of(tensors)
+    element_count = total_elements(tensors)
     return {
-        "exp_avg": bytes_of(element_count, dtype),
-        "exp_avg_sq": bytes_of(element_count, dtype),
-        "step": STEP_BYTES * count_of(tensors),
+        "exp_avg": packed_bytes(element_count, dtype),
+        "exp_avg_sq": packed_bytes(element_count, dtype),
+        "step": STEP_BYTES * tensor_count(tensors),
     }
 
 

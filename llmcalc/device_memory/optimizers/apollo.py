@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, elements_of, sum_over
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, tensor_count, total_elements
 from .low_rank import (
     RANK,
     is_projected_from_the_right,
@@ -36,18 +36,20 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
         projected_tensors, other_tensors = split_projected(tensors)
         projected_elements = sum_over(projected_tensors, lambda tensor: rank * longer_side(tensor))
-        moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
+        moment_bytes = packed_bytes(projected_elements + total_elements(other_tensors), dtype)
         return {
-            "ortho_matrix": bytes_of(sum_over(projected_tensors, lambda tensor: rank * shorter_side(tensor)), dtype),
+            "ortho_matrix": packed_bytes(
+                sum_over(projected_tensors, lambda tensor: rank * shorter_side(tensor)), dtype
+            ),
             "exp_avg": moment_bytes,
             "exp_avg_sq": moment_bytes,
-            "scaled_grad": bytes_of(count_of(projected_tensors), dtype),
+            "scaled_grad": packed_bytes(tensor_count(projected_tensors), dtype),
         }
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
         aten = optimizer_step.t
-        grad = denom = norm_grad = factor = scaled_grad = None
+        grad = denom = norm_grad = scaling_factors = scaled_grad = None
         for parameter in parameters_in_update_order(optimizer_step):
             grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
             if parameter.matrix:
@@ -59,7 +61,9 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
             denom = aten.like(parameter.states[2 if parameter.matrix else -1])
             norm_grad = aten.like(denom)
             if parameter.matrix:
-                factor = _channel_factors(optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad))
+                scaling_factors = _channel_factors(
+                    optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad)
+                )
                 scaled_grad = aten.like(parameter.grad, dtype=dtype)
                 is_first = len(parameter.states) < 4
                 if not is_first:
@@ -69,7 +73,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
                 with optimizer_step.counted_as_states():
                     parameter.states[3:] = [aten.new_tensor((), dtype)]  # scaled_grad
                 norm_grad = scaled_grad
-            optimizer_step.write(parameter.tensor, grad, denom, norm_grad, factor)
+            optimizer_step.write(parameter.tensor, grad, denom, norm_grad, scaling_factors)
 
     return low_rank_optimizer("apollo", rank, optimizer_name, states, step, "apollo_torch", "apollo_torch/apollo.py")
 
@@ -78,8 +82,8 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     """Allocates the tensors of `get_orthogonal_matrix`: fp32 gradient, random matrix and the scaled random matrix."""
     from ...simulator.tensor import FLOAT32
 
-    aten, (rows, columns) = optimizer_step.t, gradient.shape
-    shape = (rank, columns) if is_projected_from_the_right(gradient) else (rows, rank)
+    aten, (row_count, column_count) = optimizer_step.t, gradient.shape
+    shape = (rank, column_count) if is_projected_from_the_right(gradient) else (row_count, rank)
     float_gradient = aten.to(gradient, FLOAT32)
     random_matrix = aten.new_tensor(shape, FLOAT32)
     if dtype is FLOAT32:

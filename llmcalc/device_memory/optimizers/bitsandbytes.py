@@ -73,7 +73,7 @@ def bitsandbytes_optimizer(
     )
 
 
-def is_large(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
+def is_large_tensor(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
     """Returns 1 if a tensor has at least this number of elements, otherwise 0."""
     return minimum(1, floor_div(tensor.size, min_elements))
 
@@ -109,23 +109,28 @@ class _Layout:
         """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
         quantized_tensors, float_tensors = self._by_format(tensors)
         quantized_bytes = sum_over(
-            quantized_tensors, lambda tensor: is_large(tensor) * tensor.size + 4 * (1 - is_large(tensor)) * tensor.size
+            quantized_tensors,
+            lambda tensor: is_large_tensor(tensor) * tensor.size + 4 * (1 - is_large_tensor(tensor)) * tensor.size,
         )
         bytes_by_state: States = {
             f"state{state_index + 1}": add(quantized_bytes, sum_over(float_tensors, lambda tensor: 4 * tensor.size))
             for state_index in range(self.moments)
         }
         if self.in_8_bits:
-            scales = 4 * sum_over(quantized_tensors, lambda tensor: is_large(tensor) * ceil_div(tensor.size, BLOCK))
-            bytes_by_state |= {f"absmax{state_index + 1}": scales for state_index in range(self.moments)}
-            bytes_by_state["qmaps"] = self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large))
+            scale_bytes = 4 * sum_over(
+                quantized_tensors, lambda tensor: is_large_tensor(tensor) * ceil_div(tensor.size, BLOCK)
+            )
+            bytes_by_state |= {f"absmax{state_index + 1}": scale_bytes for state_index in range(self.moments)}
+            bytes_by_state["qmaps"] = (
+                self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large_tensor))
+            )
         return bytes_by_state
 
     def paged_bytes(self, tensors: Sequence[TrainedTensor]) -> Number:
         """Returns the bytes of states in managed memory."""
         quantized_tensors, float_tensors = self._by_format(tensors)
         pageable_bytes = [
-            sum_over(tensor_group, lambda tensor: is_large(tensor, LEAST_PAGED) * tensor.size)
+            sum_over(tensor_group, lambda tensor: is_large_tensor(tensor, LEAST_PAGED) * tensor.size)
             for tensor_group in (quantized_tensors, float_tensors)
         ]
         return self.moments * add(pageable_bytes[0], 4 * pageable_bytes[1])
@@ -153,8 +158,10 @@ class _Layout:
                     aten.like(tensor, dtype=state_format) for _ in range(self.moments - len(parameter.states))
                 ]
                 block_count = ceil_div(tensor.count, BLOCK)
-                scales = [aten.new_tensor((block_count,), FLOAT32) for _ in range(self.moments if is_quantized else 0)]
-                parameter.states += [*scales, *quantization_maps]
+                scale_tensors = [
+                    aten.new_tensor((block_count,), FLOAT32) for _ in range(self.moments if is_quantized else 0)
+                ]
+                parameter.states += [*scale_tensors, *quantization_maps]
 
 
 OPTIMIZERS = {

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...algebra import Number, minimum
-from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of, sum_over
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over, total_elements
 from ...ops import ParamTensor
 from .low_rank import (
     RANK,
@@ -42,8 +42,8 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
         projectors = sum_over(projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
         projected_elements = sum_over(projected_tensors, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
-        moment_bytes = bytes_of(projected_elements + elements_of(other_tensors), dtype)
-        return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment_bytes, "exp_avg_sq": moment_bytes}
+        moment_bytes = packed_bytes(projected_elements + total_elements(other_tensors), dtype)
+        return {"ortho_matrix": packed_bytes(projectors, dtype), "exp_avg": moment_bytes, "exp_avg_sq": moment_bytes}
 
     def step(optimizer_step: OptimizerStep) -> None:
         """Runs `AdamW.step`. Temporary tensors live until the next parameter replaces them."""
@@ -78,28 +78,28 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     """Allocates the tensors of `get_orthogonal_matrix`, and returns the projector or the base of a projector view."""
     from ...simulator.tensor import FLOAT32
 
-    aten, (rows, columns) = optimizer_step.t, gradient.shape
-    shorter_side = min(rows, columns)
+    aten, (row_count, column_count) = optimizer_step.t, gradient.shape
+    shorter_side = min(row_count, column_count)
     rank, is_right = min(rank, shorter_side), is_projected_from_the_right(gradient)
     float_gradient = aten.to(gradient, FLOAT32)
     is_float32 = dtype is FLOAT32
-    left_vectors = aten.new_tensor((rows, shorter_side), FLOAT32) if is_right else None  # U
+    left_vectors = aten.new_tensor((row_count, shorter_side), FLOAT32) if is_right else None  # U
     with optimizer_step.counted_as_states():
         square_matrix = (
             aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float32 else None
         )  # Vh of a tall matrix, U of a wide one
     if square_matrix is None:
         square_matrix = aten.new_tensor((shorter_side, shorter_side), FLOAT32)
-    right_vectors = aten.new_tensor((shorter_side, columns), FLOAT32) if not is_right else None  # Vh
+    right_vectors = aten.new_tensor((shorter_side, column_count), FLOAT32) if not is_right else None  # Vh
     singular_values = aten.new_tensor((shorter_side,), FLOAT32)
     diagonal_matrix = aten.new_tensor((rank, rank), FLOAT32)
-    projector_product = aten.new_tensor((rows, rank) if is_right else (rank, columns), FLOAT32)
+    projector_product = aten.new_tensor((row_count, rank) if is_right else (rank, column_count), FLOAT32)
     del diagonal_matrix
     optimizer_step.write(projector_product, float_gradient, left_vectors, right_vectors, singular_values)
     if is_float32:
         return square_matrix
     with optimizer_step.counted_as_states():
-        return aten.new_tensor((rank, columns) if is_right else (rows, rank), dtype)
+        return aten.new_tensor((rank, column_count) if is_right else (row_count, rank), dtype)
 
 
 OPTIMIZER = of_rank(RANK, "galore")

@@ -32,25 +32,25 @@ def low_rank_optimizer(
     rank: int,
     optimizer_name: str,
     state_bytes: Callable[[Sequence[TrainedTensor], str], States],
-    step: Callable[[OptimizerStep], None],
+    run_step: Callable[[OptimizerStep], None],
     library: str,
-    source: str,
+    optimizer_source: str,
 ) -> Optimizer:
     """Returns the record of an optimizer with projections of a rank.
 
     projection_method: the optimizer's name without a rank. library: its package.
-    optimizer_name, state_bytes, step: as of `Optimizer`. source: the file of the package that was read.
+    optimizer_name, state_bytes, step: as of `Optimizer`. optimizer_source: the file of the package that was read.
     """
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
         states=state_bytes,
-        step=step,
+        step=run_step,
         not_in_torch=f"{library} is not a part of torch",
         aliases=(f"{projection_method}-adamw",) if rank == RANK else (),
         note=NOTE,
         by_matrix=True,
-        witness=source_code_witness(source, COMPARISON_WITH_LIBRARIES),
+        witness=source_code_witness(optimizer_source, COMPARISON_WITH_LIBRARIES),
     )
 
 
@@ -62,14 +62,14 @@ def split_projected(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTenso
 
 def shorter_side(tensor: ParamTensor) -> Number:
     """Returns the smaller of a matrix's numbers of rows and columns."""
-    rows, columns = tensor.shape
-    return minimum(rows, columns)
+    row_count, column_count = tensor.shape
+    return minimum(row_count, column_count)
 
 
 def longer_side(tensor: ParamTensor) -> Number:
     """Returns the larger of a matrix's numbers of rows and columns."""
-    rows, columns = tensor.shape
-    return rows + columns - shorter_side(tensor)
+    row_count, column_count = tensor.shape
+    return row_count + column_count - shorter_side(tensor)
 
 
 def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
@@ -83,11 +83,11 @@ def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[Optimi
 
 def is_projected_from_the_right(gradient: Tensor) -> bool:
     """Whether the projector multiplies the gradient from the right: the matrix has at least as many rows as columns."""
-    rows, columns = gradient.shape
-    return bool(rows >= columns)
+    row_count, column_count = gradient.shape
+    return bool(row_count >= column_count)
 
 
 def projected_shape(gradient: Tensor, rank: int) -> Shape:
     """Returns the shape of a projected gradient."""
-    rows, columns = gradient.shape
-    return (rows, rank) if is_projected_from_the_right(gradient) else (rank, columns)
+    row_count, column_count = gradient.shape
+    return (row_count, rank) if is_projected_from_the_right(gradient) else (rank, column_count)

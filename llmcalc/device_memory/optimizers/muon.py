@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, total_elements
 from ...workload.execution import OptimizerImplementation
 from . import adamw
 from .record import BY_TORCH, Optimizer, States
@@ -27,7 +27,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the matrices' momentum and of AdamW's states."""
     matrices = [parameter for parameter in tensors if parameter.is_layer_matrix]
     other_tensors = [parameter for parameter in tensors if not parameter.is_layer_matrix]
-    return {"momentum_buffer": bytes_of(elements_of(matrices), dtype), **adamw.states(other_tensors, dtype)}
+    return {"momentum_buffer": packed_bytes(total_elements(matrices), dtype), **adamw.states(other_tensors, dtype)}
 
 
 def step(optimizer_step: OptimizerStep) -> None:
@@ -40,9 +40,9 @@ def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence
     for parameter in optimizer_step.loop_over(trained_parameters):
         parameter.states = parameter.states or optimizer_step.states_like(parameter.grad)  # momentum_buffer
     for parameter in optimizer_step.loop_over(trained_parameters):
-        update = optimizer_step.t.like(parameter.grad, parameter.states[0])
-        update = _zeropower_via_newtonschulz(optimizer_step, update)
-        optimizer_step.write(parameter.tensor, update)
+        momentum_update = optimizer_step.t.like(parameter.grad, parameter.states[0])
+        momentum_update = _zeropower_via_newtonschulz(optimizer_step, momentum_update)
+        optimizer_step.write(parameter.tensor, momentum_update)
 
 
 def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> Tensor:

@@ -95,9 +95,9 @@ def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimize
     )
     if record is None:
         aliases = (alias for optimizer_record in optimizers() for alias in optimizer_record.aliases)
-        suggestion = suggest(hyphenated_name, [*NAMES, *aliases])
-        suggestion = suggestion and f".{suggestion}"
+        suggestion_text = suggest(hyphenated_name, [*NAMES, *aliases])
+        suggestion_text = suggestion_text and f".{suggestion_text}"
         raise InputError(
-            f"{option_name}: {shown(optimizer_name)} is not known; expected one of {', '.join(NAMES)}{suggestion}"
+            f"{option_name}: {shown(optimizer_name)} is not known; expected one of {', '.join(NAMES)}{suggestion_text}"
         )
     return record

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...errors import InputError
 from ...simulator.aten import Aten
-from ...simulator.autograd import Graph
+from ...simulator.autograd import AutogradGraph
 from ...simulator.tensor import Dtype
 from ...workload.execution import OptimizerImplementation
 from .registry import optimizer
@@ -14,7 +14,7 @@ from .step import OptimizedParameter, OptimizerStep
 
 
 def run_step(
-    autograd_graph: Graph,
+    autograd_graph: AutogradGraph,
     optimizer_name: str,
     trained_parameters: Sequence[OptimizedParameter],
     implementation: OptimizerImplementation | None = None,

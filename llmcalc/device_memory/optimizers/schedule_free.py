@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, total_elements
 from ...evidence import source_code_witness
 from .record import COMPARISON, Optimizer, States
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def state_bytes(names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of optimizer states that have the tensor's number of elements. names: the states' names."""
-    return dict.fromkeys(names, bytes_of(elements_of(tensors), dtype))
+    return dict.fromkeys(names, packed_bytes(total_elements(tensors), dtype))
 
 
 def allocate_states(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:

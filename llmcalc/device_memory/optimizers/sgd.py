@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, total_elements
 from ...workload.execution import OptimizerImplementation
 from .record import BY_TORCH, Optimizer, States
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the momentum buffers."""
-    return {"momentum_buffer": bytes_of(elements_of(tensors), dtype)}
+    return {"momentum_buffer": packed_bytes(total_elements(tensors), dtype)}
 
 
 def step(optimizer_step: OptimizerStep) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ...algebra import Number, floor_div, minimum
-from ...costs.trained_tensors import TrainedTensor, bytes_of, sum_over
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, sum_over
 from ...evidence import source_code_witness
 from ...ops import ParamTensor
-from .bitsandbytes import BLOCK, LEAST_8BIT, is_large
+from .bitsandbytes import BLOCK, LEAST_8BIT, is_large_tensor
 from .record import COMPARISON, Optimizer, States
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of two states per element: quantized codes, scales and code map, or plain numbers."""
         code_bytes = sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, codes_per_byte))
-        other_state_bytes = bytes_of(sum_over(tensors, lambda tensor: (1 - _is_quantized(tensor)) * tensor.size), dtype)
+        other_state_bytes = packed_bytes(
+            sum_over(tensors, lambda tensor: (1 - _is_quantized(tensor)) * tensor.size), dtype
+        )
         scale_bytes = 4 * sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, BLOCK))
         map_bytes = 2 * 4 * map_entries * sum_over(tensors, _is_quantized)
         moment_bytes = code_bytes + other_state_bytes
@@ -86,7 +88,7 @@ def _run_compiled_step(optimizer_step: OptimizerStep, element_count: Number, cod
 def _is_quantized(tensor: ParamTensor) -> Number:
     """Returns 1 if a tensor is large enough for quantized states, otherwise 0."""
     remainder = tensor.size - BLOCK * floor_div(tensor.size, BLOCK)
-    return is_large(tensor) * (1 - minimum(1, remainder))
+    return is_large_tensor(tensor) * (1 - minimum(1, remainder))
 
 
 OPTIMIZERS = {

@@ -7,7 +7,7 @@ Source: deepspeed/runtime/bf16_optimizer.py of 0.19.8 (`BF16_Optimizer`).
 from __future__ import annotations
 
 from ...device_memory.optimizers.step import OptimizedParameter
-from ...simulator.meter import Place
+from ...simulator.meter import AllocationPlace
 from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
 from .partitions import elements, flat_size
 from .replicated import ReplicatedRun
@@ -42,7 +42,7 @@ class Bf16OptimizerRun(ReplicatedRun):
     def backward(self, loss: Tensor) -> None:
         """Runs the backward pass, adds gradients to float32 sums (`update_hp_grads`) and reduces the sums."""
         super(ReplicatedRun, self).backward(loss)
-        self.meter.place = Place("backward")
+        self.meter.place = AllocationPlace("backward")
         for weight in self.parameters:
             if weight.grad is not None and self.accumulation_dtype is not self.dtype:
                 cast_gradient = Storage(self.meter, elements(weight) * self.accumulation_dtype.bytes)
@@ -54,7 +54,7 @@ class Bf16OptimizerRun(ReplicatedRun):
 
     def update(self) -> None:
         """Runs the optimizer on the rank's partition with the partition's gradient sums (`step`)."""
-        self.meter.place = Place("step")
+        self.meter.place = AllocationPlace("step")
         assert self.flat_sums is not None
         self.trained[0].gradient = Tensor((self.partition_size,), FLOAT32, self.flat_sums)
         self.run_optimizer(self.trained)

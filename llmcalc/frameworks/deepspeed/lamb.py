@@ -10,7 +10,7 @@ runtime/fp16/onebit/lamb.py (`step`), runtime/utils.py (`get_weight_norm`).
 from __future__ import annotations
 
 from ...algebra import ceil_div
-from ...simulator.meter import Place
+from ...simulator.meter import AllocationPlace
 from ...simulator.tensor import FLOAT32, Storage, counted_as, empty
 from .partitions import elements
 from .replicated import ReplicatedRun
@@ -21,7 +21,7 @@ class LambRun(ReplicatedRun):
 
     def update(self) -> None:
         """Flattens the gradients, computes their norm in float32, and updates the float32 master weights."""
-        self.meter.place = Place("step")
+        self.meter.place = AllocationPlace("step")
         element_count = sum(map(elements, self.parameters))
         with counted_as(self.meter, "gradients"):
             for weight in self.parameters:
@@ -55,7 +55,7 @@ class OneBitLambRun(ReplicatedRun):
 
     def update(self) -> None:
         """Copies the momentum, which compression changes, and runs the optimizer on float32 gradients."""
-        self.meter.place = Place("step")
+        self.meter.place = AllocationPlace("step")
         with counted_as(self.meter, "optimizer"):
             last_momentum = [Storage(self.meter, elements(weight) * FLOAT32.bytes) for weight in self.parameters]
         super().update()

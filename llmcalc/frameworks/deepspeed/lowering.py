@@ -8,17 +8,17 @@ from ...flow.program import Step
 from ...flow.tree import OpUse
 from ...flow.value import Value, Weight
 from ...ops import Linear
-from ...simulator.lowering import Frame, Path
+from ...simulator.lowering import ModuleFrame, Path
 from ...simulator.profiles.eager import Eager
 from ...simulator.strides import Shape
-from ...simulator.tensor import Dtype, Saved, Tensor
+from ...simulator.tensor import Dtype, SavedTensor, Tensor
 from .param_coordinator import ParameterCoordinator
 
 
 class UnpackHook:
     """A hook of an autograd node: unpacks a saved tensor that the backward pass does not read."""
 
-    def __init__(self, saved_tensor: Saved) -> None:
+    def __init__(self, saved_tensor: SavedTensor) -> None:
         self.saved = saved_tensor
 
     def __call__(self) -> None:
@@ -129,7 +129,7 @@ class GatheringProfile(Eager):
         if autograd_node is not None:
             autograd_node.hooks.append(UnpackHook(self.graph.save(x)))
 
-    def _module(self, module_call: Frame) -> None:
+    def _module(self, module_call: ModuleFrame) -> None:
         """Runs a module of the program between the all-gather and the release of the module's parameters."""
         if self.coordinator is None:
             super()._module(module_call)

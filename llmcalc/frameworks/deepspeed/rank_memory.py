@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize, without_garbage_collection
+from ...device_memory.cuda_runtime import CudaRuntime
+from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize, without_garbage_collection
 from ...device_memory.optimizers.registry import optimizer
-from ...device_memory.training import Training, replay_steps_on_allocator
+from ...device_memory.training import TrainingConfig, replay_steps_on_allocator
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
@@ -49,7 +49,7 @@ def zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRu
     return run_type(replace(zero_setup, training=training_config, settings=settings), memory_meter)
 
 
-def _run_type(training_config: Training, settings: DeepSpeedSettings) -> type[ZeroRun]:
+def _run_type(training_config: TrainingConfig, settings: DeepSpeedSettings) -> type[ZeroRun]:
     """Returns the class of a rank's run. In stage 0, fused Adam updates one flat copy of 16-bit weights."""
     if sums_in_fp32(training_config, settings):
         return Bf16OptimizerRun
@@ -64,7 +64,7 @@ def _run_type(training_config: Training, settings: DeepSpeedSettings) -> type[Ze
     return {LAMB: LambRun, ONE_BIT_LAMB: OneBitLambRun}.get(settings.optimizer.lower(), ReplicatedRun)
 
 
-def sums_in_fp32(training_config: Training, settings: DeepSpeedSettings) -> bool:
+def sums_in_fp32(training_config: TrainingConfig, settings: DeepSpeedSettings) -> bool:
     """Whether `BF16_Optimizer` runs: stage 1 in bf16, with gradients accumulated in fp32."""
     return (
         settings.stage == 1
@@ -74,13 +74,13 @@ def sums_in_fp32(training_config: Training, settings: DeepSpeedSettings) -> bool
     )
 
 
-def updates_flat_copy(training_config: Training, settings: DeepSpeedSettings) -> bool:
+def updates_flat_copy(training_config: TrainingConfig, settings: DeepSpeedSettings) -> bool:
     """Whether DeepSpeed's fused Adam updates one flat copy of the weights: stage 0 with 16-bit weights."""
     uses_deepspeed_adam = settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam
     return settings.stage == 0 and training_config.dtype != "float32" and uses_deepspeed_adam
 
 
-def cast_adapters(training_config: Training) -> Training:
+def cast_adapters(training_config: TrainingConfig) -> TrainingConfig:
     """Returns the training settings with adapters in the weights' number format: DeepSpeed casts all parameters."""
     return (
         training_config
@@ -89,7 +89,7 @@ def cast_adapters(training_config: Training) -> Training:
     )
 
 
-def _check_training(training_config: Training, settings: DeepSpeedSettings) -> None:
+def _check_training(training_config: TrainingConfig, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
     for is_modelled, option_text in (
         (training_config.autocast, "--precision autocast"),
@@ -111,7 +111,7 @@ def _check_training(training_config: Training, settings: DeepSpeedSettings) -> N
 
 
 @without_garbage_collection()
-def replay_zero(zero_setup: ZeroSetup, expandable_segments: bool) -> tuple[ReplayResult, tuple[Term, ...]]:
+def replay_zero(zero_setup: ZeroSetup, expandable_segments: bool) -> tuple[ReplayResult, tuple[MemoryTerm, ...]]:
     """Replays one rank's set-up and two training steps on the allocator. Later steps repeat the second step.
 
     expandable_segments: whether the allocator has expandable segments. Returns also what the rank keeps on the host.
@@ -126,7 +126,7 @@ MOST_LAYERS = 10_000
 """The most layers of a model that are replayed: DeepSpeed's partitions and buckets differ from layer to layer."""
 
 
-def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
     """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory_estimate, layout = training_run.memory, training_run.layout
     layers = sum(layer_stack.num_hidden_layers for _, layer_stack in memory_estimate.spec.stacks())
@@ -168,7 +168,7 @@ def settings_of(layout: Layout, own_settings: Any, deepspeed_version: str) -> De
     return settings
 
 
-def tensor_status(settings: DeepSpeedSettings, training_config: Training) -> Term:
+def tensor_status(settings: DeepSpeedSettings, training_config: TrainingConfig) -> MemoryTerm:
     """Returns the verification status of the run's tensor bytes, which tests compare with real DeepSpeed processes.
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
@@ -177,12 +177,12 @@ def tensor_status(settings: DeepSpeedSettings, training_config: Training) -> Ter
     if settings.offload_optimizer != "none" or settings.offload_param != "none":
         witness = "deepspeed's own steps on meta, with the CPU as host: every storage"
     if settings.optimizer.lower() == LAMB and not settings.stage:
-        return Term("tensors", 0, "estimate", "deepspeed/runtime/fp16/unfused_optimizer.py", VERSIONS)
+        return MemoryTerm("tensors", 0, "estimate", "deepspeed/runtime/fp16/unfused_optimizer.py", VERSIONS)
     if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE, ONE_BIT_LAMB):
         citation = "deepspeed/runtime/fp16/onebit; buffers of the compression are left out"
-        return Term("tensors", 0, "estimate", citation, VERSIONS)
+        return MemoryTerm("tensors", 0, "estimate", citation, VERSIONS)
     if updates_flat_copy(training_config, settings):  # it runs on a GPU alone
-        return Term("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", VERSIONS)
+        return MemoryTerm("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", VERSIONS)
     if settings.overlaps:
-        return Term("tensors", 0, "source", f"{witness}; streams as in deepspeed/runtime/zero", VERSIONS)
-    return Term("tensors", 0, "exact", witness, VERSIONS)
+        return MemoryTerm("tensors", 0, "source", f"{witness}; streams as in deepspeed/runtime/zero", VERSIONS)
+    return MemoryTerm("tensors", 0, "exact", witness, VERSIONS)

@@ -8,7 +8,7 @@ Sources, of 0.19.8: deepspeed/runtime/engine.py (`_do_optimizer_sanity_check`, `
 from __future__ import annotations
 
 from ...device_memory.optimizers.step import OptimizedParameter
-from ...simulator.meter import Place
+from ...simulator.meter import AllocationPlace
 from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
 from .partitions import elements
 from .zero import ZeroRun
@@ -38,7 +38,7 @@ class ReplicatedRun(ZeroRun):
     def backward(self, loss: Tensor) -> None:
         """Runs a backward pass, and reduces the gradients after the last backward pass of a step."""
         super().backward(loss)
-        self.meter.place = Place("backward")
+        self.meter.place = AllocationPlace("backward")
         if self.is_last_microbatch:
             self.reduce_gradients()
 
@@ -73,7 +73,7 @@ class ReplicatedRun(ZeroRun):
 
     def update(self) -> None:
         """Runs the optimizer step, on float32 copies of the gradients for 16-bit weights."""
-        self.meter.place = Place("step")
+        self.meter.place = AllocationPlace("step")
         if self.dtype is not FLOAT32:
             self.check_overflow()
         super().update()
@@ -110,7 +110,7 @@ class FlatCopyRun(ReplicatedRun):
 
     def update(self) -> None:
         """Casts the gradients to float32, copies them into one tensor and runs the optimizer (`step`)."""
-        self.meter.place = Place("step")
+        self.meter.place = AllocationPlace("step")
         self.check_overflow()
         with counted_as(self.meter, "gradients"):
             fp32_gradients = [empty(self.meter, weight.shape, FLOAT32) for weight in self.parameters]

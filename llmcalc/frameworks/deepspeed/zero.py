@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ...costs.trained_tensors import TrainedTensor
-from ...device_memory.device_memory import Term
+from ...device_memory.device_memory import MemoryTerm
 from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.optimizers.step import OptimizedParameter
-from ...device_memory.training import Training, TrainingRun
+from ...device_memory.training import TrainingConfig, TrainingRun
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ParamTensor
@@ -49,7 +49,7 @@ class ZeroSetup:
     """
 
     spec: ModelSpec
-    training: Training
+    training: TrainingConfig
     settings: DeepSpeedSettings
     ranks: int
     rank: int = 0
@@ -106,7 +106,7 @@ class ZeroRun(TrainingRun):
         for trained_parameter in trained_parameters:
             trained_parameter.gradient = None
 
-    def host_terms(self) -> tuple[Term, ...]:
+    def host_terms(self) -> tuple[MemoryTerm, ...]:
         """Returns the named parts of the rank's host memory, in bytes."""
         raise NotImplementedError
 

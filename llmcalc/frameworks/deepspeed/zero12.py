@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...device_memory.device_memory import Term
+from ...device_memory.device_memory import MemoryTerm
 from ...device_memory.host import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
-from ...simulator.meter import Meter, Place
+from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.tensor import FLOAT32, Dtype, Storage, Tensor, counted_as, empty
 from .partitions import PartitionPiece, elements, flat_size, offsets, pieces, round_robin_order
 from .zero import DOUBLE, ZeroRun, ZeroSetup
@@ -130,7 +130,7 @@ class PartitionedRun(ZeroRun):
         """Whether the optimizer's states are on the host, to which gradients are copied."""
         return self.settings.offload_optimizer != "none"
 
-    def host_terms(self) -> tuple[Term, ...]:
+    def host_terms(self) -> tuple[MemoryTerm, ...]:
         """Returns the host memory of the partition, gradients and optimizer states, with ZeRO-Offload's buffers.
 
         Gradients of several micro-batches are accumulated for whole parameters (`buffer_to_accumulate_to_in_cpu`).
@@ -143,9 +143,9 @@ class PartitionedRun(ZeroRun):
         if self.training.microbatches > 1:
             buffer_sizes += [elements(weight) * width for weight in self.rank_parameters]
         return (
-            Term("fp32 weights and gradients", 2 * round_host_bytes(elements_ * FLOAT32.bytes), "source", SOURCE),
-            Term("optimizer states", self.host_state_bytes(elements_), "source", SOURCE),
-            Term("buffers", sum(map(round_host_bytes, buffer_sizes)), "source", SOURCE),
+            MemoryTerm("fp32 weights and gradients", 2 * round_host_bytes(elements_ * FLOAT32.bytes), "source", SOURCE),
+            MemoryTerm("optimizer states", self.host_state_bytes(elements_), "source", SOURCE),
+            MemoryTerm("buffers", sum(map(round_host_bytes, buffer_sizes)), "source", SOURCE),
         )
 
     @property
@@ -358,7 +358,7 @@ class PartitionedRun(ZeroRun):
     def backward(self, loss: Tensor) -> None:
         """Runs the backward pass, and reduces the remaining gradients."""
         super().backward(loss)
-        self.meter.place = Place("backward")
+        self.meter.place = AllocationPlace("backward")
         if self.settings.stage == 2:
             self.epilogue()
         elif self.is_last_microbatch:
@@ -410,7 +410,7 @@ class PartitionedRun(ZeroRun):
 
     def update(self) -> None:
         """Runs the optimizer on the rank's partition, a single tensor (`step`)."""
-        self.meter.place = Place("step")
+        self.meter.place = AllocationPlace("step")
         if self.offloads:
             self.host_norms, self.compact_partition, self.accumulated = {}, None, {}
             return

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...device_memory.device_memory import Term
+from ...device_memory.device_memory import MemoryTerm
 from ...device_memory.host import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...errors import InputError
-from ...simulator.meter import Meter, Place
+from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
 from .lowering import GatheringProfile
 from .param_coordinator import Parameter, ParameterCoordinator
@@ -87,20 +87,24 @@ class Stage3Run(ZeroRun):
         """Whether the optimizer's states and the rank's gradients are on the host."""
         return self.settings.offload_optimizer != "none"
 
-    def host_terms(self) -> tuple[Term, ...]:
+    def host_terms(self) -> tuple[MemoryTerm, ...]:
         """Returns the host memory of fp32 partitions, gradients, optimizer states, and parameter shards.
 
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
-        settings, memory_terms = self.settings, list[Term]()
-        group_size = [sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups]
+        settings, memory_terms = self.settings, list[MemoryTerm]()
+        group_sizes = [
+            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
+        ]
         if self.offloads:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
-            partition_bytes = sum(size * FLOAT32.bytes + round_host_bytes(size * FLOAT32.bytes) for size in group_size)
+            partition_bytes = sum(size * FLOAT32.bytes + round_host_bytes(size * FLOAT32.bytes) for size in group_sizes)
             memory_terms = [
-                Term("fp32 weights and gradients", partition_bytes, "source", SOURCE),
-                Term("optimizer states", sum(map(self.host_state_bytes, group_size)), "source", SOURCE),
-                Term("buffers", round_host_bytes(sum(group_size) * self.accumulation_dtype.bytes), "source", SOURCE),
+                MemoryTerm("fp32 weights and gradients", partition_bytes, "source", SOURCE),
+                MemoryTerm("optimizer states", sum(map(self.host_state_bytes, group_sizes)), "source", SOURCE),
+                MemoryTerm(
+                    "buffers", round_host_bytes(sum(group_sizes) * self.accumulation_dtype.bytes), "source", SOURCE
+                ),
             ]
         if settings.offload_param != "none":
             round_host_bytes = pinned_bytes if settings.offload_param_pin_memory else int
@@ -110,8 +114,8 @@ class Stage3Run(ZeroRun):
             shard_bytes = [
                 parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters
             ]
-            size = pinned_bytes(sum(group_size) * self.dtype.bytes) + sum(map(round_host_bytes, shard_bytes))
-            memory_terms.append(Term("parameters", size, "source", SOURCE))
+            size = pinned_bytes(sum(group_sizes) * self.dtype.bytes) + sum(map(round_host_bytes, shard_bytes))
+            memory_terms.append(MemoryTerm("parameters", size, "source", SOURCE))
         return tuple(memory_terms)
 
     def _create_fp32_partitions(self) -> None:
@@ -148,7 +152,7 @@ class Stage3Run(ZeroRun):
     def backward(self, loss: Tensor) -> None:
         """Runs the backward pass, and reduces the remaining gradients."""
         super().backward(loss)
-        self.meter.place = Place("backward")
+        self.meter.place = AllocationPlace("backward")
         self.reduce()
         for module in list(self.coordinator.backward_modules):
             self.coordinator.after_backward(module)
@@ -252,7 +256,7 @@ class Stage3Run(ZeroRun):
 
     def update(self) -> None:
         """Runs the optimizer on each sub-group in turn (`step`)."""
-        self.meter.place = Place("step")
+        self.meter.place = AllocationPlace("step")
         self.coordinator.release_all()
         if self.offloads:
             self.host_norms = {}

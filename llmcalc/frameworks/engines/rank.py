@@ -17,7 +17,7 @@ from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
 from ...costs.quantization.base import Scheme, weight_tensors_of
 from ...costs.quantization.formats import IndivisibleMatrix
-from ...costs.trained_tensors import bytes_of
+from ...costs.trained_tensors import packed_bytes
 from ...device_memory.settings import Settings
 from ...device_memory.static import MemoryUse, quantization_scheme
 from ...device_memory.static import memory as static_memory
@@ -245,7 +245,7 @@ class EngineRank:
                 for component_name, stored_bytes in memory_use.quantized.by_component.items()
             }
         return {
-            component_name: int(bytes_of(component_bytes, memory_use.dtype))
+            component_name: int(packed_bytes(component_bytes, memory_use.dtype))
             for component_name, component_bytes in memory_use.count.by_component.items()
         }
 

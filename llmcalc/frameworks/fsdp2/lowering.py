@@ -18,8 +18,8 @@ from ...flow.program import Scope, Step
 from ...flow.record import Flow
 from ...simulator.autograd import record
 from ...simulator.liveness import unused_modules
-from ...simulator.lowering import ENTRY, Frame, Path
-from ...simulator.meter import Place
+from ...simulator.lowering import ENTRY, ModuleFrame, Path
+from ...simulator.meter import AllocationPlace
 from ...simulator.profiles.context_parallel import RingAttention
 from ...simulator.strides import Shape
 from ...simulator.tensor import FLOAT8, INT64, UINT8, Dtype, Tensor, empty
@@ -257,7 +257,7 @@ class FsdpProfile(RingAttention):
         super().step(operation)
         embedding_group.post_forward([self.tensor_of(operation.outs[0])])
 
-    def module(self, module_call: Frame) -> None:
+    def module(self, module_call: ModuleFrame) -> None:
         """Runs a module of the program, for an output head with the all-gather of its FSDP group."""
         module_scope = module_call.scope
         if self.traffic is None or not self.splits or len(self.frames) != 1 or module_scope.name not in IN_HEAD:
@@ -274,7 +274,7 @@ class FsdpProfile(RingAttention):
         if module_scope.name == self.in_head[-1]:
             head_group.post_forward([self.tensor_of(module_scope.output)])
 
-    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
+    def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs a layer between all-gather and release of the layer's group."""
         layer_index = -1 if module_call.layer_index is None else module_call.layer_index
         layer_path = ".".join(filter(None, (self.path, module_call.scope.name)))
@@ -284,7 +284,10 @@ class FsdpProfile(RingAttention):
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
         layer_groups = groups_of_layer(self.groups, layer)
-        outer_place, memory_meter.place = memory_meter.place, Place(memory_meter.place.phase, layer_index, layer_path)
+        outer_place, memory_meter.place = (
+            memory_meter.place,
+            AllocationPlace(memory_meter.place.phase, layer_index, layer_path),
+        )
         cast_input: Tensor | None = x
         for parameter_group in layer_groups:
             cast_input = parameter_group.pre_forward(cast_input)

@@ -19,7 +19,7 @@ from ...algebra import Number, ceil_div
 from ...frozen import frozen
 from ...parallel.placements import Collective
 from ...simulator.aten import Aten
-from ...simulator.autograd import Graph, record
+from ...simulator.autograd import AutogradGraph, record
 from ...simulator.lowering import Path
 from ...simulator.strides import count
 from ...simulator.tensor import UINT8, Dtype, Meter, Needs, Storage, Tensor, counted_as, empty, on_stream
@@ -169,8 +169,8 @@ class CommunicationState:
     watch: called before (False) and after (True) each hook of a group; None (default) for no calls.
     """
 
-    def __init__(self, autograd_graph: Graph, fsdp_sharding: Sharding, stream_count: int = 0) -> None:
-        self.graph: Graph = autograd_graph
+    def __init__(self, autograd_graph: AutogradGraph, fsdp_sharding: Sharding, stream_count: int = 0) -> None:
+        self.graph: AutogradGraph = autograd_graph
         self.sharding: Sharding = fsdp_sharding
         self.streams: int = stream_count
         self.last_gathered: Storage | None = None

@@ -14,18 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 
-from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
+from ...device_memory.cuda_runtime import CudaRuntime
+from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize, without_garbage_collection
 from ...errors import InputError
 from ...frozen import frozen
 from ...parallel.layout import Layout, Stage
 from ...parallel.schedules import Action, effective_schedule
 from ...simulator.caching_allocator import CachingAllocator
-from ...simulator.event_log import Event, RecordedEvents, Recorder
+from ...simulator.event_log import Event, EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
-from ...simulator.meter import Meter, Place
+from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from ...simulator.replay_result import PHASES
@@ -85,7 +85,7 @@ class ShardedChunk(Chunk):
     profiles = FsdpProfile, FsdpTensorParallelProfile
     lowering: FsdpProfile
 
-    def __init__(self, sharded_setup: ShardedSetup, pipeline_stage: Stage, memory_meter: Meter | Recorder) -> None:
+    def __init__(self, sharded_setup: ShardedSetup, pipeline_stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         super().__init__(sharded_setup, pipeline_stage, memory_meter)
         self.lowering.ring = rank_ring(sharded_setup.layout, sharded_setup.rank)
         self.fsdp: FsdpSettings = sharded_setup.fsdp
@@ -123,7 +123,7 @@ class ShardedChunk(Chunk):
         """Runs a forward pass without autograd, on zeros instead of a received input."""
         with self.graph.no_grad():
             self.next_batch()
-            self.meter.place = Place("forward")
+            self.meter.place = AllocationPlace("forward")
             stage_inputs = self.lowering.enter(self.program)
             if stage_inputs is not None:
                 self.lowering.inputs[ENTRY] = stage_inputs
@@ -154,12 +154,12 @@ class ShardedChunk(Chunk):
         """Concatenates the outputs of all micro-batches into a tensor that torchtitan does not use."""
         if self.output_chunks and self.stage.last:
             output_shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
-            self.meter.place = Place("backward")
+            self.meter.place = AllocationPlace("backward")
             empty(self.meter, (self.training.microbatches * output_shape[0], *output_shape[1:]), dtype)
 
     def finish_backward(self) -> None:
         """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
-        self.meter.place = Place("backward")
+        self.meter.place = AllocationPlace("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
     def keep_unsharded(self, keeps_unsharded: bool) -> None:
@@ -169,9 +169,13 @@ class ShardedChunk(Chunk):
     def groups(self, phase: str) -> Iterator[ParamGroup]:
         """Yields the FSDP parameter groups in order, and makes each group the meter's current module."""
         for layer, parameter_group in self.lowering.groups.items():
-            self.meter.place = Place(phase) if layer.layer_index < 0 else Place(phase, layer.layer_index, layer.path)
+            self.meter.place = (
+                AllocationPlace(phase)
+                if layer.layer_index < 0
+                else AllocationPlace(phase, layer.layer_index, layer.path)
+            )
             yield parameter_group
-        self.meter.place = Place(phase)
+        self.meter.place = AllocationPlace(phase)
 
     def unshard(self) -> None:
         """Starts the all-gathers of all groups on the default stream (`UNSHARD`)."""
@@ -242,7 +246,7 @@ class ShardedRank(RankRun):
     chunk_type = ShardedChunk
     chunks: list[ShardedChunk]  # type: ignore[assignment]
 
-    def __init__(self, sharded_setup: ShardedSetup, memory_meter: Meter | Recorder) -> None:
+    def __init__(self, sharded_setup: ShardedSetup, memory_meter: Meter | EventRecorder) -> None:
         layout, schedule_settings = sharded_setup.layout, sharded_setup.schedule_settings
         self.schedules: int = schedule_settings.schedules
         microbatches = sharded_setup.training.microbatches // schedule_settings.schedules
@@ -313,7 +317,7 @@ def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple
     return reversed(active_chunks)
 
 
-def _record_two_steps(sharded_rank: ShardedRank, memory_meter: Recorder) -> RecordedEvents:
+def _record_two_steps(sharded_rank: ShardedRank, memory_meter: EventRecorder) -> RecordedEvents:
     """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
     sharded_rank.set_up()
     set_up_events = memory_meter.cut()
@@ -330,12 +334,12 @@ def _record_two_steps(sharded_rank: ShardedRank, memory_meter: Recorder) -> Reco
 
 
 @without_garbage_collection()
-def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: Runtime, tensors_term: Term) -> DeviceMemory:
+def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors_term: MemoryTerm) -> DeviceMemory:
     """Returns the memory of a pipeline rank. tensors_term: verification status of the rank's tensors."""
 
     def record_steps(shortens_loops: bool) -> RepeatAnalysis:
         """Records two training steps. shortens_loops: whether sequences of equal layers are shortened."""
-        sharded_rank = ShardedRank(sharded_setup, memory_meter := Recorder())
+        sharded_rank = ShardedRank(sharded_setup, memory_meter := EventRecorder())
         shortened_stacks: list[LayerStack] = []
         shortened_layers: list[int] = []
         for model_chunk in sharded_rank.chunks:

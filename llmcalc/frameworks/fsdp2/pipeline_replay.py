@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
 from ...device_memory.training import replay_shorter_on_allocator, replay_steps_on_allocator
-from ...simulator.event_log import Event, Recorder
+from ...simulator.event_log import Event, EventRecorder
 from ...simulator.layer_loops import LayerStack
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.meter import Block
@@ -92,7 +92,7 @@ class SchedulePasses(PassCounter):
 class RecordedSchedule(SchedulePasses, PassRecorder):
     """Runs passes and records memory events. parameters: the gathered parameters of each chunk."""
 
-    def __init__(self, memory_meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
+    def __init__(self, memory_meter: EventRecorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         PassRecorder.__init__(self, memory_meter, len(parameters))
         self.schedule: int = 0
         self.starts: list[int] = [0] * len(parameters)
@@ -268,7 +268,7 @@ def _recorded_traces(
     for group_size in (
         (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,)
     ):  # of one chunk some are always in flight
-        training_run = ReplayedRank(sharded_setup, recorder := Recorder())
+        training_run = ReplayedRank(sharded_setup, recorder := EventRecorder())
         for model_chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
             model_chunk.lowering.run_only = {
                 i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(chunk_stacks)
@@ -286,7 +286,7 @@ def _recorded_traces(
     return pass_traces
 
 
-def _record_passes(sharded_rank: ShardedRank, recorder: Recorder, group_size: int) -> list[RecordedPass]:
+def _record_passes(sharded_rank: ShardedRank, recorder: EventRecorder, group_size: int) -> list[RecordedPass]:
     """Runs two training steps and returns their passes. group_size: micro-batches of a group in `run_in_groups`."""
     sharded_rank.set_up()
     schedule_recorder = RecordedSchedule(recorder, [model_chunk.gathered() for model_chunk in sharded_rank.chunks])

@@ -9,13 +9,13 @@ from typing import Any
 from ...algebra import Number
 from ...components.evidence import evidence_of_parts
 from ...costs.trained_tensors import TrainedTensor
-from ...device_memory.cuda_runtime import HOPPER, Runtime
-from ...device_memory.device_memory import TORCH, CountedRun, DeviceMemory, Term, summarize, with_evidence
+from ...device_memory.cuda_runtime import HOPPER, CudaRuntime
+from ...device_memory.device_memory import TORCH, CountedRun, DeviceMemory, MemoryTerm, summarize, with_evidence
 from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
 from ...device_memory.host import pinned_bytes
 from ...device_memory.optimizers.registry import optimizer
-from ...device_memory.training import Training
+from ...device_memory.training import TrainingConfig
 from ...errors import InputError
 from ...evidence import STATUSES
 from ...model import ModelSpec
@@ -26,7 +26,7 @@ from ...parallel.layout_request import version_date
 from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
-from ...simulator.event_log import RecordedEvents, Recorder
+from ...simulator.event_log import EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
@@ -40,47 +40,47 @@ from .settings import titan_settings
 from .training import TITAN, FsdpRun, FsdpSettings, record, sharding, torchtitan_date, torchtitan_training
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
-WITNESSED = Term("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
+WITNESSED = MemoryTerm("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
 """Verification status of a run without a pipeline, by default."""
 
-PIPED = Term("tensors", 0, "exact", "torch's PipelineStage under fully_shard on a fake process group", TORCH)
+PIPED = MemoryTerm("tensors", 0, "exact", "torch's PipelineStage under fully_shard on a fake process group", TORCH)
 """Verification status of a rank of a pipeline."""
 
-IN_FLOAT8 = Term(
+IN_FLOAT8 = MemoryTerm(
     "tensors", 0, "estimate", "torchao's products in float8, as those of bf16; their scratch is left out", TORCH
 )
 """Verification status of a run with float8 products."""
 
-IN_RINGS = Term(
+IN_RINGS = MemoryTerm(
     "tensors", 0, "source", "torch/distributed/tensor/experimental/_context_parallel and fsdp/_fully_shard", TORCH
 )
 """Verification status of a run with context parallelism: attention was compared with torch, a whole model was not."""
 
-IN_FOUR_BITS = Term(
+IN_FOUR_BITS = MemoryTerm(
     "tensors", 0, "source", "bitsandbytes/nn/modules.py, Params4bit, under fsdp/_fully_shard: codes sharded", TORCH
 )
 """Verification status of a run whose frozen weights are in 4 bits."""
 
-IN_EXPERT_GROUPS = Term(
+IN_EXPERT_GROUPS = MemoryTerm(
     "tensors", 0, "estimate", "torchtitan's all-to-all of rows and its groups of experts, with even routing", TORCH
 )
 """Verification status of a run whose ranks divide the experts."""
 
-OFFLOADED = Term("tensors", 0, "source", "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy", TORCH)
+OFFLOADED = MemoryTerm("tensors", 0, "source", "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy", TORCH)
 """Verification status of a run whose shards are on the host."""
 
-DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
+DIVIDED = MemoryTerm("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
 """Verification status of a run with tensor parallelism that was not compared with FSDPMemTracker."""
 
 
 def fsdp_memory(
     spec: ModelSpec,
-    training_config: Training,
+    training_config: TrainingConfig,
     layout: Layout,
     rank: int = 0,
-    cuda_runtime: Runtime = HOPPER,
+    cuda_runtime: CudaRuntime = HOPPER,
     fsdp_settings: FsdpSettings = TITAN,
-    tensors: Term | None = None,
+    tensors: MemoryTerm | None = None,
     schedule_settings: ScheduleSettings = NEWEST,
     shared_results: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
@@ -125,7 +125,7 @@ def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
 
 
 def counted_rank(
-    sharded_setup: ShardedSetup, cuda_runtime: Runtime, shared_results: dict[Any, Any] | None = None
+    sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, shared_results: dict[Any, Any] | None = None
 ) -> CountedRun:
     """Returns the run of a rank without a pipeline, whose tensors are counted.
 
@@ -145,7 +145,7 @@ def counted_rank(
     return counted_runs_by_rank[rank][1]
 
 
-def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRun:
+def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> CountedRun:
     """Records a rank without a pipeline, and counts the rank's tensors."""
     spec, layout, rank, fsdp_settings = sharded_setup.spec, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
     rank_sharding = sharding(sharded_setup.training, layout, rank, fsdp_settings)
@@ -164,7 +164,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: Runtime) -> CountedRu
     return CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training.layer_period)
 
 
-def host_terms(sharded_setup: ShardedSetup) -> tuple[Term, ...]:
+def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
     """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
     model_stacks, optimizer_record = layer_stacks(sharded_setup.spec), optimizer(sharded_setup.training.optimizer)
     weight_bytes = gradient_bytes = state_bytes = 0
@@ -184,13 +184,13 @@ def host_terms(sharded_setup: ShardedSetup) -> tuple[Term, ...]:
             )
     citation = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
     return (
-        Term("weights (pinned)", weight_bytes, "source", citation),
-        Term("gradients (pinned)", gradient_bytes, "source", citation),
-        Term("optimizer states", state_bytes, "source", "torch/optim on tensors of the host"),
+        MemoryTerm("weights (pinned)", weight_bytes, "source", citation),
+        MemoryTerm("gradients (pinned)", gradient_bytes, "source", citation),
+        MemoryTerm("optimizer states", state_bytes, "source", "torch/optim on tensors of the host"),
     )
 
 
-def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
     """Returns the memory of one rank under torchtitan at the run's date.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
@@ -214,7 +214,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     )
 
 
-def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> int:
+def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> int:
     """Returns a rank's tensor bytes at the peak; 0 for a pipeline stage, whose bytes only the replay computes.
 
     Raises `InputError` as `rank_memory` does.
@@ -228,7 +228,7 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> 
     return counted_rank(sharded_setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
 
 
-def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Training, FsdpSettings]:
+def _training_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[TrainingConfig, FsdpSettings]:
     """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
     memory_estimate = training_run.memory
     training_config = memory_estimate.training(cuda_runtime)
@@ -240,7 +240,9 @@ def _training_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> tuple[Train
     return training_config, replace(fsdp, prefetch=training_run.layout.prefetch)
 
 
-def _weakest_status(layout: Layout, fsdp_settings: FsdpSettings, tensors_term: Term, has_codes: bool) -> Term:
+def _weakest_status(
+    layout: Layout, fsdp_settings: FsdpSettings, tensors_term: MemoryTerm, has_codes: bool
+) -> MemoryTerm:
     """Returns the weakest verification status of any tensor.
 
     tensors_term: status without float8, cp and tp. has_codes: whether frozen weights are in 4 bits.
@@ -260,7 +262,7 @@ def _weakest_status(layout: Layout, fsdp_settings: FsdpSettings, tensors_term: T
 
 
 def communication(
-    spec: ModelSpec, training_config: Training, layout: Layout, rank: int = 0, fsdp_settings: FsdpSettings = TITAN
+    spec: ModelSpec, training_config: TrainingConfig, layout: Layout, rank: int = 0, fsdp_settings: FsdpSettings = TITAN
 ) -> list[Collective]:
     """Returns the collectives of a rank per step, in the order of the parameter groups.
 
@@ -342,7 +344,7 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     }
     rank_sharding = sharding(training, layout, rank, sharded_setup.fsdp)
     training_run = FsdpRun(
-        spec, training, rank_sharding, sharded_setup.fsdp, layout.reshard, layers, 0, Recorder(), rank_flow
+        spec, training, rank_sharding, sharded_setup.fsdp, layout.reshard, layers, 0, EventRecorder(), rank_flow
     )
     training_run.set_up()
     return training_run

@@ -14,15 +14,15 @@ from itertools import pairwise
 from ...device_memory.estimate import Memory
 from ...device_memory.optimizers.record import Optimizer
 from ...device_memory.optimizers.registry import optimizer, optimizers
-from ...device_memory.training import Training, TrainingRun, record_two_steps, repeat_steps
+from ...device_memory.training import TrainingConfig, TrainingRun, record_two_steps, repeat_steps
 from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...parallel.rank_program import RankFlow
-from ...simulator.event_log import RecordedEvents, Recorder
+from ...simulator.event_log import EventRecorder, RecordedEvents
 from ...simulator.layer_loops import layer_stacks
-from ...simulator.meter import Meter, Place
+from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import Ring
 from ...simulator.tensor import DTYPES
 from .lowering import EMBEDDING, HEAD, MODEL, FsdpProfile, LayerKey, groups_of_layer
@@ -95,8 +95,11 @@ def torchtitan_date(torchtitan_version: date | None, settings: TitanSettings) ->
 
 
 def torchtitan_training(
-    spec: ModelSpec, training_config: Training, version: date | None = None, settings: TitanSettings = DEFAULT_SETTINGS
-) -> tuple[Training, FsdpSettings]:
+    spec: ModelSpec,
+    training_config: TrainingConfig,
+    version: date | None = None,
+    settings: TitanSettings = DEFAULT_SETTINGS,
+) -> tuple[TrainingConfig, FsdpSettings]:
     """Returns torchtitan's training settings and `fully_shard` arguments.
 
     The shards are the master weights. Gradients are reduced in float32, unless they have a format of their own.
@@ -150,10 +153,12 @@ def torchtitan_training(
 def check(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run whose optimizer does not update shards."""
     optimizer_name = memory_estimate.settings.optimizer
-    check_optimizer(Training() if optimizer_name is None else Training(optimizer=optimizer_name), is_flat=False)
+    check_optimizer(
+        TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name), is_flat=False
+    )
 
 
-def check_optimizer(training_config: Training, is_flat: bool) -> None:
+def check_optimizer(training_config: TrainingConfig, is_flat: bool) -> None:
     """Raises `InputError` for an optimizer that does not update shards. is_flat: whether shards are flat parameters."""
 
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
@@ -168,7 +173,9 @@ def check_optimizer(training_config: Training, is_flat: bool) -> None:
         )
 
 
-def sharding(training_config: Training, layout: Layout, rank: int, fsdp_settings: FsdpSettings = TITAN) -> Sharding:
+def sharding(
+    training_config: TrainingConfig, layout: Layout, rank: int, fsdp_settings: FsdpSettings = TITAN
+) -> Sharding:
     """Returns the sharding of a rank's parameters.
 
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
@@ -245,13 +252,13 @@ class FsdpRun(TrainingRun):
     def __init__(
         self,
         spec: ModelSpec,
-        training_config: Training,
+        training_config: TrainingConfig,
         fsdp_sharding: Sharding,
         fsdp_settings: FsdpSettings = TITAN,
         reshards: bool = True,
         layers: Mapping[int, int] | None = None,
         workspace_bytes: int = 0,
-        memory_meter: Meter | Recorder | None = None,
+        memory_meter: Meter | EventRecorder | None = None,
         program: RankFlow | None = None,
         rank_ring: Ring | None = None,
     ) -> None:
@@ -289,7 +296,7 @@ class FsdpRun(TrainingRun):
 
     def finish_backward(self) -> None:
         """Finishes the communication of all FSDP groups at the end of a backward pass, as a hook."""
-        self.meter.place = Place("backward")
+        self.meter.place = AllocationPlace("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
 
@@ -336,7 +343,7 @@ def _set_prefetch_beside_experts(groups: Mapping[LayerKey, ParamGroup], stack_pa
         later_layer[-1].backward_prefetch = earlier_layer[::-1]
 
 
-def head_sharing_reason(spec: ModelSpec, training_config: Training) -> str:
+def head_sharing_reason(spec: ModelSpec, training_config: TrainingConfig) -> str:
     """Returns the reason why embedding and head cannot be separate FSDP groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
@@ -347,7 +354,7 @@ def head_sharing_reason(spec: ModelSpec, training_config: Training) -> str:
 
 def record(
     spec: ModelSpec,
-    training_config: Training,
+    training_config: TrainingConfig,
     fsdp_sharding: Sharding,
     fsdp_settings: FsdpSettings = TITAN,
     reshard: bool = True,
@@ -358,16 +365,16 @@ def record(
 ) -> RecordedEvents:
     """Records the set-up and two training steps of a rank. layers, program, ring: as in `FsdpRun`."""
 
-    def new_run(memory_meter: Recorder) -> FsdpRun:
+    def new_run(memory_meter: EventRecorder) -> FsdpRun:
         return FsdpRun(
             spec, training_config, fsdp_sharding, fsdp_settings, reshard, layers, workspace, memory_meter, program, ring
         )
 
-    training_run = new_run(memory_meter := Recorder())
+    training_run = new_run(memory_meter := EventRecorder())
     training_run.set_up()
     set_up_events = memory_meter.cut()
     training_run.next_batch()
     batch_events = memory_meter.cut()
     training_run.micro_batches()
     recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.cut())
-    return recorded_run or record_two_steps(new_run(memory_meter := Recorder()), memory_meter)
+    return recorded_run or record_two_steps(new_run(memory_meter := EventRecorder()), memory_meter)

@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ...flow.axis import Shape as Axes
 from ...flow.program import Item, Step
 from ...flow.record import Flow
-from ...parallel.rank_program import Shard, flat_axes, is_divided
+from ...parallel.rank_program import AxisShard, flat_axes, is_divided
 from ...simulator.lowering import Path
-from ...simulator.profiles.dtensor import Divided, named_steps
+from ...simulator.profiles.dtensor import DTensorKernels, named_steps
 from ...simulator.strides import Shape
 from .lowering import FsdpProfile, torchtitan_name
 from .param_groups import CommunicationState
 
 
-class FsdpTensorParallelProfile(Divided, FsdpProfile):
+class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
     """Runs linear layers sharded over a tensor-parallel group, with parameters also sharded by FSDP.
 
     unsharded_shapes: path of a divided parameter, without layer indices → its undivided shape.
@@ -87,5 +87,5 @@ def _unsharded_length(axes: Axes) -> int:
     """Returns the number of elements along axes before sharding."""
     axis_length = 1
     for axis in flat_axes(axes):
-        axis_length *= axis.full_size if isinstance(axis, Shard) else axis.size
+        axis_length *= axis.full_size if isinstance(axis, AxisShard) else axis.size
     return axis_length

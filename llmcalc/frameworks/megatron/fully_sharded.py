@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from ...algebra import round_up
 from ...parallel.layout import Coordinates, Layout
-from ...simulator.autograd import Graph, record
-from ...simulator.event_log import Recorder
+from ...simulator.autograd import AutogradGraph, record
+from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import Path
 from ...simulator.meter import Meter
 from ...simulator.tensor import Needs, Storage, Tensor, counted_as, on_stream
@@ -89,7 +89,7 @@ class ShardedWeights:
         settings: MegatronSettings,
         layout: Layout,
         rank_coordinates: Coordinates,
-        memory_meter: Meter | Recorder,
+        memory_meter: Meter | EventRecorder,
     ) -> None:
         self.meter = memory_meter
         self.layout = layout
@@ -177,7 +177,11 @@ class ShardedWeights:
                 bucket.weights = None
 
     def run_layer(
-        self, autograd_graph: Graph, layer_index: int, layer_input: Tensor, run_modules: Callable[[Tensor], Tensor]
+        self,
+        autograd_graph: AutogradGraph,
+        layer_index: int,
+        layer_input: Tensor,
+        run_modules: Callable[[Tensor], Tensor],
     ) -> Tensor:
         """Runs a layer between gathering and freeing its weights, in both passes."""
         self.gather(layer_index)

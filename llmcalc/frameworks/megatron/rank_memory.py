@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TypeAlias
 
-from ...device_memory.cuda_runtime import CONTEXT_SOURCE, Runtime
-from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
+from ...device_memory.cuda_runtime import CONTEXT_SOURCE, CudaRuntime
+from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize, without_garbage_collection
 from ...device_memory.host import pinned_bytes
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...simulator.caching_allocator import PrefixCache
-from ...simulator.event_log import Recorder
+from ...simulator.event_log import EventRecorder
 from ...simulator.layer_loops import layer_stacks
-from ...simulator.meter import Place
+from ...simulator.meter import AllocationPlace
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
@@ -156,7 +156,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
                 prefix_cache,
                 by_previous,
             )
-        rank_run = RankRun(spec, settings, rank, recorder := Recorder())
+        rank_run = RankRun(spec, settings, rank, recorder := EventRecorder())
         rank_run.set_up()
         pass_traces = record_passes(rank_run, recorder, is_last_stage, by_previous).traces()
     except NotRepeating:
@@ -182,10 +182,10 @@ def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]
 def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
     """Replays two training steps after the set-up, and returns the peak and the allocator's statistics."""
     run_step(rank_run)
-    memory_meter.place = Place()
+    memory_meter.place = AllocationPlace()
     memory_meter.peaks = {}
     run_step(rank_run)
-    memory_meter.place = Place("after")
+    memory_meter.place = AllocationPlace("after")
     memory_meter.cut()
     device = prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward)
     replay_result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
@@ -202,7 +202,7 @@ def rank_memory(
     spec: ModelSpec,
     settings: MegatronSettings,
     rank: int,
-    context_bytes: int = Runtime.context,
+    context_bytes: int = CudaRuntime.context,
     recorded_ranks: RecordedRanks | None = None,
 ) -> DeviceMemory:
     """Returns the memory of a rank. context_bytes: bytes of the CUDA context. recorded_ranks: as in `replay_rank`.
@@ -210,11 +210,13 @@ def rank_memory(
     The rank is numbered as by `Layout.coordinates`.
     """
     replay_result = replay_rank(spec, settings, rank, recorded_ranks)
-    rank_memory_use = summarize(replay_result, context_bytes, layer_stacks(spec), Term("tensors", 0, "source", ""))
+    rank_memory_use = summarize(
+        replay_result, context_bytes, layer_stacks(spec), MemoryTerm("tensors", 0, "source", "")
+    )
     megatron_version = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors_term = (
-        Term(NAMES.get(memory_kind, memory_kind), bytes, "source", SOURCES[memory_kind], megatron_version)
+        MemoryTerm(NAMES.get(memory_kind, memory_kind), bytes, "source", SOURCES[memory_kind], megatron_version)
         for memory_kind, bytes in replay_result.peak[1].kinds.items()
         if memory_kind in SOURCES
     )
@@ -223,27 +225,27 @@ def rank_memory(
         host=_host_terms(spec, settings, rank) if settings.optimizer_cpu_offload else (),
         terms=(
             *tensors_term,
-            Term("rounding to blocks", replay_result.slop, "source", allocator_source, of_runtime=True),
-            Term(
+            MemoryTerm("rounding to blocks", replay_result.slop, "source", allocator_source, of_runtime=True),
+            MemoryTerm(
                 "free blocks",
                 rank_memory_use.reserved_bytes - rank_memory_use.peak_bytes,
                 "estimate",
                 allocator_source,
                 of_runtime=True,
             ),
-            Term("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            MemoryTerm("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 
 
-def _host_terms(spec: ModelSpec, settings: MegatronSettings, rank: int) -> tuple[Term, ...]:
+def _host_terms(spec: ModelSpec, settings: MegatronSettings, rank: int) -> tuple[MemoryTerm, ...]:
     """Returns the host memory of the optimizer step on the host: fp32 main weights, gradients and two states."""
     rank_run = RankRun(spec, settings, rank, EventMeter())
     rank_run.set_up()
     host_bytes = sum(pinned_bytes(4 * parameter_elements) for parameter_elements in rank_run.updated_sizes)
     citation = "Megatron-LM, core/optimizer/cpu_offloading/hybrid_optimizer.py"
     return (
-        Term("main weights (pinned)", host_bytes, "source", citation),
-        Term("gradients (pinned)", host_bytes, "source", citation),
-        Term("optimizer states", 8 * sum(rank_run.updated_sizes), "source", "torch/optim on tensors of the host"),
+        MemoryTerm("main weights (pinned)", host_bytes, "source", citation),
+        MemoryTerm("gradients (pinned)", host_bytes, "source", citation),
+        MemoryTerm("optimizer states", 8 * sum(rank_run.updated_sizes), "source", "torch/optim on tensors of the host"),
     )

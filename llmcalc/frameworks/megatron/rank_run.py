@@ -20,10 +20,10 @@ from ...optional import MTP
 from ...parallel.layout import Coordinates, Layout, Stage, stages
 from ...parallel.rank_program import RankFlow, shared_rank_program, similar_stage
 from ...parallel.schedules import check
-from ...simulator.autograd import Graph, backward
-from ...simulator.event_log import Recorder
+from ...simulator.autograd import AutogradGraph, backward
+from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import Path
-from ...simulator.meter import Meter, NoMeter, Place
+from ...simulator.meter import AllocationPlace, Meter, NoMeter
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
 from ...simulator.tensor import (
@@ -31,9 +31,9 @@ from ...simulator.tensor import (
     BOOL,
     FLOAT32,
     INT64,
+    AutogradNode,
     Gradient,
     Needs,
-    Node,
     Storage,
     Tensor,
     counted_as,
@@ -143,11 +143,13 @@ class RankRun:
     spec: the model, with the vocabulary before it is padded.
     """
 
-    def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, memory_meter: Meter | Recorder) -> None:
+    def __init__(
+        self, spec: ModelSpec, settings: MegatronSettings, rank: int, memory_meter: Meter | EventRecorder
+    ) -> None:
         check_modelled(settings)
         check_components(spec)
         self.settings: MegatronSettings = settings
-        self.meter: Meter | Recorder = memory_meter
+        self.meter: Meter | EventRecorder = memory_meter
         self.layout: Layout = settings.layout()
         check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
         self.coordinates: Coordinates = self.layout.coordinates(rank)
@@ -155,7 +157,7 @@ class RankRun:
         self.spec: ModelSpec = (
             spec if settings.padded_vocabulary_size is None else _with_vocabulary(spec, settings.padded_vocabulary_size)
         )
-        self.graph: Graph = Graph(memory_meter)
+        self.graph: AutogradGraph = AutogradGraph(memory_meter)
         self.graph.keeps_gradients = False
         self.rank_choices: RankChoices = rank_choices_of(settings)
         self.persistent: PersistentTensors = PersistentTensors(
@@ -213,7 +215,7 @@ class RankRun:
 
     def set_up_tables(self) -> None:
         """Creates the tables that passes read, which are not parameters."""
-        self.meter.place = Place("set-up")
+        self.meter.place = AllocationPlace("set-up")
         self._make_rope_tables()
 
     def set_up(self) -> None:
@@ -398,7 +400,7 @@ class RankRun:
     def optimizer_step(self) -> None:
         """Runs the optimizer's step, which allocates the states in the first step."""
         settings = self.settings
-        self.meter.place = Place("step")
+        self.meter.place = AllocationPlace("step")
         is_precision_aware = settings.use_precision_aware_optimizer
         if self.sharded_weights is None and not settings.reduces_in_fp32 and not is_precision_aware:
             self.gradient_copies = [self.storage(4 * gather_bytes, "gradients") for gather_bytes in self.updated_sizes]
@@ -456,7 +458,7 @@ class RankRun:
 
     def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
         """Runs `forward_step`, whose output on the last stage is the loss."""
-        self.meter.place = Place("forward")
+        self.meter.place = AllocationPlace("forward")
         batch = self.get_batch(model_chunk)
         self.make_first_rope_tables()
         model_chunk.input_tensor = chunk_input
@@ -479,7 +481,7 @@ class RankRun:
         hidden_states = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
         self.persistent.entry_of_chunk = None
         if model_chunk.last:
-            self.meter.place = Place("forward", path="loss")
+            self.meter.place = AllocationPlace("forward", path="loss")
             token_losses = model_chunk.lowering.loss_of(hidden_states)
             del hidden_states
             hidden_states = self._sum_loss(token_losses)
@@ -493,7 +495,7 @@ class RankRun:
         masked_losses = autograd_graph.new_tensor(shape, FLOAT32)
         loss_sum = autograd_graph.new_tensor((1,), FLOAT32)
         del masked_losses
-        sum_node = Node(
+        sum_node = AutogradNode(
             autograd_graph, "sum", (losses,), lambda g, needs_input_grad: [autograd_graph.new_tensor(shape, FLOAT32)]
         )
         loss_sum.node = sum_node
@@ -501,7 +503,7 @@ class RankRun:
 
     def backward(self, chunk_input: Tensor | None, output: ForwardOutput, gradient: Tensor | None) -> Tensor | None:
         """Runs `backward_step`. Returns the gradient of the chunk's input."""
-        self.meter.place = Place("backward")
+        self.meter.place = AllocationPlace("backward")
         pass_recorder = self.passes
 
         def run_backward() -> None:
@@ -523,7 +525,7 @@ class RankRun:
 
     def receive_hidden(self) -> Tensor:
         """Returns the hidden states received from the previous stage, with a place for their gradient."""
-        self.meter.place = Place("forward", path="receive")
+        self.meter.place = AllocationPlace("forward", path="receive")
         hidden_states = self._new_hidden()
         tensor_reference = ref(hidden_states)
 
@@ -534,7 +536,7 @@ class RankRun:
                 tensor.grad = output_gradient
             return (None,)
 
-        hidden_states.node = Node(
+        hidden_states.node = AutogradNode(
             self.graph, "received", (empty(NoMeter(), (), BFLOAT16, is_leaf=True),), store_gradient
         )
         return hidden_states
@@ -564,7 +566,7 @@ class RankRun:
 
     def receive_gradient(self) -> Tensor:
         """Returns the gradient received from the next stage."""
-        self.meter.place = Place("backward", path="receive")
+        self.meter.place = AllocationPlace("backward", path="receive")
         return self._new_hidden()
 
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.rank_program import RankFlow
-from ...simulator.event_log import TAKEN, Recorder
+from ...simulator.event_log import TAKEN, EventRecorder
 from ...simulator.layer_loops import LayerStack, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.pass_trace import PassCase, PassTrace
@@ -109,12 +109,12 @@ def record_chunks(
     is_last_stage, by_previous: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.
     """
-    rank_run = RankRun(spec, settings, rank, Recorder())
+    rank_run = RankRun(spec, settings, rank, EventRecorder())
     if rank_run.rank_choices.wgrad_deferral_limit is not None:  # the end of a step has gradients of all chunks
         return None
     if rank_run.spec.vocab_size % rank_run.layout.tp == 0:  # every other axis is divided evenly
         rank = rank_run.layout.rank(pp=rank_run.coordinates.pp)
-        rank_run = RankRun(spec, settings, rank, Recorder())
+        rank_run = RankRun(spec, settings, rank, EventRecorder())
     chunk_count = len(rank_run.chunks)
     chunk_list = [
         _recorded_chunk(
@@ -165,7 +165,7 @@ def _recorded_chunk(
             _chunks.clear()
         for stacks in [repeating_stacks(rank_run, model_chunk), []]:
             try:
-                chunk_run = RankRun(spec, settings, rank, Recorder())
+                chunk_run = RankRun(spec, settings, rank, EventRecorder())
                 chunk_of_run = chunk_run.chunks[chunk_number]
                 _chunks[cache_key] = _record_chunk(chunk_run, chunk_of_run, stacks, is_interleaved, by_previous)
                 break
@@ -195,7 +195,7 @@ def _record_chunk(
     """
     rank_run.chunks, model_chunk.number = [model_chunk], 0
     recorder = rank_run.meter
-    assert isinstance(recorder, Recorder)
+    assert isinstance(recorder, EventRecorder)
     rank_run.set_up_tables()
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
     if stacks:

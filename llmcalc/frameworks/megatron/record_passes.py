@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...simulator.event_log import Recorder
+from ...simulator.event_log import EventRecorder
 from ...simulator.record_microbatches import PassRecorder, RecordedPasses
 from ...simulator.tensor import Tensor
 from .rank_run import Chunk, ForwardOutput, RankRun
@@ -20,7 +20,7 @@ def recorded_steps(microbatches: int, by_previous: bool) -> tuple[int, int]:
     return min(microbatches, MOST_MICROBATCHES), min(microbatches, MOST_MICROBATCHES - (not by_previous))
 
 
-def record_passes(rank_run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool) -> RecordedPasses:
+def record_passes(rank_run: RankRun, recorder: EventRecorder, is_last_stage: bool, by_previous: bool) -> RecordedPasses:
     """Returns the recorded passes of a rank by kind of pass, after the set-up of the rank.
 
     rank_run: the rank's run, on that recorder.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...device_memory.cuda_runtime import Runtime
+from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.device_memory import DeviceMemory
 from ...device_memory.estimate import Memory
 from ...errors import InputError
@@ -18,7 +18,7 @@ from .kernels.attention import not_modelled
 from .settings_from_options import settings_of, settings_on
 
 
-def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
     """Returns the memory of one replayed rank."""
     return replay.rank_memory(
         training_run.memory.spec,

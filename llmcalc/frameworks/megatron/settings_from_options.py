@@ -11,7 +11,7 @@ from typing import Any
 
 from ...components.mixers.gated_delta_net import GatedDeltaNet
 from ...components.mixers.mla import MLA
-from ...device_memory.cuda_runtime import Runtime
+from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.estimate import Memory
 from ...device_memory.settings import NARROW_PRODUCTS, Settings
 from ...errors import InputError
@@ -108,7 +108,7 @@ def settings_of(memory_estimate: Memory, layout: Layout, megatron_version: str =
     return settings
 
 
-def settings_on(training_run: RunOnRanks, cuda_runtime: Runtime) -> MegatronSettings:
+def settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> MegatronSettings:
     """Returns a run's arguments on an accelerator, from the launch file or from llmcalc's options."""
 
     def make_settings() -> MegatronSettings:

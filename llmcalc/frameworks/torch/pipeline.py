@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...device_memory.training import Training, TrainingRun
+from ...device_memory.training import TrainingConfig, TrainingRun
 from ...errors import InputError
 from ...frozen import frozen
 from ...model import ModelSpec
@@ -22,10 +22,10 @@ from ...parallel.layout import Layout, Stage, stages
 from ...parallel.rank_program import rank_program
 from ...parallel.schedules import Action, effective_schedule, pipeline, torch_group_size
 from ...simulator.autograd import backward, record
-from ...simulator.event_log import Recorder
+from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import ENTRY
-from ...simulator.meter import Meter, Place
-from ...simulator.profiles.dtensor import Divided
+from ...simulator.meter import AllocationPlace, Meter
+from ...simulator.profiles.dtensor import DTensorKernels
 from ...simulator.profiles.eager import Eager
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
@@ -55,7 +55,7 @@ class RankSetup:
     """
 
     spec: ModelSpec
-    training: Training
+    training: TrainingConfig
     layout: Layout
     rank: int
     workspace: int = 0
@@ -70,9 +70,9 @@ class Chunk(TrainingRun):
     profiles: the kernels without and with tensor parallelism.
     """
 
-    profiles: tuple[type[Eager], type[Eager]] = Eager, Divided
+    profiles: tuple[type[Eager], type[Eager]] = Eager, DTensorKernels
 
-    def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | Recorder) -> None:
+    def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         self.stage = stage
         self.profile = self.profiles[rank_setup.layout.tp > 1]
         rank_flow = rank_program(rank_setup.spec, rank_setup.layout, rank_setup.rank, stage)
@@ -94,7 +94,7 @@ class Chunk(TrainingRun):
     def forward_of(self) -> MicroBatchInFlight:
         """Runs the forward pass of a micro-batch, with the loss on the last stage."""
         self.next_batch()
-        self.meter.place = Place("forward")
+        self.meter.place = AllocationPlace("forward")
         stage_input = self.lowering.enter(self.program)
         if self.stage.first and self.stage.last:
             return MicroBatchInFlight(stage_input, self._run_forward(stage_input, self.forward))
@@ -127,7 +127,7 @@ class Chunk(TrainingRun):
 
     def _backward_from(self, output_tensor: Tensor, output_gradient: Tensor) -> None:
         """Runs the backward pass from an output tensor and the output's gradient."""
-        self.meter.place = Place("backward")
+        self.meter.place = AllocationPlace("backward")
         self._take_workspace(2)
         backward(self.graph, output_tensor, output_gradient, self.finish_backward)
 
@@ -162,7 +162,7 @@ class Chunk(TrainingRun):
     def forward_one_chunk(self, i: int) -> Tensor:
         """Runs the forward pass of micro-batch `i`, and returns and stores the output."""
         self.next_batch()
-        self.meter.place = Place("forward")
+        self.meter.place = AllocationPlace("forward")
         if self.received:
             self.lowering.inputs[ENTRY] = self.received[i]
         output_tensor = self._run_forward(self.received[i] if self.received else None, self.run_layers)
@@ -179,7 +179,7 @@ class Chunk(TrainingRun):
 
     def compute_loss(self, output_tensor: Tensor) -> Tensor:
         """Computes the loss of the current micro-batch."""
-        self.meter.place = Place("forward", path="loss")
+        self.meter.place = AllocationPlace("forward", path="loss")
         compute_losses = partial(self._compute_losses, output_tensor)
         return compute_losses() if self.passes is None else self.passes.loss(self.number, output_tensor, compute_losses)
 
@@ -232,7 +232,7 @@ class RankRun:
 
     chunk_type: type[Chunk] = Chunk
 
-    def __init__(self, rank_setup: RankSetup, memory_meter: Meter | Recorder) -> None:
+    def __init__(self, rank_setup: RankSetup, memory_meter: Meter | EventRecorder) -> None:
         layout, training_config = rank_setup.layout, rank_setup.training
         self.check(layout)
         microbatch_limit = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
@@ -245,8 +245,8 @@ class RankRun:
         coordinates = layout.coordinates(rank_setup.rank)
         self.setup: RankSetup = rank_setup
         self.layout: Layout = layout
-        self.training: Training = training_config
-        self.meter: Meter | Recorder = memory_meter
+        self.training: TrainingConfig = training_config
+        self.meter: Meter | EventRecorder = memory_meter
         layers = sum(layer_stack.num_hidden_layers for _, layer_stack in rank_setup.spec.stacks())
         rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
         self.chunks: list[Chunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
@@ -312,7 +312,7 @@ class RankRun:
 
     def _take_batch(self) -> None:
         """Allocates the tokens of a step, and in the first step the receive buffers."""
-        self.meter.place = Place("forward")
+        self.meter.place = AllocationPlace("forward")
         with counted_as(self.meter, "activations"):
             tokens = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
         is_first_step = self.chunks[0].step_tokens is None

@@ -11,7 +11,7 @@ from ...device_memory.training import replay_shorter_on_allocator, replay_steps_
 from ...frozen import frozen
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
-from ...simulator.event_log import Recorder
+from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import ParameterSet
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import PassRecorder
@@ -152,18 +152,18 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
 def record_rank(rank_setup: RankSetup) -> RecordedRank:
     """Records the forward and backward passes of a pipeline rank."""
     pass_traces: dict[PassCase, PassTrace] = {}
-    rank_run = RankRun(rank_setup, recorder := Recorder())
+    rank_run = RankRun(rank_setup, recorder := EventRecorder())
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     parameters = _record_steps(rank_run, recorder, pass_traces, STEPS[0])
     if parameters is not None and len(rank_run.chunks) > 1:  # of one chunk some are always in flight
-        rank_run = RankRun(rank_setup, recorder := Recorder())
+        rank_run = RankRun(rank_setup, recorder := EventRecorder())
         if _record_steps(rank_run, recorder, pass_traces, SMALL_GROUP) is None:
             parameters = None
     return RecordedRank(None if parameters is None else pass_traces, layers_before, parameters or ())
 
 
 def _record_steps(
-    rank_run: RankRun, recorder: Recorder, pass_traces: dict[PassCase, PassTrace], group_size: int
+    rank_run: RankRun, recorder: EventRecorder, pass_traces: dict[PassCase, PassTrace], group_size: int
 ) -> list[ParameterSet | None] | None:
     """Runs steps and adds the passes to the traces. Returns each chunk's parameters; None if passes differ.
 

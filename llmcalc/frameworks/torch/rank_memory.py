@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...device_memory.cuda_runtime import Runtime
-from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize
+from ...device_memory.cuda_runtime import CudaRuntime
+from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize
 from ...device_memory.host import with_paged_states
 from ...errors import InputError
 from ...simulator.layer_loops import layer_stacks
@@ -15,7 +15,7 @@ from .pipeline import RankSetup, check_torch
 from .pipeline_replay import replay_rank_on_allocator
 
 
-def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> DeviceMemory:
+def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
     """Returns the device memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
     spec, training_config = training_run.memory.spec, training_run.memory.training(cuda_runtime)
     check_torch(training_run.layout)
@@ -27,7 +27,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: Runtime) -> D
     recorded_ranks = training_run.recorded_ranks(cuda_runtime)
     replay_result = replay_rank_on_allocator(rank_setup, cuda_runtime.expandable, recorded_ranks)
     citation = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
-    tensors_term = Term("tensors", 0, "source", citation, TORCH)
+    tensors_term = MemoryTerm("tensors", 0, "source", citation, TORCH)
     if titan_settings(training_run.own_settings).float8 is not None:
         from ..fsdp2.rank_memory import IN_FLOAT8
 

@@ -35,8 +35,8 @@ class Elementwise(Views):
 
     def add_to(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds b to a in place."""
-        view = Tensor(a.shape, a.dtype, a.storage, a.strides)
-        return record(self.graph, "add_", (a, b), view, lambda g, _: (g, g))
+        written_view = Tensor(a.shape, a.dtype, a.storage, a.strides)
+        return record(self.graph, "add_", (a, b), written_view, lambda g, _: (g, g))
 
     def add_number(self, x: Tensor) -> Tensor:
         """Adds a number to x."""
@@ -44,8 +44,8 @@ class Elementwise(Views):
 
     def scale_in_place(self, x: Tensor) -> Tensor:
         """Multiplies or divides x in place by a number."""
-        view = Tensor(x.shape, x.dtype, x.storage, x.strides)
-        return record(self.graph, "div_", (x,), view, lambda g, _: (self.like(g),))
+        written_view = Tensor(x.shape, x.dtype, x.storage, x.strides)
+        return record(self.graph, "div_", (x,), written_view, lambda g, _: (self.like(g),))
 
     def scale(self, x: Tensor, operation_name: str = "mul") -> Tensor:
         """Multiplies x by a number, or negates x. operation_name: the operation's name in the graph."""
@@ -114,11 +114,13 @@ class Elementwise(Views):
     def expm1(self, x: Tensor) -> Tensor:
         return self._with_factor_of_output("expm1", x)
 
-    def clamp(self, x: Tensor, both: bool = False) -> Tensor:
+    def clamp(self, x: Tensor, has_both_limits: bool = False) -> Tensor:
         """Limits x to a minimum, a maximum or both (`clamp_backward`)."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            bounds = [self.compare(x) for _ in range(2 if both else 1)]  # the first takes their conjunction in place
+            bounds = [
+                self.compare(x) for _ in range(2 if has_both_limits else 1)
+            ]  # the first takes their conjunction in place
             return (self._gradient_where(output_gradient, bounds[0]),)
 
         return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
@@ -173,9 +175,9 @@ class Elementwise(Views):
             self.graph, "masked_fill", (x,), lambda: self.graph.new_tensor(shape, dtype), self.new_gradient(shape), mask
         )
 
-    def compare(self, *xs: Tensor) -> Tensor:
+    def compare(self, *tensors: Tensor) -> Tensor:
         """Compares tensors elementwise, or combines them logically, without a gradient."""
-        return self.like(*xs, dtype=BOOL)
+        return self.like(*tensors, dtype=BOOL)
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Selects elements of a where the condition is true, otherwise of b."""
@@ -197,8 +199,8 @@ class Elementwise(Views):
 
     def _gradient_where(self, output_gradient: Tensor, condition: Tensor) -> Tensor:
         """Returns the gradient where the condition is true, and zeros from a separate tensor elsewhere."""
-        zero = self.graph.new_tensor((), output_gradient.dtype)
-        return self.like(output_gradient, condition, zero, dtype=output_gradient.dtype)
+        zero_scalar = self.graph.new_tensor((), output_gradient.dtype)
+        return self.like(output_gradient, condition, zero_scalar, dtype=output_gradient.dtype)
 
     def dropout(self, x: Tensor) -> Tensor:
         """Runs training dropout in one kernel, which first allocates a saved mask of one byte per element."""
@@ -235,8 +237,10 @@ class Elementwise(Views):
 
         def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
             gradient = autograd_graph.new_tensor(output.shape, output.dtype)
-            product = autograd_graph.new_tensor(output.shape, output.dtype) if autograd_graph.multiprocessors else None
-            del product
+            gradient_product = (
+                autograd_graph.new_tensor(output.shape, output.dtype) if autograd_graph.multiprocessors else None
+            )
+            del gradient_product
             return (gradient,)
 
         return record(autograd_graph, "softmax", (x,), output, backward, output)

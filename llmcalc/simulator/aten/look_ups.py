@@ -25,8 +25,8 @@ class LookUps(Products):
         backward = self._gather_backward(x.shape)
         return record(self.graph, "gather", (x,), lambda: self.graph.new_tensor(shape, dtype), backward, index, x)
 
-    def scatter(self, x: Tensor, index: Tensor, source: Tensor | None = None) -> Tensor:
-        """Replaces elements along x's last axis by elements of `source`, or by a constant."""
+    def scatter(self, x: Tensor, index: Tensor, new_values: Tensor | None = None) -> Tensor:
+        """Replaces elements along x's last axis by elements of `new_values`, or by a constant."""
         shapes = x.shape, index.shape
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, _: Tensor) -> Sequence[Gradient]:
@@ -35,7 +35,7 @@ class LookUps(Products):
                 for shape, needs_grad in zip(shapes, needs_input_grad, strict=False)
             ]
 
-        inputs = (x,) if source is None else (x, source)
+        inputs = (x,) if new_values is None else (x, new_values)
         return record(self.graph, "scatter", inputs, lambda: self.graph.new_tensor(x.shape, x.dtype), backward, index)
 
     def index_select(self, x: Tensor, index: Tensor) -> Tensor:
@@ -51,8 +51,8 @@ class LookUps(Products):
         """
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            zeros = self.graph.new_tensor(shape, output_gradient.dtype)
-            return (zeros if self.graph.adds_in_place else self.like(zeros),)
+            zero_gradient = self.graph.new_tensor(shape, output_gradient.dtype)
+            return (zero_gradient if self.graph.adds_in_place else self.like(zero_gradient),)
 
         return backward
 
@@ -60,8 +60,8 @@ class LookUps(Products):
         """Returns the k highest values along an axis, and the indices of these values."""
         axis = axis % len(x.shape)
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-        values, indices = self.graph.new_tensor(shape, x.dtype), self.graph.new_tensor(shape, INT64)
-        return record(self.graph, "topk", (x,), values, self._gather_backward(x.shape), indices), indices
+        highest_values, indices = self.graph.new_tensor(shape, x.dtype), self.graph.new_tensor(shape, INT64)
+        return record(self.graph, "topk", (x,), highest_values, self._gather_backward(x.shape), indices), indices
 
     def histogram(self, x: Tensor, bins: Number) -> Tensor:
         """Counts the occurrences of each integer from 0 to bins − 1, in float32."""
@@ -72,8 +72,8 @@ class LookUps(Products):
         """Sorts integers, and returns the sorted integers and the original indices."""
         return self.like(x), self.graph.new_tensor(x.shape, INT64)
 
-    def index_add(self, rows: Number, source: Tensor, index: Tensor) -> Tensor:
-        """Adds the rows of `source` at given indices to `rows` zero rows."""
-        zeros = self.graph.new_tensor((rows, *source.shape[1:]), source.dtype)
-        backward = self.new_gradient(source.shape)
-        return record(self.graph, "index_add", (source,), lambda: self.like(zeros), backward, index, source)
+    def index_add(self, row_count: Number, new_values: Tensor, index: Tensor) -> Tensor:
+        """Adds the rows of `new_values` at given indices to `row_count` zero rows."""
+        zero_rows = self.graph.new_tensor((row_count, *new_values.shape[1:]), new_values.dtype)
+        backward = self.new_gradient(new_values.shape)
+        return record(self.graph, "index_add", (new_values,), lambda: self.like(zero_rows), backward, index, new_values)

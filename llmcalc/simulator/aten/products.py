@@ -106,13 +106,14 @@ class Products(Elementwise):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ + b without autocast."""
-        rows, transposed_weight = x.shape[:-1], self.transpose(weight, 0, 1)
+        outer_axes, transposed_weight = x.shape[:-1], self.transpose(weight, 0, 1)
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
-            flat_rows = self.reshape(x, (count(rows), x.shape[-1]))
-            return self.reshape(self.addmm(bias, flat_rows, transposed_weight), (*rows, weight.shape[0]))
+            flat_rows = self.reshape(x, (count(outer_axes), x.shape[-1]))
+            return self.reshape(self.addmm(bias, flat_rows, transposed_weight), (*outer_axes, weight.shape[0]))
         if self._runs_as_matrix(x, weight):
             output = self.reshape(
-                self.mm(self.reshape(x, (count(rows), x.shape[-1])), transposed_weight), (*rows, weight.shape[0])
+                self.mm(self.reshape(x, (count(outer_axes), x.shape[-1])), transposed_weight),
+                (*outer_axes, weight.shape[0]),
             )
         else:
             output = self._matmul(x, transposed_weight)
@@ -126,7 +127,10 @@ class Products(Elementwise):
         if weight.needs_grad or not self.graph.enabled:
             return True
         leading_axes = range(len(x.shape) - 2)
-        return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in leading_axes)
+        return all(
+            same(x.strides[axis_index], x.strides[axis_index + 1] * x.shape[axis_index + 1])
+            for axis_index in leading_axes
+        )
 
     def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor, *joined_matrices: Tensor) -> Tensor:
         """Multiplies each group of rows by a matrix per group: [rows, k] × [groups, k, m].
@@ -137,7 +141,7 @@ class Products(Elementwise):
         matrices = (b, *joined_matrices)
         saved_rows = [a] if any(matrix.needs_grad for matrix in matrices) else []
         tensors_to_save = (*saved_rows, *(matrices if a.needs_grad else ()), group_ends)
-        rows, columns = a.shape, sum(matrix.shape[2] for matrix in matrices)
+        row_shape, column_count = a.shape, sum(matrix.shape[2] for matrix in matrices)
         gradient_layouts = []
         for matrix in matrices:
             _, n_in, n_out = matrix.shape
@@ -146,13 +150,13 @@ class Products(Elementwise):
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradients = self._new_gradients(output_gradient, gradient_layouts, needs_input_grad[1:])
-            return self.graph.new_tensor(rows, output_gradient.dtype) if needs_input_grad[0] else None, *gradients
+            return self.graph.new_tensor(row_shape, output_gradient.dtype) if needs_input_grad[0] else None, *gradients
 
         return record(
             self.graph,
             "grouped_mm",
             (a, *matrices),
-            lambda: self.graph.operation_result("grouped_mm", (rows[0], columns), a.dtype),
+            lambda: self.graph.operation_result("grouped_mm", (row_shape[0], column_count), a.dtype),
             backward,
             *tensors_to_save,
         )

@@ -6,28 +6,28 @@ from collections.abc import Sequence
 
 from ...algebra import Number
 from .. import strides as layout
-from ..autograd import Graph, record, record_all
-from ..strides import Shape, broadcast, contiguous, count, is_dense, is_size_one
-from ..tensor import Backward, Dtype, Gradient, Needs, Node, Tensor, promoted_dtype
+from ..autograd import AutogradGraph, record, record_all
+from ..strides import Shape, broadcast, contiguous_strides, count, is_dense, is_size_one
+from ..tensor import AutogradNode, Backward, Dtype, Gradient, Needs, Tensor, promoted_dtype
 
 
 class Views:
     """Creation, views and copies of tensors, recorded in one autograd graph."""
 
-    def __init__(self, autograd_graph: Graph) -> None:
+    def __init__(self, autograd_graph: AutogradGraph) -> None:
         self.graph = autograd_graph
 
     def new_tensor(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Creates a tensor that depends on no other tensor (`zeros`, `arange`)."""
         return self.graph.new_tensor(shape, dtype)
 
-    def like(self, *xs: Tensor, dtype: Dtype | None = None) -> Tensor:
+    def like(self, *tensors: Tensor, dtype: Dtype | None = None) -> Tensor:
         """Allocates the result of an elementwise operation."""
-        if len(xs) == 1:
-            shape, result_dtype = xs[0].shape, xs[0].dtype
+        if len(tensors) == 1:
+            shape, result_dtype = tensors[0].shape, tensors[0].dtype
         else:
-            shape, result_dtype = broadcast(*[x.shape for x in xs]), result_type(*xs)
-        strides = layout.elementwise(tuple([(x.shape, x.strides) for x in xs]), shape)
+            shape, result_dtype = broadcast(*[x.shape for x in tensors]), result_type(*tensors)
+        strides = layout.elementwise(tuple([(x.shape, x.strides) for x in tensors]), shape)
         return self.graph.new_tensor(shape, result_dtype if dtype is None else dtype, strides)
 
     def new_gradient(self, shape: Shape) -> Backward:
@@ -41,7 +41,7 @@ class Views:
     ) -> Tensor:
         view, autograd_graph = x.view(shape, strides), self.graph
         if autograd_graph.enabled and (x.node is not None or x.leaf):
-            view.node = Node(autograd_graph, operation_name, (x,), backward)
+            view.node = AutogradNode(autograd_graph, operation_name, (x,), backward)
         return view
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:
@@ -52,7 +52,7 @@ class Views:
         if strides is not None:
             return self._view(x, shape, strides, "view", lambda g, _: (self.reshape(g, input_shape),))
         copied_view = self._view(
-            self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, input_shape),)
+            self.clone(x), shape, contiguous_strides(shape), "view", lambda g, _: (self.reshape(g, input_shape),)
         )
         copied_view.has_base = False  # `_unsafe_view`
         return copied_view
@@ -201,25 +201,29 @@ class Views:
         """The strides of a copy that keeps the order of axes."""
         return x.strides if is_dense(x.shape, x.strides) else layout.elementwise(((x.shape, x.strides),), x.shape)
 
-    def cat(self, xs: Sequence[Tensor], axis: int = -1) -> Tensor:
+    def cat(self, tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
         """Concatenates tensors along an axis. The backward pass returns views of one tensor."""
-        axis = axis % len(xs[0].shape)
+        axis = axis % len(tensors[0].shape)
         joined_size: Number = 0
-        for x in xs:
+        for x in tensors:
             joined_size = joined_size + x.shape[axis]
-        dtype = xs[0].dtype
-        for x in xs[1:]:
+        dtype = tensors[0].dtype
+        for x in tensors[1:]:
             dtype = promoted_dtype(dtype, x.dtype)
-        shapes = [x.shape for x in xs]
+        shapes = [x.shape for x in tensors]
         joined_tensor = self.graph.new_tensor((*shapes[0][:axis], joined_size, *shapes[0][axis + 1 :]), dtype)
-        return record(self.graph, "cat", xs, joined_tensor, lambda g, _: [g.view(s, g.strides) for s in shapes])
+        return record(self.graph, "cat", tensors, joined_tensor, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
-    def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
+    def stack(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Stacks tensors along a new axis. The backward pass returns views of one tensor."""
-        axis, n = axis % (len(xs[0].shape) + 1), len(xs)
-        shape = (*xs[0].shape[:axis], n, *xs[0].shape[axis:])
+        axis, tensor_count = axis % (len(tensors[0].shape) + 1), len(tensors)
+        shape = (*tensors[0].shape[:axis], tensor_count, *tensors[0].shape[axis:])
         return record(
-            self.graph, "stack", xs, self.graph.new_tensor(shape, xs[0].dtype), lambda g, _: self.unbind(g, axis)
+            self.graph,
+            "stack",
+            tensors,
+            self.graph.new_tensor(shape, tensors[0].dtype),
+            lambda g, _: self.unbind(g, axis),
         )
 
     def pad(self, x: Tensor, padded_size: Number, axis: int = -1) -> Tensor:
@@ -271,8 +275,8 @@ class Views:
             del slice_gradient
             return (base_gradient if needs_input_grad[0] else None, gradient)
 
-        view = Tensor(shape, base.dtype, base.storage, strides)
-        return record(self.graph, "CopySlices", (base, x), view, backward)
+        written_view = Tensor(shape, base.dtype, base.storage, strides)
+        return record(self.graph, "CopySlices", (base, x), written_view, backward)
 
     def repeat_interleave(self, x: Tensor, repeats: Number, axis: int) -> Tensor:
         """Repeats every index of an axis."""
@@ -288,12 +292,12 @@ class Views:
         return record(self.graph, "repeat", (x,), repeated_x, backward)
 
 
-def result_type(*xs: Tensor) -> Dtype:
+def result_type(*tensors: Tensor) -> Dtype:
     """Returns the number format of an elementwise result. Scalars matter only if no tensor is floating-point."""
-    non_scalars = [x for x in xs if x.shape]
-    if non_scalars and (any(x.dtype.floating for x in non_scalars) or not any(x.dtype.floating for x in xs)):
-        xs = tuple(non_scalars)
-    dtype = xs[0].dtype
-    for x in xs[1:]:
+    non_scalars = [x for x in tensors if x.shape]
+    if non_scalars and (any(x.dtype.floating for x in non_scalars) or not any(x.dtype.floating for x in tensors)):
+        tensors = tuple(non_scalars)
+    dtype = tensors[0].dtype
+    for x in tensors[1:]:
         dtype = promoted_dtype(dtype, x.dtype)
     return dtype

@@ -19,7 +19,7 @@ from ...flow.program import Step
 from ...frozen import frozen
 from ...parallel.layout import Layout
 from ..aten import Aten
-from ..autograd import Graph, record
+from ..autograd import AutogradGraph, record
 from ..strides import Shape, elementwise
 from ..tensor import FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
 from .eager import Eager
@@ -57,9 +57,10 @@ class Ring:
         """Returns the numbers of executed rounds: one per rank of the ring."""
         bound_shifts = 0, self.rank, self.ranks - 1
         return [
-            i
-            for i in range(self.ranks)
-            if not self.peaks_only or any(abs(i - bound_shift) <= DISTINCT_ROUNDS for bound_shift in bound_shifts)
+            round_number
+            for round_number in range(self.ranks)
+            if not self.peaks_only
+            or any(abs(round_number - bound_shift) <= DISTINCT_ROUNDS for bound_shift in bound_shifts)
         ]
 
 
@@ -130,19 +131,21 @@ class RingAttention(Eager):
         if sinks is not None:
             raise self.unsupported(f"--cp {self.ring.ranks} takes attention without sinks")
         autograd_graph, kernel_name = self.graph, "flash_attention"
-        ring_kernels = Kernels(autograd_graph, self.ring, self.choices.on_gpu)
+        ring_kernels = RingKernels(autograd_graph, self.ring, self.choices.on_gpu)
         kernel_outputs: list[Tensor] = []
 
-        def result(i: int) -> Tensor:
+        def result(output_index: int) -> Tensor:
             if not kernel_outputs:
                 with autograd_graph.no_grad():
                     kernel_outputs.extend(ring_kernels.forward(q, k, v))
-            return kernel_outputs[i]
+            return kernel_outputs[output_index]
 
         saved_results = autograd_graph.results
         outputs = [
-            result(i) if saved_results is None else saved_results.operation_result(kernel_name, partial(result, i))
-            for i in range(4)
+            result(output_index)
+            if saved_results is None
+            else saved_results.operation_result(kernel_name, partial(result, output_index))
+            for output_index in range(4)
         ]
         kernel_outputs.clear()
         output, *other_outputs = outputs
@@ -157,8 +160,8 @@ class RingAttention(Eager):
 class Rotater:
     """The exchange of keys and values between ranks. uses_all_gather: one all-gather replaces the ring's exchanges."""
 
-    def __init__(self, autograd_graph: Graph, ranks: int, uses_all_gather: bool) -> None:
-        self.graph: Graph = autograd_graph
+    def __init__(self, autograd_graph: AutogradGraph, ranks: int, uses_all_gather: bool) -> None:
+        self.graph: AutogradGraph = autograd_graph
         self.ranks: int = ranks
         self.gathers: bool = uses_all_gather
         self.buffer: Tensor | None = None
@@ -216,8 +219,8 @@ class Merger:
         """Returns the output in the requested number format, and the logsumexp."""
         assert self.out is not None
         assert self.lse is not None
-        output = self.t.to(self.out, self.dtype)
-        return output, Tensor(self.lse.shape[:-1], self.lse.dtype, self.lse.storage, self.lse.strides[:-1])
+        merged_output = self.t.to(self.out, self.dtype)
+        return merged_output, Tensor(self.lse.shape[:-1], self.lse.dtype, self.lse.storage, self.lse.strides[:-1])
 
 
 def half_of_rows(aten: Aten, x: Tensor) -> Tensor:
@@ -231,11 +234,11 @@ def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
     return aten.cat(half_outputs, ROWS)
 
 
-class Kernels:
+class RingKernels:
     """The kernels of ring attention. allocates_workspace: whether kernels also allocate their GPU workspaces."""
 
-    def __init__(self, autograd_graph: Graph, ring: Ring, allocates_workspace: bool) -> None:
-        self.graph: Graph = autograd_graph
+    def __init__(self, autograd_graph: AutogradGraph, ring: Ring, allocates_workspace: bool) -> None:
+        self.graph: AutogradGraph = autograd_graph
         self.ring: Ring = ring
         self.allocates_workspace: bool = allocates_workspace
         self.t: Aten = Aten(autograd_graph)
@@ -246,17 +249,17 @@ class Kernels:
         key, value = aten.contiguous(key), aten.contiguous(value)
         sdpa_merger = Merger(aten)
         rotater = Rotater(self.graph, ring_size, self.ring.gathers)
-        for i in self.ring.rounds():
-            if i > 0:
+        for round_number in self.ring.rounds():
+            if round_number > 0:
                 next_kv = rotater.next_buffer(key)
                 key, value = _split_in_two(next_kv, key.shape)
-            if i < ring_size - 1:
+            if round_number < ring_size - 1:
                 next_kv = self._join_keys_and_values(key, value)
                 rotater.exchange_buffers(next_kv)
                 del next_kv
-            if i == 0:
+            if round_number == 0:
                 q, _k, _v, is_partial = query, key, value, False
-            elif i <= rank:
+            elif round_number <= rank:
                 q, _k, _v, is_partial = query, half_of_rows(aten, key), half_of_rows(aten, value), False
             else:
                 q, _k, _v, is_partial = half_of_rows(aten, query), key, value, True
@@ -267,9 +270,9 @@ class Kernels:
 
     def _flash_forward(self, q: Tensor) -> list[Tensor]:
         """Runs torch's `_scaled_dot_product_flash_attention`."""
-        allocate = self.graph.new_tensor
-        output = allocate(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
-        return [output, allocate(q.shape[:-1], FLOAT32), allocate((2,), INT64), allocate((), INT64)]
+        new_tensor = self.graph.new_tensor
+        output = new_tensor(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
+        return [output, new_tensor(q.shape[:-1], FLOAT32), new_tensor((2,), INT64), new_tensor((), INT64)]
 
     def backward(
         self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logsumexp: Tensor
@@ -280,29 +283,29 @@ class Kernels:
         key, value = aten.contiguous(key), aten.contiguous(value)
         kv_rotater = Rotater(self.graph, ring_size, self.ring.gathers)
         dkv_rotater = Rotater(self.graph, ring_size, uses_all_gather=False)
-        for i in self.ring.rounds():
-            if i > 0:
+        for round_number in self.ring.rounds():
+            if round_number > 0:
                 buffer = kv_rotater.next_buffer(key)
                 key, value = _split_in_two(buffer, key.shape)
-            if i != ring_size - 1:
+            if round_number != ring_size - 1:
                 _next_kv = self._join_keys_and_values(key, value)
                 kv_rotater.exchange_buffers(_next_kv)
-            if i == 0:
+            if round_number == 0:
                 q, k, v, _lse = query, key, value, logsumexp
-            elif i <= rank:
+            elif round_number <= rank:
                 q, k, v, _lse = query, half_of_rows(aten, key), half_of_rows(aten, value), logsumexp
             else:
                 q, k, v, _lse = half_of_rows(aten, query), key, value, self._second_half(logsumexp)
             _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
-            if i > 0:
+            if round_number > 0:
                 next_grad_kv = dkv_rotater.next_buffer(grad_key)
                 grad_key, grad_value = _split_in_two(next_grad_kv, grad_key.shape)
-                if i <= rank:
+                if round_number <= rank:
                     grad_key = partial_update(aten, grad_key)
                     grad_value = partial_update(aten, grad_value)
             next_grad_kv = self._join_keys_and_values(grad_key, grad_value)
             dkv_rotater.exchange_buffers(next_grad_kv)
-            if i > rank:
+            if round_number > rank:
                 grad_query = partial_update(aten, grad_query)
         grad_query = aten.to(grad_query, query.dtype)
         next_grad_kv = aten.to(dkv_rotater.next_buffer(grad_key), key.dtype)

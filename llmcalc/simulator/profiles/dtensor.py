@@ -28,15 +28,15 @@ from ...flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, Placements, has_tokens
-from ...parallel.rank_program import FIELDS, RankFlow, Shard, flat_axes, has_equal_shards, is_divided
+from ...parallel.rank_program import FIELDS, AxisShard, RankFlow, flat_axes, has_equal_shards, is_divided
 from ...workload.rows import TOKENS
 from ..autograd import record
-from ..lowering import Frame, Path
-from ..meter import Place
+from ..lowering import ModuleFrame, Path
+from ..meter import AllocationPlace
 from ..strides import Shape, is_size_one
-from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, Backward, Dtype, Needs, Node, Tensor
+from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, AutogradNode, Backward, Dtype, Needs, Tensor
 from .eager import Eager
-from .eager.scans.module_steps import Steps, module_steps
+from .eager.scans.module_steps import ModuleSteps, module_steps
 
 ENTERED = "from_local"
 """The name of the node behind what products with a divided output read."""
@@ -45,7 +45,7 @@ ENTERED = "from_local"
 class Message(NamedTuple):
     """A collective message that a rank sends. place: module and phase of the message."""
 
-    place: Place
+    place: AllocationPlace
     sent: Collective
 
 
@@ -57,7 +57,7 @@ class Recurrence:
     summed: bool = True
 
 
-class Divided(Eager):
+class DTensorKernels(Eager):
     """Runs a rank's program with tensor parallelism by DTensors.
 
     module_inputs: per running module, the values that its products read, as they were before, and as they read them.
@@ -126,15 +126,15 @@ class Divided(Eager):
             if not operation.outs or (operation.weight is None and not makes_rows):
                 continue
             is_divided_by_tokens = not operation.ins or any(map(self.is_by_tokens, operation.ins))
-            reason = ""
+            refusal_reason = ""
             if is_divided_by_tokens and (
                 operation.weight is None or not is_divided((*operation.weight.ins, *operation.weight.out))
             ):
-                reason = "the plan of torch.distributed has no rule for it"
+                refusal_reason = "the plan of torch.distributed has no rule for it"
             elif operation.ins and operation.ins[0].rows is not TOKENS:
-                reason = "of an encoder it is not modelled"
-            if reason:
-                raise InputError(f"--sequence-parallel: {step_name}: {reason}; expected no --sequence-parallel")
+                refusal_reason = "of an encoder it is not modelled"
+            if refusal_reason:
+                raise InputError(f"--sequence-parallel: {step_name}: {refusal_reason}; expected no --sequence-parallel")
 
     def is_by_tokens(self, flow_value: Value) -> bool:
         """Whether a tensor is sharded by tokens over the tensor-parallel ranks."""
@@ -144,8 +144,8 @@ class Divided(Eager):
         shape = super().shape(flow_value)
         if not self.is_by_tokens(flow_value):
             return shape
-        batch, rows, *row_shape = shape
-        return (batch, rows // self.tokens, *row_shape)
+        batch, row_count, *row_shape = shape
+        return (batch, row_count // self.tokens, *row_shape)
 
     # --- sums over ranks --------------------------------------------------------------------------------------------
 
@@ -157,20 +157,20 @@ class Divided(Eager):
     def record_message(self, collective_kind: CollectiveKind, full_size: Number) -> None:
         """Records a collective message of this rank. full_size: bytes of the full tensor."""
         current_place = self.graph.meter.place
-        collective = Collective(
+        collective_message = Collective(
             current_place.path, collective_kind, "tp", self.ranks, current_place.phase == "backward", full_size
         )
-        self.messages.append(Message(current_place, collective))
+        self.messages.append(Message(current_place, collective_message))
 
     def all_gather(self, x: Tensor, sends_float8: bool = False) -> Tensor:
         """Gathers all tokens (`funcol.all_gather_single`). The ranks' parts arrive in turn, and are then joined.
 
         sends_float8: whether tokens are cast to 8 bits first (default false); readers compute in the format of x.
         """
-        batch, rows, *row_shape = x.shape
-        shape, dtype = (batch, rows * self.tokens, *row_shape), FLOAT8 if sends_float8 else x.dtype
+        batch, row_count, *row_shape = x.shape
+        shape, dtype = (batch, row_count * self.tokens, *row_shape), FLOAT8 if sends_float8 else x.dtype
         sent_part = self.graph.new_tensor(x.shape, dtype) if sends_float8 else x
-        gathered_x = self.graph.new_tensor((batch * self.tokens, rows, *row_shape), dtype)
+        gathered_x = self.graph.new_tensor((batch * self.tokens, row_count, *row_shape), dtype)
         del sent_part
         self.record_message("all_gather", gathered_x.bytes)
         is_in_place = is_size_one(batch) and (self.in_products or not self.copies_gathered)
@@ -191,13 +191,13 @@ class Divided(Eager):
 
         follows_product: whether x is a product.
         """
-        batch, rows, *row_shape = x.shape
+        batch, row_count, *row_shape = x.shape
         sent_chunks = None if follows_product and self.in_products else self.graph.new_tensor(x.shape, x.dtype)
         rank_results = self.graph.results
 
         def make_local_rows() -> Tensor:
             self.record_message("reduce_scatter", x.bytes)
-            return self.graph.new_tensor((batch, rows // self.tokens, *row_shape), x.dtype)
+            return self.graph.new_tensor((batch, row_count // self.tokens, *row_shape), x.dtype)
 
         local_rows = (
             make_local_rows()
@@ -232,35 +232,37 @@ class Divided(Eager):
 
     def do_linear(self, operation: Step) -> None:
         super().do_linear(operation)
-        output = operation.outs[0]
-        if not self.divides_loss and self.result is not None and output.storage is self.result.storage:
+        output_value = operation.outs[0]
+        if not self.divides_loss and self.result is not None and output_value.storage is self.result.storage:
             if self.head is not None:
                 raise self.unsupported(
                     f"--cross-entropy {self.choices.cross_entropy}: of logits that are gathered from their ranks it is "
                     "not modelled; expected fused or eager",
                     operation.name,
                 )
-            self.bind(output, self._gather_logits(self.tensor_of(output), output))
+            self.bind(output_value, self._gather_logits(self.tensor_of(output_value), output_value))
 
     def _gather_logits(self, logits: Tensor, flow_value: Value) -> Tensor:
-        """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
+        """Gathers the logits of the full vocabulary (`ColwiseParallel`, `AxisShard._to_replicate_tensor`).
         All parts are padded to the length of the longest.
         """
-        axis = next((axis for axis in flat_axes(flow_value.axes) if isinstance(axis, Shard)), None)
+        axis = next((axis for axis in flat_axes(flow_value.axes) if isinstance(axis, AxisShard)), None)
         if axis is None or axis.degree == 1:
             return logits
-        allocate, (*rows, local_width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
+        new_tensor, (*row_shape, local_width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
         logits_per_rank = ceil_div(vocabulary_size, axis.degree)
-        local_tensor = logits if local_width == logits_per_rank else allocate((*rows, logits_per_rank), logits.dtype)
-        gathered_logits = allocate((rows[0] * axis.degree, *rows[1:], logits_per_rank), logits.dtype)
+        local_tensor = (
+            logits if local_width == logits_per_rank else new_tensor((*row_shape, logits_per_rank), logits.dtype)
+        )
+        gathered_logits = new_tensor((row_shape[0] * axis.degree, *row_shape[1:], logits_per_rank), logits.dtype)
         self.record_message("all_gather", gathered_logits.bytes)
-        gathered_copy = allocate((*rows, logits_per_rank * axis.degree), logits.dtype)
+        gathered_copy = new_tensor((*row_shape, logits_per_rank * axis.degree), logits.dtype)
         del gathered_logits
         if logits_per_rank * axis.degree != vocabulary_size:
-            gathered_copy = allocate((*rows, vocabulary_size), logits.dtype)
+            gathered_copy = new_tensor((*row_shape, vocabulary_size), logits.dtype)
         del local_tensor
         shape = logits.shape
-        return record(self.graph, "redistribute", [logits], gathered_copy, lambda g, _: [allocate(shape, g.dtype)])
+        return record(self.graph, "redistribute", [logits], gathered_copy, lambda g, _: [new_tensor(shape, g.dtype)])
 
     def step(self, operation: Step) -> None:
         if (
@@ -286,7 +288,7 @@ class Divided(Eager):
                 self.module_inputs[-1].append((id(flow_value), x, local_tensor))
                 self.bind(flow_value, local_tensor)
             return
-        if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
+        if not x.needs_grad or (isinstance(x.node, AutogradNode) and x.node.name == ENTERED):
             return
         local_tensor = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
         self.module_inputs[-1].append((id(flow_value), x, local_tensor))
@@ -315,7 +317,7 @@ class Divided(Eager):
     def _reduce_scatter_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.reduce_scatter(gradient)]
 
-    def _module(self, module_call: Frame) -> None:
+    def _module(self, module_call: ModuleFrame) -> None:
         if not hasattr(self, "module_inputs"):
             self.module_inputs = []
         self.module_inputs.append([])
@@ -329,7 +331,7 @@ class Divided(Eager):
 
     # --- recurrences ------------------------------------------------------------------------------------------------
 
-    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
+    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]) -> None:
         """Runs a module as one published kernel, after gathering the input and before reducing the output."""
         for operation in module_steps(module_scope):
             if (
@@ -339,16 +341,16 @@ class Divided(Eager):
             ):
                 self._enter_parallel_region(operation)
 
-        def summed(operations: Steps, x: Tensor) -> Tensor:
+        def summed(operations: ModuleSteps, x: Tensor) -> Tensor:
             self.recurrence = recurrence = Recurrence(operations.all[-1])
             try:
-                output = compute_module(operations, x)
+                module_output = compute_module(operations, x)
             finally:
                 self.recurrence = None
             output_projection = recurrence.last
             if recurrence.summed:
-                return output
-            return self._sum_of_ranks(output_projection, output)
+                return module_output
+            return self._sum_of_ranks(output_projection, module_output)
 
         super().run_module_at_once(module_scope, summed)
 
@@ -357,7 +359,7 @@ class Divided(Eager):
             self.recurrence.summed = not is_divided(operation.ins[0].axes)
         return super().raw_weight(operation)
 
-    def module_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs Mamba operation by operation, because Δ, B and C are summed over ranks between convolution and scan."""
         has_heads = operations["x_proj"].verb == "experts"
         return super().module_SelectiveScan(operations, x) if has_heads else self.mamba_of_steps(operations, x)
@@ -369,20 +371,22 @@ class Divided(Eager):
         weight_axes = (
             () if operation.weight is None else (*flat_axes(operation.weight.ins), *flat_axes(operation.weight.out))
         )
-        row_axes = [axis for axis in weight_axes if isinstance(axis, Shard) and axis.name == "vocab"]
+        row_axes = [axis for axis in weight_axes if isinstance(axis, AxisShard) and axis.name == "vocab"]
         if not row_axes or row_axes[0].degree == 1:
             return super().look_up_rows(operation, weight, index)
-        vocabulary_size, width = row_axes[0].full_size, weight.shape[1]
+        vocabulary_size, embedding_width = row_axes[0].full_size, weight.shape[1]
         mask, masked_tensor = self._mask_tensor(index)
-        tensor = self.graph.new_tensor((*index.shape, width), weight.dtype)
+        masked_rows = self.graph.new_tensor((*index.shape, embedding_width), weight.dtype)
         del masked_tensor, mask
         if self.tokens > 1:
-            embeddings = self._record_full_table_gradient(weight, tensor, index, (vocabulary_size, width))
-            output = self.reduce_scatter(tensor)
-            return record(self.graph, "redistribute", [embeddings], output, lambda g, _: [self.all_gather(g)])
-        output = self.all_reduce(tensor)
-        del tensor
-        return self._record_full_table_gradient(weight, output, index, (vocabulary_size, width))
+            embeddings = self._record_full_table_gradient(
+                weight, masked_rows, index, (vocabulary_size, embedding_width)
+            )
+            reduced_rows = self.reduce_scatter(masked_rows)
+            return record(self.graph, "redistribute", [embeddings], reduced_rows, lambda g, _: [self.all_gather(g)])
+        reduced_rows = self.all_reduce(masked_rows)
+        del masked_rows
+        return self._record_full_table_gradient(weight, reduced_rows, index, (vocabulary_size, embedding_width))
 
     def _record_full_table_gradient(self, weight: Tensor, output: Tensor, index: Tensor, table_shape: Shape) -> Tensor:
         """Records a look-up whose gradient has all rows: `embedding_dense_backward_strategy` supports no sharding."""
@@ -390,22 +394,22 @@ class Divided(Eager):
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
             return [self.graph.new_tensor(table_shape, output_gradient.dtype)]
 
-        rows = record(self.graph, "embedding", [weight], output, backward, index)
-        if rows.node is not None:
-            rows.node.inputs[0] = (table_shape, weight.dtype)
-        return rows
+        gathered_rows = record(self.graph, "embedding", [weight], output, backward, index)
+        if gathered_rows.node is not None:
+            gathered_rows.node.inputs[0] = (table_shape, weight.dtype)
+        return gathered_rows
 
-    def _mask_tensor(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+    def _mask_tensor(self, index_tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the mask of indices of other ranks (`_MaskPartial._mask_tensor`).
 
         Returns them with the indices relative to this rank's first row.
         """
-        allocate = self.graph.new_tensor
-        below_shard, above_shard = allocate(tensor.shape, BOOL), allocate(tensor.shape, BOOL)
-        mask = allocate(tensor.shape, BOOL)
+        new_tensor = self.graph.new_tensor
+        below_shard, above_shard = new_tensor(index_tensor.shape, BOOL), new_tensor(index_tensor.shape, BOOL)
+        mask = new_tensor(index_tensor.shape, BOOL)
         del below_shard, above_shard
-        mask_copy = allocate(tensor.shape, INT64)
-        masked_tensor = allocate(tensor.shape, INT64)
+        mask_copy = new_tensor(index_tensor.shape, INT64)
+        masked_tensor = new_tensor(index_tensor.shape, INT64)
         del mask_copy
         return mask, masked_tensor
 
@@ -426,36 +430,36 @@ class Divided(Eager):
         return record(self.graph, "nll_loss", [log_probs], loss, backward, log_probs, labels, total_weight)
 
     def _log_softmax(self, x: Tensor) -> Tensor:
-        allocate, row_shape = self.graph.new_tensor, (*x.shape[:-1], 1)
-        x_max = allocate(row_shape, x.dtype)
+        new_tensor, row_shape = self.graph.new_tensor, (*x.shape[:-1], 1)
+        x_max = new_tensor(row_shape, x.dtype)
         x_max = self.all_reduce(x_max)
-        shifted_x = allocate(x.shape, x.dtype)
-        exp = allocate(x.shape, x.dtype)
-        shifted_sumexp = allocate(row_shape, x.dtype)
+        shifted_x = new_tensor(x.shape, x.dtype)
+        exp = new_tensor(x.shape, x.dtype)
+        shifted_sumexp = new_tensor(row_shape, x.dtype)
         del exp
         shifted_sumexp = self.all_reduce(shifted_sumexp)
-        _shifted_logsumexp = allocate(row_shape, x.dtype)
-        log_probs = allocate(x.shape, x.dtype)
+        _shifted_logsumexp = new_tensor(row_shape, x.dtype)
+        log_probs = new_tensor(x.shape, x.dtype)
         del shifted_x
         return log_probs
 
     def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Runs `_nll_loss_forward` (torch/distributed/tensor/parallel/loss.py)."""
-        allocate, (tokens, _) = self.graph.new_tensor, x.shape
+        new_tensor, (tokens, _) = self.graph.new_tensor, x.shape
         _safe_target = self._zero_where_ignored((tokens,), INT64)
         mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
-        result_partial = allocate((tokens, 1), x.dtype)
+        result_partial = new_tensor((tokens, 1), x.dtype)
         del mask
         _result_reduced = self.all_reduce(result_partial)
-        losses = allocate((tokens,), x.dtype)
+        losses = new_tensor((tokens,), x.dtype)
         losses = self._zero_where_ignored((tokens,), x.dtype)
-        is_not_ignored = allocate((tokens,), BOOL)
-        counted_labels = allocate((), INT64)
+        is_not_ignored = new_tensor((tokens,), BOOL)
+        counted_labels = new_tensor((), INT64)
         del is_not_ignored
-        total_weight = allocate((), x.dtype)
+        total_weight = new_tensor((), x.dtype)
         del counted_labels
-        loss_sum = allocate((), x.dtype)
-        mean = allocate((), x.dtype)
+        loss_sum = new_tensor((), x.dtype)
+        mean = new_tensor((), x.dtype)
         del loss_sum
         losses = mean
         return losses, total_weight
@@ -467,22 +471,22 @@ class Divided(Eager):
 
     def _nll_loss_and_log_softmax_backward(self, x: Tensor) -> Tensor:
         """Runs `_nll_loss_and_log_softmax_backward` (torch/distributed/tensor/parallel/loss.py)."""
-        allocate, (tokens, _) = self.graph.new_tensor, x.shape
-        grad_output = allocate((), x.dtype)
+        new_tensor, (tokens, _) = self.graph.new_tensor, x.shape
+        grad_output = new_tensor((), x.dtype)
         _safe_target = self._zero_where_ignored((tokens, 1), INT64)
-        _grad_input = allocate(x.shape, x.dtype)
+        _grad_input = new_tensor(x.shape, x.dtype)
         _mask, _masked_safe_target = self._mask_tensor(new_view((tokens,), _safe_target))
-        as_numbers = allocate((tokens,), x.dtype)
-        _grad_update = allocate((tokens,), x.dtype)
+        as_numbers = new_tensor((tokens,), x.dtype)
+        _grad_update = new_tensor((tokens,), x.dtype)
         del as_numbers
-        _arange_1d = allocate((tokens,), INT64)
+        _arange_1d = new_tensor((tokens,), INT64)
         grad_output = self._zero_where_ignored((tokens, 1), x.dtype)
-        exp = allocate(x.shape, x.dtype)
-        _sum = allocate(x.shape, x.dtype)
+        exp = new_tensor(x.shape, x.dtype)
+        _sum = new_tensor(x.shape, x.dtype)
         del exp
-        output = allocate(x.shape, x.dtype)
+        logit_gradient = new_tensor(x.shape, x.dtype)
         del _sum, grad_output
-        return output
+        return logit_gradient
 
 
 def named_steps(scope_items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
@@ -507,7 +511,7 @@ def check_divided(program: RankFlow) -> None:
         if operation.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
         if operation.outs and has_equal_shards(operation.outs[0].axes):
-            axes = (axis for axis in flat_axes(operation.outs[0].axes) if isinstance(axis, Shard))
+            axes = (axis for axis in flat_axes(operation.outs[0].axes) if isinstance(axis, AxisShard))
             axis = next(axis for axis in axes if has_equal_shards((axis,)))
             raise InputError(
                 f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELDS[axis.name]} is {axis.full_size}; "

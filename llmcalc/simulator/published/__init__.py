@@ -23,7 +23,7 @@ untested: it was compared with nothing.
 
 
 @frozen
-class Library:
+class PublishedLibrary:
     """A published library. commit: the version whose code llmcalc follows."""
 
     name: str
@@ -32,7 +32,7 @@ class Library:
 
 
 @frozen
-class Kernel:
+class PublishedKernel:
     """A published kernel with library, source file and verifying test.
 
     name: its name in the library. library: the name of the library. where: its file and class.
@@ -49,13 +49,15 @@ class Kernel:
 LIBRARIES = {
     library.name: library
     for library in (
-        Library("mamba_ssm", "state-spaces/mamba", "e9594ce1c732d97440f0332fdc43170a2294dbfa"),
-        Library("causal_conv1d", "Dao-AILab/causal-conv1d", "0d2252d161f25f7907bbd05985c08ab98d255874"),
-        Library("fla", "fla-org/flash-linear-attention", "bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"),
-        Library("mlstm_kernels", "NX-AI/mlstm_kernels", "39d3c61741e5d2c0e6ab8922106dd236632c5139"),
-        Library("lightning_attn", "OpenNLPLab/lightning-attention", "d15c38529bbd5c2c82b44ddda3cac885825aa873"),
-        Library("jetai", "NVlabs/Jet-Nemotron", "94cbd12404637950722a09f70c8649ff1b1f2793"),
-        Library("transformers", "huggingface/transformers", "5.23.0"),
+        PublishedLibrary("mamba_ssm", "state-spaces/mamba", "e9594ce1c732d97440f0332fdc43170a2294dbfa"),
+        PublishedLibrary("causal_conv1d", "Dao-AILab/causal-conv1d", "0d2252d161f25f7907bbd05985c08ab98d255874"),
+        PublishedLibrary("fla", "fla-org/flash-linear-attention", "bc3b101dcb713ddc5bd8924b66754eb68b5ccf89"),
+        PublishedLibrary("mlstm_kernels", "NX-AI/mlstm_kernels", "39d3c61741e5d2c0e6ab8922106dd236632c5139"),
+        PublishedLibrary(
+            "lightning_attn", "OpenNLPLab/lightning-attention", "d15c38529bbd5c2c82b44ddda3cac885825aa873"
+        ),
+        PublishedLibrary("jetai", "NVlabs/Jet-Nemotron", "94cbd12404637950722a09f70c8649ff1b1f2793"),
+        PublishedLibrary("transformers", "huggingface/transformers", "5.23.0"),
     )
 }
 
@@ -123,7 +125,7 @@ _KERNELS_OF_LIBRARIES: Mapping[str, Sequence[tuple[str, str, Known, str]]] = {
 """Library → (name, file and class, how its memory is known, what else a reader should know) of each kernel."""
 
 KERNELS = [
-    Kernel(name, library, path, evidence, remark)
+    PublishedKernel(name, library, path, evidence, remark)
     for library, rows in _KERNELS_OF_LIBRARIES.items()
     for name, path, evidence, remark in rows
 ]

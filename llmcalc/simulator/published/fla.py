@@ -24,7 +24,7 @@ HOPPER, ADA = 232448, 101376
 """The shared memory per block from which fla takes larger tiles (fla/utils/_accelerator.py:196)."""
 
 
-def tile(head_size: Number, accelerator: Accelerator) -> int:
+def tile_width(head_size: Number, accelerator: Accelerator) -> int:
     """Returns the tile width of a head (fla/ops/common/chunk_o.py:730)."""
     widest_tile = 128 if accelerator.shared_memory >= HOPPER else 64 if accelerator.shared_memory >= ADA else 32
     return min(max(power_of_two(head_size), 16), widest_tile)
@@ -128,12 +128,12 @@ def _by_group(aten: Aten, x: Tensor, heads: Number) -> Tensor:
 
 def _gate_bwd(aten: Aten, g: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Runs fla/ops/gated_delta_rule/gate.py:197, fla/ops/kda/gate.py:280: the gradients of the gate, A and the bias."""
-    rows = g.shape[0] * g.shape[1]
+    row_count = g.shape[0] * g.shape[1]
     dg = aten.like(g, dtype=FLOAT32)
-    da = aten.new_tensor((ceil_div(rows, 32), *a_log.shape), FLOAT32)
+    da = aten.new_tensor((ceil_div(row_count, 32), *a_log.shape), FLOAT32)
     dg = aten.to(dg, g.dtype)
     da = aten.to(aten.sum(da, 0), a_log.dtype)
-    dbias = aten.to(aten.sum(aten.reshape(dg, (rows, dt_bias.shape[0])), 0), dt_bias.dtype)
+    dbias = aten.to(aten.sum(aten.reshape(dg, (row_count, dt_bias.shape[0])), 0), dt_bias.dtype)
     return dg, da, dbias
 
 
@@ -203,7 +203,7 @@ def _dqkwg(aten: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: 
     """Runs fla/ops/common/chunk_o.py:700 (`chunk_bwd_dqkwg`)."""
     heads, head_size = k.shape[2:]
     dq, dk = aten.new_tensor(w.shape, q.dtype), aten.new_tensor(w.shape, k.dtype)
-    dg = aten.new_tensor((ceil_div(head_size, tile(head_size, accelerator)), *g.shape), FLOAT32)
+    dg = aten.new_tensor((ceil_div(head_size, tile_width(head_size, accelerator)), *g.shape), FLOAT32)
     dw = aten.like(w)
     if not same(heads, w.shape[2]):
         dq = _by_group(aten, dq, heads)
@@ -319,17 +319,17 @@ def _kda_fwd(
 
 def _kda_intra_fwd(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, ...]:
     """Runs fla/ops/kda/chunk_intra.py:794 (`chunk_kda_fwd_intra`)."""
-    rows = *k.shape[:2], heads
-    aqk, akk = aten.new_tensor((*rows, CHUNK), k.dtype), aten.new_tensor((*rows, CHUNK), k.dtype)
-    _diagonal = aten.new_tensor((*rows, 16), FLOAT32)
+    row_shape = *k.shape[:2], heads
+    aqk, akk = aten.new_tensor((*row_shape, CHUNK), k.dtype), aten.new_tensor((*row_shape, CHUNK), k.dtype)
+    _diagonal = aten.new_tensor((*row_shape, 16), FLOAT32)
     return aqk, akk, *_kda_w_u(aten, k, v, heads)
 
 
 def _kda_w_u(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, Tensor, Tensor]:
     """Runs fla/ops/kda/wy_fast.py:264 (`recompute_w_u_fwd`)."""
-    keys = *k.shape[:2], heads, k.shape[3]
-    w, u = aten.new_tensor(keys, k.dtype), aten.like(v)
-    return w, u, aten.new_tensor(keys, k.dtype)
+    key_shape = *k.shape[:2], heads, k.shape[3]
+    w, u = aten.new_tensor(key_shape, k.dtype), aten.like(v)
+    return w, u, aten.new_tensor(key_shape, k.dtype)
 
 
 def _kda_bwd(

@@ -1,4 +1,4 @@
-"""An autograd.Function of a published kernel as one node, and device properties that size workspaces."""
+"""Records an autograd.Function of a published kernel as one node, and has the device properties for workspaces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ...algebra import Number
 from ...frozen import frozen
-from ..autograd import Graph, record
+from ..autograd import AutogradGraph, record
 from ..tensor import Gradient, Needs, Tensor
 
 Optional = Tensor | None
@@ -29,7 +29,7 @@ H100 = Accelerator(132, 232448)
 
 
 def record_function(
-    autograd_graph: Graph,
+    autograd_graph: AutogradGraph,
     operation_name: str,
     ins: Sequence[Optional],
     output: Tensor,
@@ -42,13 +42,13 @@ def record_function(
     backward: backward(gradient, *saves) → a gradient per argument. It returns one for each, wanted or not, as the
         libraries do, and may not capture a tensor.
     """
-    tensor_indices = [i for i, x in enumerate(ins) if x is not None]
+    tensor_indices = [tensor_index for tensor_index, x in enumerate(ins) if x is not None]
     is_saved_tensor = [x is not None for x in saved_tensors]
 
     def node_backward(g: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
         remaining_saved = iter(saved_tensors)
         outputs = backward(g, *[next(remaining_saved) if is_saved else None for is_saved in is_saved_tensor])
-        return [outputs[i] for i in tensor_indices]
+        return [outputs[tensor_index] for tensor_index in tensor_indices]
 
     inputs = [x for x in ins if x is not None]
     return record(

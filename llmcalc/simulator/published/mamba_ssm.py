@@ -59,8 +59,8 @@ def _scan_fwd(aten: Aten, u: Tensor, delta: Tensor, a: Tensor, z: Optional) -> t
     """
     out_z = None if z is None else aten.like(z)
     output = aten.like(delta)
-    states = aten.new_tensor((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
-    return output, states, out_z
+    chunk_states = aten.new_tensor((u.shape[0], u.shape[1], ceil_div(u.shape[2], CHUNK), a.shape[1] * 2), a.dtype)
+    return output, chunk_states, out_z
 
 
 def _scan_bwd(
@@ -107,10 +107,10 @@ def selective_scan_with_states(
         z = None if z is None else _with_contiguous_rows(aten, z)
         if not has_groups:
             b, c = aten.unsqueeze(b, 1), aten.unsqueeze(c, 1)
-        output, states, out_z = _scan_fwd(aten, u, delta, a, z)
+        output, chunk_states, out_z = _scan_fwd(aten, u, delta, a, z)
         if z is None:
-            return output, u, delta, a, b, c, d, delta_bias, states, None, None
-        return out_z, u, delta, a, b, c, d, delta_bias, states, z, output
+            return output, u, delta, a, b, c, d, delta_bias, chunk_states, None, None
+        return out_z, u, delta, a, b, c, d, delta_bias, chunk_states, z, output
 
     def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
         u, delta, a, b, c, d, delta_bias, _, z, output = saved_tensors
@@ -137,9 +137,9 @@ def _delta_of(aten: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tenso
     return split_tokens(aten, aten.mm(weight, aten.transpose(aten.slice(x_dbl, weight.shape[1]), 0, 1)), batch)
 
 
-def _dense_of(aten: Aten, x_dbl: Tensor, state: Number, batch: Number) -> Tensor:
+def _dense_of(aten: Aten, x_dbl: Tensor, state_size: Number, batch: Number) -> Tensor:
     """Computes `rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
-    dense_state = aten.unflatten(aten.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
+    dense_state = aten.unflatten(aten.slice(x_dbl, state_size), 0, (batch, exact_div(x_dbl.shape[0], batch)))
     return aten.contiguous(aten.transpose(aten.unsqueeze(dense_state, 1), 2, 3))
 
 
@@ -160,7 +160,7 @@ def mamba_inner_fn(  # noqa: PLR0915
     xz: [batch, 2 · inner, tokens]. The convolution and Δ are computed again in the backward pass.
     There is no bias of the output projection: the library's gradient of one has no shape, and autograd refuses it.
     """
-    autograd_graph, rank, state = aten.graph, delta_proj_weight.shape[1], a.shape[-1]
+    autograd_graph, rank, state_size = aten.graph, delta_proj_weight.shape[1], a.shape[-1]
 
     def forward(xz: Tensor) -> tuple[Tensor, ...]:
         if not is_size_one(xz.strides[-1]):
@@ -172,12 +172,12 @@ def mamba_inner_fn(  # noqa: PLR0915
         x_dbl = aten.linear(tokens_first(aten, conv1d_out), x_proj_weight)
         delta: Optional = _delta_of(aten, x_dbl, delta_proj_weight, batch)
         assert delta is not None
-        b, c = _dense_of(aten, x_dbl, state, batch), _dense_of(aten, x_dbl, state, batch)
-        output, states, out_z = _scan_fwd(aten, conv1d_out, delta, a, z)
+        b, c = _dense_of(aten, x_dbl, state_size, batch), _dense_of(aten, x_dbl, state_size, batch)
+        output, chunk_states, out_z = _scan_fwd(aten, conv1d_out, delta, a, z)
         conv1d_out = delta = None
         assert out_z is not None
         y = aten.linear(aten.transpose(out_z, 1, 2), out_proj_weight)
-        return y, xz, x_dbl, b, c, states, output
+        return y, xz, x_dbl, b, c, chunk_states, output
 
     def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
         *inputs, a, b, c, d, delta_bias, _, output = saved_tensors
@@ -217,7 +217,7 @@ def mamba_inner_fn(  # noqa: PLR0915
         return (dxz, dconv1d_weight, dconv1d_bias, dx_proj_weight, ddelta_proj_weight, dout_proj_weight, da, dd, dbias)
 
     with autograd_graph.no_grad():
-        y, dense_inputs, x_dbl, b, c, states, output = forward(xz)
+        y, dense_inputs, x_dbl, b, c, chunk_states, output = forward(xz)
     weights = conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight
     saved_tensors = dense_inputs, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight
     return record_function(
@@ -226,7 +226,7 @@ def mamba_inner_fn(  # noqa: PLR0915
         (xz, *weights, a, d, delta_bias),
         y,
         backward,
-        (*saved_tensors, a, b, c, d, delta_bias, states, output),
+        (*saved_tensors, a, b, c, d, delta_bias, chunk_states, output),
     )
 
 
@@ -247,17 +247,17 @@ def _chunk_state_fwd(aten: Aten, b: Tensor, x: Tensor, dt: Tensor) -> Tensor:
     return aten.new_tensor((batch, dt.shape[2], heads, dim, b.shape[-1]), FLOAT32)
 
 
-def _state_passing_fwd(aten: Aten, states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
+def _state_passing_fwd(aten: Aten, chunk_states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
     """Computes the state before each chunk and the last state (ssd_state_passing.py:196)."""
-    batch, _, heads, *state_shape = states.shape
-    output = aten.new_tensor(states.shape, states.dtype if dtype is None else dtype)
+    batch, _, heads, *state_shape = chunk_states.shape
+    output = aten.new_tensor(chunk_states.shape, chunk_states.dtype if dtype is None else dtype)
     return output, aten.new_tensor((batch, heads, *state_shape), FLOAT32)
 
 
 def _bmm_chunk_fwd(aten: Aten, c: Tensor, chunk: Number) -> Tensor:
     """Computes C·Bᵀ of every chunk and group, in float32 (ssd_bmm.py:165)."""
-    batch, tokens, groups, _ = c.shape
-    return aten.new_tensor((batch, ceil_div(tokens, chunk), groups, chunk, chunk), FLOAT32)
+    batch, tokens, group_count, _ = c.shape
+    return aten.new_tensor((batch, ceil_div(tokens, chunk), group_count, chunk, chunk), FLOAT32)
 
 
 def _combined_fwd(
@@ -273,12 +273,12 @@ def _combined_fwd(
     if z is not None and not is_size_one(z.strides[-1]) and not is_size_one(z.strides[1]):
         z = aten.contiguous(z)
     da_cumsum, dt = _chunk_cumsum_fwd(aten, dt, chunk)
-    states = _chunk_state_fwd(aten, b, x, dt)
-    states, final = _state_passing_fwd(aten, states, c.dtype)
+    chunk_states = _chunk_state_fwd(aten, b, x, dt)
+    chunk_states, final = _state_passing_fwd(aten, chunk_states, c.dtype)
     _cb = _bmm_chunk_fwd(aten, c, chunk)
     output = aten.new_tensor(x.shape, x.dtype)
     out_x = None if z is None else aten.new_tensor(x.shape, x.dtype)
-    return output, out_x, dt, da_cumsum, states, final
+    return output, out_x, dt, da_cumsum, chunk_states, final
 
 
 def _with_contiguous_rows(aten: Aten, x: Tensor) -> Tensor:
@@ -286,15 +286,15 @@ def _with_contiguous_rows(aten: Aten, x: Tensor) -> Tensor:
     return x if is_size_one(x.strides[-1]) else aten.contiguous(x)
 
 
-def by_size(aten: Aten, size: Number, x: Tensor) -> Tensor:
+def by_size(aten: Aten, head_size: Number, x: Tensor) -> Tensor:
     """Splits the last axis into heads: rearrange(x, "... (h d) -> ... h d")."""
-    return aten.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
+    return aten.unflatten(x, -1, (exact_div(x.shape[-1], head_size), head_size))
 
 
-def _split_count(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator) -> Number:
+def _split_count(x: Tensor, chunks: Number, group_count: Number, accelerator: Accelerator) -> Number:
     """Returns the number of parts into which a group's heads are split to keep all multiprocessors busy."""
     batch, _, heads, _ = x.shape
-    ratio = exact_div(heads, groups)
+    ratio = exact_div(heads, group_count)
     return ceil_div(ratio, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), ratio))
 
 
@@ -327,7 +327,7 @@ def _combined_bwd(
     """Runs ssd_combined.py:402 (`_mamba_chunk_scan_combined_bwd`), which recomputes the gated output."""
     dout = _with_contiguous_rows(aten, dout)
     batch, tokens, heads, dim = x.shape
-    groups, state = b.shape[2], b.shape[3]
+    group_count, state_size = b.shape[2], b.shape[3]
     chunks, chunk_blocks = ceil_div(tokens, chunk), ceil_div(chunk, 32)
     db = aten.like(b) if db is None else db
     dc = aten.like(c) if dc is None else dc
@@ -335,8 +335,8 @@ def _combined_bwd(
     dt_in = aten.like(dt)
     _da_cumsum, dt = _chunk_cumsum_fwd(aten, dt_in, chunk)
     _cb = _bmm_chunk_fwd(aten, c, chunk)
-    states = _chunk_state_fwd(aten, b, x, dt)
-    states, _final = _state_passing_fwd(aten, states)
+    chunk_states = _chunk_state_fwd(aten, b, x, dt)
+    chunk_states, _final = _state_passing_fwd(aten, chunk_states)
     outz: Optional = output
     dd: Optional = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
@@ -345,15 +345,15 @@ def _combined_bwd(
         outz = aten.like(x) if recompute_output else output
         dout = aten.like(dout)
         dd = aten.to(aten.new_tensor((heads, 1), FLOAT32), d.dtype)
-    dstates = aten.new_tensor((batch, chunks, heads, dim, state), states.dtype)
-    dstates, _dda_chunk, states = _state_passing_bwd(aten, states, dstates, x.dtype)
+    dstates = aten.new_tensor((batch, chunks, heads, dim, state_size), chunk_states.dtype)
+    dstates, _dda_chunk, chunk_states = _state_passing_bwd(aten, chunk_states, dstates, x.dtype)
     dx, _ddt, dd_from_x = _dx(aten, x, d, (batch, heads, chunks, chunk), dx)
-    splits = _split_count(x, chunks, groups, accelerator)
+    splits = _split_count(x, chunks, group_count, accelerator)
     dda_next = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
-    _db = _sum_workspace(aten, (batch, tokens, splits, groups, state), 2)
+    _db = _sum_workspace(aten, (batch, tokens, splits, group_count, state_size), 2)
     dda_prev = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
-    _dc = _sum_workspace(aten, (batch, tokens, splits, groups, state), 2)
-    _dcb = _sum_workspace(aten, (batch, chunks, splits, groups, chunk, chunk), 2)
+    _dc = _sum_workspace(aten, (batch, tokens, splits, group_count, state_size), 2)
+    _dcb = _sum_workspace(aten, (batch, chunks, splits, group_count, chunk, chunk), 2)
     _dda_before = aten.like(aten.like(aten.like(dda_prev)))  # flip, cumsum, flip
     _dda = _sum_workspace(aten, (batch, heads, chunks, chunk_blocks, chunk), 3)
     aten.like(dda_next)  # ddA_next + ddA_prev
@@ -371,12 +371,12 @@ def _dx(aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optiona
     return dx, ddt, aten.to(dd, d.dtype)
 
 
-def _state_passing_bwd(aten: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _state_passing_bwd(aten: Aten, chunk_states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Computes gradients of the states and the chunks' decays, and casts the states (ssd_state_passing.py:227)."""
-    batch, chunks, heads, dim, state = states.shape
+    batch, chunks, heads, dim, state_size = chunk_states.shape
     dstates = aten.like(dout, dtype=dtype)
-    states_copy = states if states.dtype is dtype else aten.like(states, dtype=dtype)
-    return dstates, _sum_workspace(aten, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
+    states_copy = chunk_states if chunk_states.dtype is dtype else aten.like(chunk_states, dtype=dtype)
+    return dstates, _sum_workspace(aten, (batch, heads, chunks, ceil_div(dim * state_size, 64)), 3), states_copy
 
 
 def mamba_chunk_scan_with_state(
@@ -431,7 +431,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     d: Tensor,
     chunk: Number,
     dim: Number,
-    groups: Number,
+    group_count: Number,
     rmsnorm_weight: Optional,
     outproj_weight: Optional,
     outproj_bias: Optional,
@@ -445,18 +445,18 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     """
     autograd_graph, (heads,) = aten.graph, d.shape
     inner_width = heads * dim
-    state = exact_div(exact_div(conv1d_weight.shape[0] - inner_width, groups), 2)
-    conv_widths = [inner_width, groups * state, groups * state]
+    state_size = exact_div(exact_div(conv1d_weight.shape[0] - inner_width, group_count), 2)
+    conv_widths = [inner_width, group_count * state_size, group_count * state_size]
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits z, by head, xBC and Δ, which are stored side by side."""
-        z, u, dt = aten.split(x, [inner_width, inner_width + 2 * groups * state, heads])
+        z, u, dt = aten.split(x, [inner_width, inner_width + 2 * group_count * state_size, heads])
         return by_size(aten, dim, z), u, dt
 
     def split_convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits x, B and C after the convolution. For widths in multiples of 8 `ensure_stride` copies nothing."""
         x, b, c = aten.split(aten.transpose(causal_conv1d_fwd(aten, aten.transpose(u, 1, 2)), 1, 2), conv_widths)
-        return by_size(aten, dim, x), by_size(aten, state, b), by_size(aten, state, c)
+        return by_size(aten, dim, x), by_size(aten, state_size, b), by_size(aten, state_size, c)
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
@@ -466,22 +466,22 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
             assert out_x is not None
             return _linear_or_input(aten, aten.flatten(output, 2), outproj_weight, outproj_bias), out_x, None
         out_x, _, _dt, _da_cumsum, _states, _final = _combined_fwd(aten, x, dt, b, c, chunk, None)
-        output, rstd = _layer_norm_fwd(aten, aten.flatten(aten.flatten(out_x, 2), 0, 1), groups)
+        output, rstd = _layer_norm_fwd(aten, aten.flatten(aten.flatten(out_x, 2), 0, 1), group_count)
         output = aten.unflatten(output, 0, zxbcdt.shape[:2])
         return _linear_or_input(aten, output, outproj_weight, outproj_bias), out_x, rstd
 
     def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
         *inputs, rmsnorm_weight, _, outproj_weight, outproj_bias = saved_tensors
         zxbcdt, conv1d_weight, conv1d_bias, output, a, d, dt_bias = inputs
-        rows = output.shape[:2]
-        out_recompute = None if outproj_weight is None else aten.new_tensor((*rows, inner_width), output.dtype)
+        row_shape = output.shape[:2]
+        out_recompute = None if outproj_weight is None else aten.new_tensor((*row_shape, inner_width), output.dtype)
         z, u, dt = parts(zxbcdt)
         x, b, c = split_convolved(u)
         dzxbcdt = aten.like(zxbcdt)
         dz, du, ddt = parts(dzxbcdt)
         dxbc = aten.like(u)
         dx, db, dc = aten.split(dxbc, conv_widths)
-        dx, db, dc = by_size(aten, dim, dx), by_size(aten, state, db), by_size(aten, state, dc)
+        dx, db, dc = by_size(aten, dim, dx), by_size(aten, state_size, db), by_size(aten, state_size, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else aten.transpose(outproj_weight, 0, 1)
         dout = by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
@@ -511,8 +511,8 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
             )
         else:
             _dy = dout
-            dout, drmsnorm_weight = _norm_bwd(aten, output, rmsnorm_weight, groups, accelerator)
-            dout = by_size(aten, dim, aten.unflatten(dout, 0, rows))
+            dout, drmsnorm_weight = _norm_bwd(aten, output, rmsnorm_weight, group_count, accelerator)
+            dout = by_size(aten, dim, aten.unflatten(dout, 0, row_shape))
             _, ddt, da, db, dc, dd, _, dbias, _ = _combined_bwd(
                 aten, dout, x, dt, a, b, c, output, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
             )
@@ -550,28 +550,30 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
 # --- the gated norm --------------------------------------------------------------------------------------------------
 
 
-def _layer_norm_fwd(aten: Aten, x: Tensor, groups: Number) -> tuple[Tensor, Tensor]:
+def _layer_norm_fwd(aten: Aten, x: Tensor, group_count: Number) -> tuple[Tensor, Tensor]:
     """Runs layernorm_gated.py:108: the output, and 1/√ of the mean square of each row and group. x: [rows, width]."""
-    return aten.like(x), aten.new_tensor((groups * x.shape[0],), FLOAT32)
+    return aten.like(x), aten.new_tensor((group_count * x.shape[0],), FLOAT32)
 
 
-def _dw(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> Tensor:
+def _dw(aten: Aten, x: Tensor, weight: Tensor, group_count: Number, accelerator: Accelerator) -> Tensor:
     """Computes the gradient of the weight, summed over all programs (layernorm_gated.py:306, in `_layer_norm_bwd`)."""
-    warps = min(max(power_of_two(exact_div(x.shape[1], groups)) // 256, 1), 8)
-    programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), groups)
+    warps = min(max(power_of_two(exact_div(x.shape[1], group_count)) // 256, 1), 8)
+    programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), group_count)
     partial_sums = aten.new_tensor((programs, x.shape[1]), FLOAT32)
     return aten.to(aten.sum(partial_sums, 0), weight.dtype)
 
 
-def _norm_bwd(aten: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
+def _norm_bwd(
+    aten: Aten, x: Tensor, weight: Tensor, group_count: Number, accelerator: Accelerator
+) -> tuple[Tensor, Tensor]:
     """Runs `_layer_norm_bwd` (layernorm_gated.py:272). The caller allocates the gate's gradient."""
     flat_x = aten.flatten(aten.flatten(x, 2), 0, 1)
     dx = aten.like(flat_x)
-    return dx, _dw(aten, flat_x, weight, groups, accelerator)
+    return dx, _dw(aten, flat_x, weight, group_count, accelerator)
 
 
 def rmsnorm_fn(
-    aten: Aten, x: Tensor, weight: Tensor, z: Optional, groups: Number, accelerator: Accelerator = H100
+    aten: Aten, x: Tensor, weight: Tensor, z: Optional, group_count: Number, accelerator: Accelerator = H100
 ) -> Tensor:
     """Runs `LayerNormFn` with is_rms_norm (layernorm_gated.py:362).
 
@@ -586,11 +588,11 @@ def rmsnorm_fn(
         dy = rows(dy)
         dx = aten.like(x)
         dz = None if z is None else aten.like(z)
-        dw = _dw(aten, x, weight, groups, accelerator)
+        dw = _dw(aten, x, weight, group_count, accelerator)
         return aten.reshape(dx, shape), dw, None if dz is None else aten.reshape(dz, shape)
 
     with autograd_graph.no_grad():
         flat_x, gate = rows(x), None if z is None else rows(z)
-        y, rstd = _layer_norm_fwd(aten, flat_x, groups)
+        y, rstd = _layer_norm_fwd(aten, flat_x, group_count)
         y = aten.reshape(y, shape)
     return record_function(autograd_graph, "LayerNormFn", (x, weight, z), y, backward, (flat_x, weight, rstd, gate))

@@ -24,8 +24,12 @@ def pad_to_chunks(tokens: Number, chunk: Number) -> Number:
 
 def supports(tokens: Number, chunk: Number) -> bool:
     """Whether the kernel supports these sizes, which must be powers of two (kernel_param_heuristics.py:44)."""
-    rows = pad_to_chunks(tokens, chunk)
-    return bool(chunk >= LEAST and power_of_two(chunk) == chunk and (rows >= WHOLE or power_of_two(rows) == rows))
+    padded_tokens = pad_to_chunks(tokens, chunk)
+    return bool(
+        chunk >= LEAST
+        and power_of_two(chunk) == chunk
+        and (padded_tokens >= WHOLE or power_of_two(padded_tokens) == padded_tokens)
+    )
 
 
 def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,23 +44,37 @@ def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tens
     )
 
 
-def mlstm_chunkwise(aten: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:
+def mlstm_chunkwise(
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, chunk: Number
+) -> Tensor:
     """Runs triton_xl_chunk/fwbw.py:18 for any number of tokens.
 
     i, f: [batch, heads, tokens], before their exponential and sigmoid.
     """
     tokens = q.shape[2]
-    rows = pad_to_chunks(tokens, chunk)
-    chunk = chunk if rows >= WHOLE else rows
-    if same(rows, tokens):
-        return _run_chunkwise(aten, (q, k, v, i, f), chunk)[0]
-    zeros = [aten.new_tensor((*x.shape[:2], rows, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
-    q, k, v, i, f = (aten.write_into(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True))
-    return aten.slice(_run_chunkwise(aten, (q, k, v, i, f), chunk)[0], tokens, 2)
+    padded_tokens = pad_to_chunks(tokens, chunk)
+    chunk = chunk if padded_tokens >= WHOLE else padded_tokens
+    if same(padded_tokens, tokens):
+        return _run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk)[0]
+    zeros = [
+        aten.new_tensor((*x.shape[:2], padded_tokens, *x.shape[3:]), x.dtype)
+        for x in (q, k, v, input_gate, forget_gate)
+    ]
+    q, k, v, input_gate, forget_gate = (
+        aten.write_into(zero, x) for zero, x in zip(zeros, (q, k, v, input_gate, forget_gate), strict=True)
+    )
+    return aten.slice(_run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk)[0], tokens, 2)
 
 
 def mlstm_with_states(
-    aten: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number, states: Sequence[Tensor] | None
+    aten: Aten,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    input_gate: Tensor,
+    forget_gate: Tensor,
+    chunk: Number,
+    states: Sequence[Tensor] | None,
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Runs `wrap_chunkwise__arbitrary_sequence_length` of kernel_wrappers.py, without gradients.
 
@@ -68,27 +86,32 @@ def mlstm_with_states(
     remaining_tokens, outputs = q.shape[2], []
     states = _single_state(aten, k, v) if states is None else states
     while chunk >= LEAST:
-        rows = remaining_tokens // chunk * chunk
-        if rows:
-            h, states = _run_chunkwise(aten, _dense_tensors(aten, rows, q, k, v, i, f), chunk, with_last=True)
+        whole_chunk_tokens = remaining_tokens // chunk * chunk
+        if whole_chunk_tokens:
+            h, states = _run_chunkwise(
+                aten,
+                _dense_tensors(aten, whole_chunk_tokens, q, k, v, input_gate, forget_gate),
+                chunk,
+                returns_last_states=True,
+            )
             outputs.append(h)
-        remaining_tokens, chunk = remaining_tokens - rows, chunk // 2
+        remaining_tokens, chunk = remaining_tokens - whole_chunk_tokens, chunk // 2
     if remaining_tokens:
-        h, states = _run_token_by_token(aten, _dense_tensors(aten, remaining_tokens, q, k, v, i, f))
+        h, states = _run_token_by_token(aten, _dense_tensors(aten, remaining_tokens, q, k, v, input_gate, forget_gate))
         outputs.append(h)
     return aten.cat(outputs, 2), states
 
 
-def _dense_tensors(aten: Aten, rows: Number, *xs: Tensor) -> list[Tensor]:
-    return [aten.contiguous(aten.slice(x, rows, 2)) for x in xs]
+def _dense_tensors(aten: Aten, row_count: Number, *tensors: Tensor) -> list[Tensor]:
+    return [aten.contiguous(aten.slice(x, row_count, 2)) for x in tensors]
 
 
-def _run_token_by_token(aten: Aten, xs: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+def _run_token_by_token(aten: Aten, tensors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     """Runs recurrent/native_sequence.py:13, with the kernel of recurrent/triton_step.py:12 for each token.
 
     The outputs of all tokens but the last are one tensor here.
     """
-    _, k, v, *_ = xs
+    _, k, v, *_ = tensors
     batch, heads, tokens, _ = k.shape
     _earlier = aten.new_tensor((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
     states = _single_state(aten, k, v)
@@ -109,9 +132,9 @@ def _single_state(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
 
 
 def _run_chunkwise(
-    aten: Aten, xs: Sequence[Tensor], chunk: Number, with_last: bool = False
+    aten: Aten, tensors: Sequence[Tensor], chunk: Number, returns_last_states: bool = False
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Runs the chunkwise kernel. with_last: whether copies of the last states are returned."""
+    """Runs the chunkwise kernel. returns_last_states: whether copies of the last states are returned."""
     autograd_graph = aten.graph
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
@@ -120,21 +143,21 @@ def _run_chunkwise(
         h = aten.new_tensor((*q.shape[:3], v.shape[-1]), q.dtype)
         n, m = aten.new_tensor(i.shape, q.dtype), aten.new_tensor(i.shape, q.dtype)
         _b = aten.new_tensor(i.shape, FLOAT32)
-        return h, n, m, _single_state(aten, k, v) if with_last else ()
+        return h, n, m, _single_state(aten, k, v) if returns_last_states else ()
 
     def backward(
-        dh: Tensor, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, n: Tensor, m: Tensor
+        dh: Tensor, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, n: Tensor, m: Tensor
     ) -> Sequence[Gradient]:
         """Runs triton_xl_chunk/bw.py:26."""
         dh = aten.contiguous(dh)
         _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk)
         _dmemory = aten.like(_memory)
-        _b, _a = aten.new_tensor(i.shape, FLOAT32), aten.new_tensor(i.shape, FLOAT32)
+        _b, _a = aten.new_tensor(input_gate.shape, FLOAT32), aten.new_tensor(input_gate.shape, FLOAT32)
         dv, dk, dq = aten.like(v), aten.like(k), aten.like(q)
-        di, df = aten.new_tensor(i.shape, FLOAT32), aten.new_tensor(f.shape, FLOAT32)
+        di, df = aten.new_tensor(input_gate.shape, FLOAT32), aten.new_tensor(forget_gate.shape, FLOAT32)
         return dq, dk, dv, di, df
 
     with autograd_graph.no_grad():
-        dense_inputs = [aten.contiguous(x) for x in xs]
+        dense_inputs = [aten.contiguous(x) for x in tensors]
         h, n, m, last_states = forward(*dense_inputs[:4])
-    return record_function(autograd_graph, "mLSTMChunkwise", xs, h, backward, (*dense_inputs, n, m)), last_states
+    return record_function(autograd_graph, "mLSTMChunkwise", tensors, h, backward, (*dense_inputs, n, m)), last_states

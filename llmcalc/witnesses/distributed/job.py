@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ...device_memory.training import Training
+from ...device_memory.training import TrainingConfig
 from ...errors import InputError
 from ...frameworks.fsdp2.pipeline import ShardedRank, ShardedSetup
 from ...frameworks.fsdp2.training import FsdpRun, FsdpSettings, sharding
@@ -76,9 +76,9 @@ class Job:
             raise InputError(f"--num-microbatches: {self.microbatches} in a pipeline; expected at least {layout.pp}")
 
     @property
-    def training(self) -> Training:
+    def training(self) -> TrainingConfig:
         """The training settings of the job."""
-        return Training(batch=self.batch, seq=self.seq, microbatches=self.microbatches, dtype=DTYPE)
+        return TrainingConfig(batch=self.batch, seq=self.seq, microbatches=self.microbatches, dtype=DTYPE)
 
     def to_json(self) -> str:
         """Writes the job as JSON."""

@@ -17,7 +17,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized_size, scheme_named, scheme_of_config
+from llmcalc.costs.quantization import COMMON, PARTS, StoredBytes, quantized_size, scheme_named, scheme_of_config
 from llmcalc.costs.quantization.base import WeightTensor, weight_tensors_of
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.safetensors import read_safetensors
@@ -51,7 +51,7 @@ def deep(spec: ModelSpec, layers: int) -> ModelSpec:
     return spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"num_hidden_layers": layers})})
 
 
-def size(spec: ModelSpec, name: str, dtype: str = "bfloat16") -> Parts:
+def size(spec: ModelSpec, name: str, dtype: str = "bfloat16") -> StoredBytes:
     return quantized_size(spec, scheme_named(name), dtype).by_part
 
 
@@ -64,7 +64,7 @@ def test_one_layer_of_awq_by_hand() -> None:
     n = 2 * sum(rows * columns for rows, columns in shapes)
     groups = 2 * sum(rows * columns // 32 for rows, columns in shapes)
     got = size(DENSE, "awq-int4-g32")
-    assert got == Parts(
+    assert got == StoredBytes(
         weights=n // 2, scales=2 * groups, zeros=groups // 2, other=0, unconverted=2 * (params(DENSE).total - n)
     )
     gptq = size(DENSE, "gptq-int4-g32")
@@ -78,7 +78,7 @@ def test_the_parts_add_up() -> None:
             continue
         got = quantized_size(DENSE, scheme_named(name))
         assert got.total == sum(got.by_part.data().values())
-        assert got.by_part == sum(got.by_component.values(), start=Parts())
+        assert got.by_part == sum(got.by_component.values(), start=StoredBytes())
         assert set(got.by_component) == set(params(DENSE).by_component)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import COMMON, PARTS, Parts, quantized_size, scheme_named, scheme_of_config
+from llmcalc.costs.quantization import COMMON, PARTS, StoredBytes, quantized_size, scheme_named, scheme_of_config
 from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
@@ -23,7 +23,7 @@ from tests.samples import in_one_test
 GROUPS = {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}}
 
 
-def of_config(spec: ModelSpec, **quantization: Any) -> Parts:
+def of_config(spec: ModelSpec, **quantization: Any) -> StoredBytes:
     scheme = scheme_of_config({"quantization_config": quantization})
     assert scheme is not None
     return quantized_size(spec, scheme).by_part

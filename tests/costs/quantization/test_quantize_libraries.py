@@ -14,8 +14,8 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import Parts, quantized_size, scheme_of_config
-from llmcalc.costs.quantization.formats import AQLM, FP4, FP8, HQQ, QuantoInt, Static, WholeInt
+from llmcalc.costs.quantization import StoredBytes, quantized_size, scheme_of_config
+from llmcalc.costs.quantization.formats import AQLM, FP4, FP8, HQQ, ActivationScales, QuantoInt, WholeInt
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
 from llmcalc.sources.huggingface.checkpoint import checkpoint_of
@@ -35,32 +35,32 @@ PLAIN = 2 * (params(DENSE).total - N)
 MIXED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data" / "mixed_precision.json").read_text())
 
 
-def parts_of(**quantization: Any) -> Parts:
+def parts_of(**quantization: Any) -> StoredBytes:
     scheme = scheme_of_config({"quantization_config": quantization})
     assert scheme is not None
     names = checkpoint_of({"model_type": "llama"}).names(DENSE.tree(), DENSE.kind)
-    return quantized_size(DENSE, scheme, names=names).by_part
+    return quantized_size(DENSE, scheme, module_names=names).by_part
 
 
-BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
+BY_HAND: dict[str, tuple[dict[str, Any], StoredBytes]] = {
     "auto-round": (
         {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "iters": 200},
-        Parts(N // 2, 2 * N // 32, N // 32 // 2, 0, PLAIN),
+        StoredBytes(N // 2, 2 * N // 32, N // 32 // 2, 0, PLAIN),
     ),
     "auto-round in AWQ's layout": (
         {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:auto_awq"},
-        Parts(N // 2, 2 * N // 32, N // 32 // 2, 0, PLAIN),
+        StoredBytes(N // 2, 2 * N // 32, N // 32 // 2, 0, PLAIN),
     ),
     "auto-round without the second layer's last matrix": (
         {
             "quant_method": "auto-round", "bits": 4, "group_size": 32,
             "extra_config": {"model.layers.1.mlp.down_proj": {"bits": 16}},
         },
-        Parts((N - 96 * 192) // 2, 2 * (N - 96 * 192) // 32, (N - 96 * 192) // 32 // 2, 0, PLAIN + 2 * 96 * 192),
+        StoredBytes((N - 96 * 192) // 2, 2 * (N - 96 * 192) // 32, (N - 96 * 192) // 32 // 2, 0, PLAIN + 2 * 96 * 192),
     ),
     "hqq": (
         {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}},
-        Parts(N // 2, 2 * N // 64, 2 * N // 64, 0, PLAIN),
+        StoredBytes(N // 2, 2 * N // 64, 2 * N // 64, 0, PLAIN),
     ),
     "quark in FP8": (
         {
@@ -70,7 +70,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
                 "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": False},
             },
         },
-        Parts(N, 14 * 2, 0, 14 * 2, PLAIN),
+        StoredBytes(N, 14 * 2, 0, 14 * 2, PLAIN),
     ),
     "quark in FP8, activations scaled as they come": (
         {
@@ -80,7 +80,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
                 "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": True},
             },
         },
-        Parts(N, 2 * ROWS, 0, 0, PLAIN),
+        StoredBytes(N, 2 * ROWS, 0, 0, PLAIN),
     ),
     "quark in FP8, weights alone": (
         {
@@ -89,37 +89,37 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
                 "weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "scale_type": "float32"}
             },
         },
-        Parts(N, 14 * 4, 0, 0, PLAIN),
+        StoredBytes(N, 14 * 4, 0, 0, PLAIN),
     ),
     "quark in MXFP4": (
         {
             "quant_method": "quark", "exclude": ["lm_head"],
             "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}},
         },
-        Parts(N // 2, N // 32, 0, 0, PLAIN),
+        StoredBytes(N // 2, N // 32, 0, 0, PLAIN),
     ),
     "torchao": (
         {
             "quant_method": "torchao",
             "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 32}}},
         },
-        Parts(N // 2, 2 * N // 32, 2 * N // 32, 0, PLAIN),
+        StoredBytes(N // 2, 2 * N // 32, 2 * N // 32, 0, PLAIN),
     ),
     "torchao in int8": (
         {"quant_method": "torchao", "quant_type": "int8_weight_only", "modules_to_not_convert": None},
-        Parts(N, 4 * ROWS, ROWS, 0, PLAIN),
+        StoredBytes(N, 4 * ROWS, ROWS, 0, PLAIN),
     ),
-    "quanto": ({"quant_method": "quanto", "weights": "int8"}, Parts(N, 2 * ROWS, 0, 14 * 2 * 2, PLAIN)),
+    "quanto": ({"quant_method": "quanto", "weights": "int8"}, StoredBytes(N, 2 * ROWS, 0, 14 * 2 * 2, PLAIN)),
     "quanto in int4": (
         {"quant_method": "quanto", "weights": "int4"},  # 192 columns are two groups of 96
-        Parts(N // 2, 2 * (ROWS + 2 * 96), 2 * (ROWS + 2 * 96), 14 * 2 * 2, PLAIN),
+        StoredBytes(N // 2, 2 * (ROWS + 2 * 96), 2 * (ROWS + 2 * 96), 14 * 2 * 2, PLAIN),
     ),
     "Gemma's checkpoints": (
         {
             "quant_method": "gemma", "num_bits": 4, "modules_to_not_convert": ["lm_head"],
             "module_quant_configs": {r"layers\.1\.mlp\.down_proj|nothing": {"num_bits": 8}},
         },
-        Parts((N + 96 * 192) // 2, 4 * ROWS, 0, 14 * 2 * 4, PLAIN),
+        StoredBytes((N + 96 * 192) // 2, 4 * ROWS, 0, 14 * 2 * 4, PLAIN),
     ),
     "aqlm": (
         {
@@ -127,16 +127,16 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
             "num_codebooks": 1, "nbits_per_codebook": 16,
             "linear_weights_not_to_quantize": ["lm_head.weight"],
         },
-        Parts(2 * N // 8, 2 * ROWS, 0, 14 * 2**16 * 8 * 2, PLAIN),
+        StoredBytes(2 * N // 8, 2 * ROWS, 0, 14 * 2**16 * 8 * 2, PLAIN),
     ),
     "exl2": (
         {"quant_method": "exl2", "bits": 4.5, "head_bits": 6},
-        Parts(N * 9 // 16 + HEAD * 6 // 8, 0, 0, 0, PLAIN - 2 * HEAD),
+        StoredBytes(N * 9 // 16 + HEAD * 6 // 8, 0, 0, 0, PLAIN - 2 * HEAD),
     ),
     "exl3": (
         {"quant_method": "exl3", "bits": 3.0, "head_bits": 6, "codebook": "mcg"},
         # sides of 64, 96 and 50 become 128, those of 192 become 256; each of 15 layers has a codebook's number
-        Parts(
+        StoredBytes(
             2 * (4 * 128 * 128 + 3 * 256 * 128) * 3 // 8 + 128 * 128 * 6 // 8,
             2 * (2 * (4 * 256 + 3 * 384) + 256),
             0,
@@ -149,15 +149,15 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
             "quant_algo": "W4A16_AWQ", "group_size": 32, "has_zero_point": False, "pre_quant_scale": True,
             "ignore": ["lm_head"],
         },
-        Parts(N // 2, 4 * N // 32, 0, 0, PLAIN),
+        StoredBytes(N // 2, 4 * N // 32, 0, 0, PLAIN),
     ),
     "ModelOpt's SmoothQuant": (
         {"quant_method": "modelopt", "quant_algo": "W8A8_SQ_PER_CHANNEL", "ignore": ["lm_head"]},
-        Parts(N, 4 * ROWS, 0, 14 * 4, PLAIN),
+        StoredBytes(N, 4 * ROWS, 0, 14 * 4, PLAIN),
     ),
     "ModelOpt's FP8 in blocks": (
         {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "group_size": 32, "ignore": ["lm_head"]},
-        Parts(N, 4 * N // 32**2, 0, 0, PLAIN),
+        StoredBytes(N, 4 * N // 32**2, 0, 0, PLAIN),
     ),
     "FP8 with two lists": (
         {
@@ -165,7 +165,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
             "weight_block_size": [32, 32], "ignored_layers": ["model.layers.0.mlp.up_proj"],
             "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate_proj"],
         },
-        Parts(N - 2 * 192 * 96, 4 * (N - 2 * 192 * 96) // 32**2, 0, 0, PLAIN + 4 * 192 * 96),
+        StoredBytes(N - 2 * 192 * 96, 4 * (N - 2 * 192 * 96) // 32**2, 0, 0, PLAIN + 4 * 192 * 96),
     ),
     "compressed-tensors with a further list": (
         {
@@ -179,7 +179,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
                 }
             },
         },
-        Parts((N - 192 * 96) // 2, 2 * (N - 192 * 96) // 32, 0, 13 * 16, PLAIN + 2 * 192 * 96),
+        StoredBytes((N - 192 * 96) // 2, 2 * (N - 192 * 96) // 32, 0, 13 * 16, PLAIN + 2 * 192 * 96),
     ),
     "one algorithm for each listed module": (
         {
@@ -190,7 +190,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
                 "lm_head": {"quant_algo": "MXFP8"},
             },
         },
-        Parts(
+        StoredBytes(
             128 * 96 + 192 * 96 // 2 + HEAD,
             4 + (192 * 96 // 16 + 4) + HEAD // 32,
             0,
@@ -243,7 +243,7 @@ def test_gpt_oss_is_counted_as_its_checkpoint_stores_it() -> None:
             for bits, total in ((8, 26112), (4, 13824), (3, 11520), (2, 7680), (1, 4608))
         ),
         # `quantize` and `freeze` of optimum-quanto 0.2.7: the state dict
-        (WholeInt(static=Static(2)), 128, 256, 33028),
+        (WholeInt(static=ActivationScales(2)), 128, 256, 33028),
         (FP8("row", None, 2), 128, 256, 33028),
         (QuantoInt(4), 128, 224, 17924),
         (QuantoInt(4), 128, 300, 19716),
@@ -293,4 +293,4 @@ def test_a_model_has_the_bytes_that_quark_exports(
     spec = spec_of(config)
     assert scheme_of_quark is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
-    assert quantized_size(spec, scheme_of_quark, names=names).total == total
+    assert quantized_size(spec, scheme_of_quark, module_names=names).total == total

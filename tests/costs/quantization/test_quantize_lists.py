@@ -16,7 +16,7 @@ import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import Parts, QuantizedSize, quantized_size, scheme_of_config
+from llmcalc.costs.quantization import QuantizedSize, StoredBytes, quantized_size, scheme_of_config
 from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.static import memory
@@ -31,14 +31,14 @@ from tests.families import shapes_of
 CASES = Path(__file__).parents[2] / "data" / "cases"
 
 
-def stored(spec: ModelSpec, config: dict[str, Any], quantization: dict[str, Any]) -> Parts:
+def stored(spec: ModelSpec, config: dict[str, Any], quantization: dict[str, Any]) -> StoredBytes:
     """The bytes of a checkpoint with the modules of `config`'s classes and this `quantization_config`."""
     scheme = scheme_of_config({"quantization_config": quantization})
     assert scheme is not None
-    return quantized_size(spec, scheme, names=checkpoint_of(config).names(spec.tree(), spec.kind)).by_part
+    return quantized_size(spec, scheme, module_names=checkpoint_of(config).names(spec.tree(), spec.kind)).by_part
 
 
-def of_llama(**quantization: Any) -> Parts:
+def of_llama(**quantization: Any) -> StoredBytes:
     return stored(DENSE, {"model_type": "llama"}, quantization)
 
 
@@ -251,7 +251,7 @@ def test_modules_of_multi_token_prediction_are_excluded_by_their_names(entry: st
         scheme = scheme_of_config({**PREDICTING, "quantization_config": table})
         assert scheme is not None
         names = checkpoint_of(PREDICTING).names(spec.tree(), spec.kind)
-        return quantized_size(spec, scheme, extra_parts=include, names=names)
+        return quantized_size(spec, scheme, extra_parts=include, module_names=names)
 
     with_module = size(entry, include=frozenset({"mtp"}))
     module = (
@@ -276,7 +276,7 @@ def test_entries_that_another_entry_covers_or_that_name_encoders_are_no_mistakes
     scheme = scheme_of_config({**PREDICTING, "quantization_config": table})
     assert scheme is not None
     spec = spec_of(PREDICTING)
-    size = quantized_size(spec, scheme, names=checkpoint_of(PREDICTING).names(spec.tree(), spec.kind))
+    size = quantized_size(spec, scheme, module_names=checkpoint_of(PREDICTING).names(spec.tree(), spec.kind))
     assert not [note for note in size.scheme.notes() if "not in this model" in note]
 
 
@@ -343,7 +343,7 @@ def test_an_index_of_qwen_36_has_the_counted_bytes(name: str) -> None:
     scheme = scheme_of_config({**config, "quantization_config": table})
     assert scheme is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
-    assert quantized_size(spec, scheme, extra_parts=frozenset({"towers"}), names=names).total == total
+    assert quantized_size(spec, scheme, extra_parts=frozenset({"towers"}), module_names=names).total == total
 
 
 def test_an_index_of_qwen_25_in_3_bits_has_the_counted_bytes() -> None:
@@ -359,7 +359,7 @@ def test_an_index_of_qwen_35_in_8_bits_has_the_counted_bytes() -> None:
     spec, scheme = load("qwen3.5-9b").model, scheme_of_config({**config, "quantization": EIGHT_BITS})
     assert scheme is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
-    counted = quantized_size(spec, scheme, extra_parts=frozenset({"towers"}), names=names).total
+    counted = quantized_size(spec, scheme, extra_parts=frozenset({"towers"}), module_names=names).total
     assert counted + 24 * 32 * (4 - 2) == 10_426_433_504
 
 
@@ -471,7 +471,7 @@ def test_fp8_of_mimo_v2_5_has_the_bytes_of_its_published_tensors() -> None:
     assert parts.unconverted == 2 * (embedding_and_head + outputs + norms + routers + sinks)
 
 
-def quantized_parts(config: dict[str, Any]) -> Parts:
+def quantized_parts(config: dict[str, Any]) -> StoredBytes:
     return stored(spec_of(config), config, config["quantization_config"])
 
 

@@ -222,7 +222,7 @@ def test_gemma_with_quantized_tables() -> None:
     assert scheme is not None
     assert described.checkpoint is not None
     names = described.checkpoint.names(described.model.tree(), described.model.kind)
-    size = quantized_size(described.model, scheme, names=names)
+    size = quantized_size(described.model, scheme, module_names=names)
     model = replace_with_quant_layers(build(config), GemmaQuantizationConfig(**table), table["modules_to_not_convert"])
     assert size.total == sum(p.numel() * p.element_size() for p in model.parameters())
     assert "3 % more than its class" in " ".join(scheme.notes())

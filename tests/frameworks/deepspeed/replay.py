@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.deepspeed.rank_memory import zero_run
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.deepspeed.zero import ZeroSetup
@@ -28,9 +28,9 @@ def settings(config: Mapping[str, Any]) -> DeepSpeedSettings:
     return DeepSpeedSettings(**named, **config.get("data_types", {}))
 
 
-def training(case: Case) -> Training:
+def training(case: Case) -> TrainingConfig:
     """The training that a case runs."""
-    return Training(
+    return TrainingConfig(
         batch=BATCH,
         seq=SEQ,
         microbatches=case.config["gradient_accumulation_steps"],

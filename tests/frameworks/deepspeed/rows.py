@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llmcalc.device_memory.device_memory import summarize
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.deepspeed.rank_memory import replay_zero, tensor_status
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.deepspeed.zero import ZeroSetup
@@ -44,7 +44,7 @@ def under_deepspeed() -> Iterator[Row]:
     return (row for row in rows(FINE_TUNING) if row["id"].startswith("qwen1_ft") and row["method"] in UNDER)
 
 
-def training(row: Row) -> Training:
+def training(row: Row) -> TrainingConfig:
     """The run without autocast: the engine casts the model to bf16, and its loss reads logits in bf16."""
     how = qwen_run(row)
     how = replace(how, autocast=False, choices=replace(how.choices, logits_dtype="bfloat16"))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import HOPPER, Runtime
+from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
@@ -145,7 +145,7 @@ def test_a_communicator_has_a_ring_and_in_older_versions_a_tree() -> None:
 
 
 def test_buffers_are_counted_where_their_size_is_known() -> None:
-    ampere = Runtime(gpu="A100-80GB")
+    ampere = CudaRuntime(gpu="A100-80GB")
     assert cluster(small(2)).device_rank.device.terms[-1].name == "CUDA context"
     counted = cluster(small(2)).rank_memory(0, ampere).device
     assert counted.terms[-1].name == "NCCL buffers"

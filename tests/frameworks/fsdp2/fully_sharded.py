@@ -26,7 +26,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from llmcalc.components.runtime import ForwardPass
-from llmcalc.device_memory.training import Training, TrainingRun
+from llmcalc.device_memory.training import TrainingConfig, TrainingRun
 from llmcalc.frameworks.fsdp2.param_groups import Moment, ParamGroup
 from llmcalc.frameworks.fsdp2.training import TITAN, FsdpRun, FsdpSettings, sharding
 from llmcalc.model import ModelSpec
@@ -224,7 +224,7 @@ def is_layer(name: str) -> bool:
     return own.isdigit() and above.rpartition(".")[2] == "layers"
 
 
-def shard_layers(model: Any, training: Training, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> list[str]:
+def shard_layers(model: Any, training: TrainingConfig, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> list[str]:
     """Wraps each layer and then the whole model by `fully_shard`; returns the paths of the layers."""
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
 
@@ -241,7 +241,7 @@ def shard_layers(model: Any, training: Training, layout: Layout, fsdp: FsdpSetti
     return layers
 
 
-def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> Any:
+def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> Any:
     """The reference, each layer and then the whole of it wrapped by `fully_shard`."""
     with default_dtype(getattr(torch, fsdp.frozen or fsdp.dtype)):
         model: Any = spec.reference()
@@ -271,7 +271,7 @@ def without_shared_fields() -> Iterator[None]:
 
 def by_torch(
     spec: ModelSpec,
-    training: Training,
+    training: TrainingConfig,
     layout: Layout,
     rank: int,
     fsdp: FsdpSettings = TITAN,
@@ -308,7 +308,7 @@ def by_torch(
 
 def _steps(
     spec: ModelSpec,
-    training: Training,
+    training: TrainingConfig,
     fsdp: FsdpSettings,
     model: Any,
     optimizer: Any,
@@ -343,7 +343,7 @@ def _steps(
         seen.bytes[Seen(step, 0, "end")] = tracker.now
 
 
-def steps(training: Training) -> int:
+def steps(training: TrainingConfig) -> int:
     """How many steps run."""
     return STEPS if training.microbatches == 1 else 1
 
@@ -351,7 +351,7 @@ def steps(training: Training) -> int:
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def replayed(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: FsdpSettings = TITAN) -> Steps:
+def replayed(spec: ModelSpec, training: TrainingConfig, layout: Layout, rank: int, fsdp: FsdpSettings = TITAN) -> Steps:
     """The same steps, replayed."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     run = FsdpRun(
@@ -366,7 +366,7 @@ def replayed(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsd
     return steps_of(run, training, fsdp)
 
 
-def steps_of(run: TrainingRun, training: Training, fsdp: FsdpSettings = TITAN) -> Steps:
+def steps_of(run: TrainingRun, training: TrainingConfig, fsdp: FsdpSettings = TITAN) -> Steps:
     """The steps of a run."""
     seen = Steps()
     meter: Any = run.meter

@@ -19,11 +19,11 @@ import llmcalc
 from llmcalc.components.base import Component
 from llmcalc.costs.params import params
 from llmcalc.costs.trained_tensors import trained_tensors
-from llmcalc.device_memory.cuda_runtime import HOPPER, Runtime
+from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.host import pinned_bytes
 from llmcalc.device_memory.settings import Settings
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError
 from llmcalc.frameworks.framework import RunOnRanks
 from llmcalc.frameworks.fsdp2.pipeline import ShardedSetup
@@ -52,10 +52,10 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.messages import Message
 from llmcalc.parallel.rank_program import rank_program
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
-from llmcalc.simulator.meter import Meter, Place
+from llmcalc.simulator.meter import AllocationPlace, Meter
 from llmcalc.simulator.repeat_layers import RepeatAnalysis
 from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses import variants
@@ -67,7 +67,7 @@ from tests.frameworks.fsdp2.fully_sharded import Followed, Seen, Tracker, by_tor
 from tests.samples import sampled, with_rest
 from tests.simulator.compare import examples
 
-FLASH = Choices(attention="flash")
+FLASH = KernelChoices(attention="flash")
 
 FAMILIES = ("llama3-8b", "gpt2", "qwen3-8b", "gemma2-9b", "qwen3-30b-a3b")
 
@@ -140,12 +140,12 @@ class Case:
         return " ".join(f"{name}={value}" for name, value in self.values).replace(" ", "-")
 
     @property
-    def setting(self) -> tuple[ModelSpec, Training, Layout, FsdpSettings]:
+    def setting(self) -> tuple[ModelSpec, TrainingConfig, Layout, FsdpSettings]:
         of = dict(self.values)
         (batch, seq), (count, every), (dtype, reduced) = of["sizes"], of["micro-batches"], of["formats"]
         optimizer, _, implementation = of["optimizer"].partition(" ")
         attention = "eager" if of["family"] in ("gemma2-9b", "Block-15") else of["attention"]
-        training = Training(
+        training = TrainingConfig(
             batch=batch,
             seq=seq,
             microbatches=count,
@@ -153,7 +153,7 @@ class Case:
             implementation=implementation,
             momentum=optimizer == "sgd",
             recompute=recompute_of(of["recompute"]),
-            choices=Choices(attention=attention),
+            choices=KernelChoices(attention=attention),
         )
         layout = Layout(dp=of["ranks"] * of["replicas"], hsdp_replicas=of["replicas"], zero=3, reshard=of["reshard"])
         model = family(of["family"])
@@ -223,7 +223,7 @@ the others compute is compared on one device (simulator/test_eager.py).
 @compares(lambda name: under("fsdp2", family(name), "adamw"))
 @pytest.mark.parametrize("name", with_rest({name: name for name in PARTS}, SHARDED))
 def test_a_rank_with_a_part_holds_what_the_tracker_sees(name: str) -> None:
-    spec, training, layout = family(name), Training(batch=2, seq=7), Layout(dp=3, zero=3)
+    spec, training, layout = family(name), TrainingConfig(batch=2, seq=7), Layout(dp=3, zero=3)
     assert differences(replayed(spec, training, layout, 1), by_torch(spec, training, layout, 1)) == {}
 
 
@@ -251,7 +251,7 @@ def test_adapters_are_sharded_with_the_frozen_weights(
     name: str, fields: dict[str, Any], layout: Layout, fsdp: FsdpSettings
 ) -> None:
     """Only adapters have gradients and states. All is gathered in bf16."""
-    training = Training(batch=2, seq=7, adapters=Adapters(4, LOW, dropout=True, dtype=BFLOAT16), **fields)
+    training = TrainingConfig(batch=2, seq=7, adapters=Adapters(4, LOW, dropout=True, dtype=BFLOAT16), **fields)
     for rank in (0, layout.world - 1):
         theirs = by_torch(family(name), training, layout, rank, fsdp)
         assert differences(replayed(family(name), training, layout, rank, fsdp), theirs) == {}
@@ -273,7 +273,7 @@ def test_frozen_layers_are_gathered_and_have_no_gradients(recompute: str, monkey
             layer.register_forward_pre_hook(lambda _, arguments: (arguments[0].requires_grad_(True), *arguments[1:]))
 
     monkeypatch.setattr(variants, "use_kernels", freeze)
-    training = Training(batch=2, seq=7, recompute=recompute_of(recompute), first_trained_layer=last_layer)
+    training = TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute), first_trained_layer=last_layer)
     theirs = by_torch(spec, training, layout, 0, fsdp)
     assert differences(replayed(spec, training, layout, 0, fsdp), theirs) == {}
 
@@ -365,7 +365,7 @@ def test_equal_ranks_are_replayed_once(ranks: int, are_equal: bool) -> None:
 def test_a_whole_model_on_many_ranks() -> None:
     """Llama 3 8B with three of its layers: 128,256 rows of 128 ranks are even, and so are all others."""
     spec = with_layers(llmcalc.load("llama3-8b").model, 3)
-    training = Training(batch=2, seq=8192, recompute=recompute_of("attention+matmuls"), choices=FLASH)
+    training = TrainingConfig(batch=2, seq=8192, recompute=recompute_of("attention+matmuls"), choices=FLASH)
     layout = Layout(dp=128, zero=3)
     theirs = by_torch(spec, training, layout, 0, fake=True)
     assert differences(replayed(spec, training, layout, 0), theirs) == {}
@@ -375,7 +375,7 @@ def test_a_whole_model_on_many_ranks() -> None:
 @pytest.mark.parametrize(("microbatches", "keeps_last"), [(1, True), (1, False), (2, True), (2, False)])
 def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last: bool) -> None:
     """The tracker would run the hooks of a group at each of its modules."""
-    spec, training = family("llama3-8b"), Training(batch=2, seq=7, microbatches=microbatches)
+    spec, training = family("llama3-8b"), TrainingConfig(batch=2, seq=7, microbatches=microbatches)
     fsdp, layout = FsdpSettings(splits=True, keeps_last=keeps_last), Layout(dp=5, zero=3)
     ours, theirs = (run(spec, training, layout, 1, fsdp) for run in (replayed, partial(by_torch, watch=Followed)))
     assert differences(ours, theirs) == {}
@@ -393,7 +393,10 @@ def test_embedding_and_head_as_groups_of_their_own(microbatches: int, keeps_last
 )
 def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute: str) -> None:
     """A layer that gathers others ahead of them holds them too, in both passes."""
-    spec, training = with_layers(family("llama3-8b"), 6), Training(batch=2, seq=7, recompute=recompute_of(recompute))
+    spec, training = (
+        with_layers(family("llama3-8b"), 6),
+        TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute)),
+    )
     layout, fsdp = Layout(dp=4, zero=3, reshard=reshard), FsdpSettings(prefetch=prefetch)
     ours = replayed(spec, training, layout, 1, fsdp)
     assert differences(ours, by_torch(spec, training, layout, 1, fsdp)) == {}
@@ -403,26 +406,26 @@ def test_layers_that_are_gathered_ahead(prefetch: int, reshard: bool, recompute:
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
     """What a run of all layers finds; with more than one layer ahead, a run of few would not stand for it."""
-    spec, training = with_layers(family("llama3-8b"), 12), Training(batch=2, seq=7)
+    spec, training = with_layers(family("llama3-8b"), 12), TrainingConfig(batch=2, seq=7)
     layout, fsdp = Layout(dp=4, zero=3), FsdpSettings(prefetch=prefetch)
     meter = Meter()
     run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, memory_meter=meter)
     run.set_up()
     run.step()
-    meter.peaks, meter.place = {}, Place()
+    meter.peaks, meter.place = {}, AllocationPlace()
     run.step()
     expected = max(peak.bytes for place, peak in meter.peaks.items() if place.phase != "after")
-    assert fsdp_memory(spec, training, layout, 0, Runtime(workspace=0), fsdp).exact_bytes == expected
+    assert fsdp_memory(spec, training, layout, 0, CudaRuntime(workspace=0), fsdp).exact_bytes == expected
 
 
 def test_two_witnesses_agree() -> None:
-    spec, training, layout = family("qwen3-8b"), Training(batch=2, seq=7), Layout(dp=3, zero=3)
+    spec, training, layout = family("qwen3-8b"), TrainingConfig(batch=2, seq=7), Layout(dp=3, zero=3)
     tracked, followed = (by_torch(spec, training, layout, 2, watch=watch) for watch in (Tracker, Followed))
     assert tracked.bytes == followed.bytes
 
 
 def test_one_rank_alone_gathers_nothing() -> None:
-    spec, training, layout = family("llama3-8b"), Training(batch=1, seq=9), Layout(zero=3)
+    spec, training, layout = family("llama3-8b"), TrainingConfig(batch=1, seq=9), Layout(zero=3)
     assert differences(replayed(spec, training, layout, 0), by_torch(spec, training, layout, 0)) == {}
     assert communication(spec, training, layout) == []
 
@@ -437,7 +440,7 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     The inputs of an all-gather are copies in the shards' format, which a cast replaces one after the other.
     """
     spec, layout = family("llama3-8b"), Layout(dp=4, zero=3)
-    training = Training(batch=1, seq=7, optimizer="adamw", implementation="fused", choices=FLASH)
+    training = TrainingConfig(batch=1, seq=7, optimizer="adamw", implementation="fused", choices=FLASH)
     fsdp = FsdpSettings(dtype=dtype, offloads=True)
     run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp)
     run.set_up()
@@ -477,7 +480,7 @@ def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
 def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatches: int, fsdp: FsdpSettings) -> None:
     """Bytes of every place and kind of a run of twelve layers, from one of four repeats."""
     spec = with_layers(family(name), 12)
-    training = Training(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
+    training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
     rank_model = sharding(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
     stacks = layer_stacks(spec, training.recompute.every)
     few = record(spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)})
@@ -486,7 +489,7 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     run = FsdpRun(spec, training, rank_model, fsdp, memory_meter=meter)
     run.set_up()
     run.step()
-    meter.peaks, meter.place = {}, Place()
+    meter.peaks, meter.place = {}, AllocationPlace()
     run.step()
     expected = {place: (peak.bytes, peak.kinds) for place, peak in meter.peaks.items() if place.phase}
     assert {place: (peak.bytes, peak.kinds) for place, peak in found.peaks.items()} == expected
@@ -494,7 +497,7 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
 
 def test_an_answer_of_a_model_too_large_for_one_device() -> None:
     spec = llmcalc.load("llama3.1-405b").model
-    training = Training(batch=1, seq=8192, recompute=recompute_of("full"), choices=FLASH)
+    training = TrainingConfig(batch=1, seq=8192, recompute=recompute_of("full"), choices=FLASH)
     found = fsdp_memory(spec, training, Layout(dp=1024, zero=3))
     assert found.by_kind["communication"] > 3 * 2 * 3.1e9  # at the peak: a gathered layer, and a layer's sums in fp32
     assert sum(found.by_kind.values()) == found.peak_bytes
@@ -542,7 +545,7 @@ class Sent(TorchDispatchMode):
 )
 def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings) -> None:
     """CommDebugMode counts the operations; their tensors have the bytes."""
-    spec, training = family("llama3-8b"), Training(batch=1, seq=9, microbatches=microbatches)
+    spec, training = family("llama3-8b"), TrainingConfig(batch=1, seq=9, microbatches=microbatches)
     sent, counted = Sent(), Counts()
     with counted:
         seen = by_torch(spec, training, layout, 0, fsdp, Followed, sent)
@@ -568,7 +571,7 @@ def test_what_many_layers_send() -> None:
     spec = llmcalc.load("llama3.1-405b").model
     h, kv, f, v = 16384, 1024, 53248, 128256
     layer = 2 * h * h + 2 * h * kv + 3 * h * f + 2 * h
-    found = communication(spec, Training(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3))
+    found = communication(spec, TrainingConfig(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3))
     assert [(one.kind, one.ranks, one.bytes, one.times) for one in found] == [
         ("all_gather", 128, 2 * (2 * v * h + h), 1),
         ("reduce_scatter", 128, 4 * (2 * v * h + h), 1),
@@ -595,7 +598,7 @@ def test_ranks_of_experts_shard_their_own_experts_over_fewer_ranks(ep: int, dp: 
     assert spec.decoder is not None
     experts = 2 * 16 * 3 * 2048 * 768
     dense = params(spec).total - experts
-    run = Training(batch=1, seq=64)
+    run = TrainingConfig(batch=1, seq=64)
     layout = Layout(dp=dp, ep=ep, zero=3)
     device = fsdp_memory(spec, run, layout, 1)
     shards = device.moments["step"]["weights"] // 4
@@ -613,8 +616,8 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
     spec = llmcalc.load(MIXTURE).model
     run = FsdpRun(
         spec,
-        Training(batch=1, seq=64),
-        sharding(Training(batch=1, seq=64), layout := Layout(dp=4, ep=2, zero=3), 0),
+        TrainingConfig(batch=1, seq=64),
+        sharding(TrainingConfig(batch=1, seq=64), layout := Layout(dp=4, ep=2, zero=3), 0),
         program=rank_program(spec, layout, 0),
     )
     run.set_up()
@@ -625,7 +628,7 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
     run.forward_and_backward()
     assert sent == [64 * 8] * 2 * 2
     with pytest.raises(InputError, match="adapters where ranks divide the experts"):
-        sharding(Training(batch=1, seq=64, adapters=Adapters(8, frozenset({"q_proj"}))), layout, 0)
+        sharding(TrainingConfig(batch=1, seq=64, adapters=Adapters(8, frozenset({"q_proj"}))), layout, 0)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -642,7 +645,7 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
 )
 def test_what_is_not_modelled(layout: Layout, rank: int, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        fsdp_memory(family("llama3-8b"), Training(batch=1, seq=9, **changes), layout, rank)
+        fsdp_memory(family("llama3-8b"), TrainingConfig(batch=1, seq=9, **changes), layout, rank)
 
 
 def test_states_of_8_bits_are_those_of_local_rows() -> None:
@@ -659,19 +662,19 @@ def test_states_of_8_bits_are_those_of_local_rows() -> None:
         expected += trained_tensor.times * 2 * state
     assert phases["step"]["optimizer"] == expected
     with pytest.raises(InputError, match="on shards it is not modelled"):
-        check_optimizer(Training(optimizer="adamw-8bit-torchao"), is_flat=True)
+        check_optimizer(TrainingConfig(optimizer="adamw-8bit-torchao"), is_flat=True)
 
 
 def test_layers_that_share_parameters_are_refused() -> None:
     with pytest.raises(InputError, match="layers that share parameters"):
-        fsdp_memory(family("albert-base-v2"), Training(batch=1, seq=9), Layout(dp=4, zero=3))
+        fsdp_memory(family("albert-base-v2"), TrainingConfig(batch=1, seq=9), Layout(dp=4, zero=3))
 
 
 # --- as torchtitan calls it -------------------------------------------------------------------------------------------
 
 
 def test_master_weights_are_the_shards() -> None:
-    spec, training = family("llama3-8b"), Training(batch=1, seq=9, master=True)
+    spec, training = family("llama3-8b"), TrainingConfig(batch=1, seq=9, master=True)
     before, since = (
         torchtitan_training(spec, training, day) for day in (SEPARATE_HEAD_SINCE - timedelta(1), SEPARATE_HEAD_SINCE)
     )
@@ -687,7 +690,7 @@ def test_master_weights_are_the_shards() -> None:
 
 def test_no_layer_stays_gathered_after_its_forward_pass_in_torchtitan_since() -> None:
     """Between both passes all that is gathered is the last norm and the head: torch has no layer whole then."""
-    spec, training, layout = family("llama3-8b"), Training(batch=2, seq=7, master=True), Layout(dp=5, zero=3)
+    spec, training, layout = family("llama3-8b"), TrainingConfig(batch=2, seq=7, master=True), Layout(dp=5, zero=3)
     training, fsdp = torchtitan_training(spec, training)
     theirs = by_torch(spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype), watch=Followed)
     before = by_torch(spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype, keeps_last=True), watch=Followed)
@@ -705,7 +708,7 @@ def test_ranks_of_a_cluster() -> None:
     first, last = cluster.by_rank
     # with the mask that the class adds to its scores
     choices = torchtitan_training(spec, memory_estimate.training())[0].choices
-    training = Training(batch=1, seq=9, implementation="fused", choices=choices)
+    training = TrainingConfig(batch=1, seq=9, implementation="fused", choices=choices)
     own = replayed(spec, training, Layout(dp=7, zero=3), 0).bytes[Seen(2, 0, "backward")]
     assert first.device.exact_bytes == own
     assert last.device.exact_bytes < first.device.exact_bytes
@@ -733,7 +736,7 @@ LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4
 def test_a_rank_of_divided_products(fsdp: FsdpSettings) -> None:
     """Layers that run again leave nothing behind, and few of them stand for all (processes: tests/witnesses)."""
     spec = with_layers(family("llama3-8b"), 12)
-    training = Training(batch=2, seq=7, recompute=recompute_of("full"))
+    training = TrainingConfig(batch=2, seq=7, recompute=recompute_of("full"))
     layout = Layout(tp=2, dp=3, zero=3)
     run = FsdpRun(spec, training, sharding(training, layout, 1, fsdp), fsdp, program=rank_program(spec, layout, 1))
     run.set_up()
@@ -741,7 +744,7 @@ def test_a_rank_of_divided_products(fsdp: FsdpSettings) -> None:
     run.meter.peaks = {}
     run.step()
     assert run.meter.by_kind["activations"] == 2 * 7 * 8  # the token ids
-    found = fsdp_memory(spec, training, layout, 1, Runtime(0, 0), fsdp)
+    found = fsdp_memory(spec, training, layout, 1, CudaRuntime(0, 0), fsdp)
     assert found.exact_bytes == max(peak.bytes for peak in run.meter.peaks.values())
     assert found.terms[0].status == "source"
 
@@ -761,7 +764,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
     """The profiler's events: a parameter that is gathered is a plain tensor. The first two have tied embeddings."""
     spec, training, layout = (
         family(name),
-        Training(batch=2, seq=7, recompute=recompute_of(recompute)),
+        TrainingConfig(batch=2, seq=7, recompute=recompute_of(recompute)),
         Layout(dp=3, zero=3),
     )
     training = replace(training, implementation="fused")

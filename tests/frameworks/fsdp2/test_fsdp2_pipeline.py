@@ -11,8 +11,8 @@ import pytest
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
-from llmcalc.device_memory.device_memory import Term, summarize
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.device_memory import MemoryTerm, summarize
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.pipeline import (
     FINISHES,
@@ -96,7 +96,7 @@ each forward pass.
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rank_holds_what_torch_does(case: Case) -> None:
     spec, layout = small(case.layers), case.layout
-    training = Training(
+    training = TrainingConfig(
         batch=2,
         seq=8,
         microbatches=case.microbatches,
@@ -111,7 +111,7 @@ def test_whole_parameters_and_gradients_wait_for_the_last_micro_batch() -> None:
     """Of a middle stage with 2 layers: parameters in bf16, and sums of their gradients in fp32, on every rank."""
     spec, layout = small(6), Layout(pp=3, dp=8, zero=3, reshard=False)
     layer = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
-    training = Training(batch=1, seq=4, microbatches=6)
+    training = TrainingConfig(batch=1, seq=4, microbatches=6)
     meter = Meter()
     run = ShardedRank(ShardedSetup(spec, training, layout, layout.rank(pp=1)), meter)
     run.set_up()
@@ -125,7 +125,7 @@ def test_whole_parameters_and_gradients_wait_for_the_last_micro_batch() -> None:
 
 def test_a_step_of_several_schedules_adds_up_shards() -> None:
     """The second schedule of a step finds the gradients of the first, which stay sharded."""
-    training = Training(batch=1, seq=4, microbatches=8)
+    training = TrainingConfig(batch=1, seq=4, microbatches=8)
     one, two = (
         replay_sharded_rank(small(4), training, TWO, 0, schedule_settings=ScheduleSettings(schedules=n)) for n in (1, 2)
     )
@@ -139,8 +139,8 @@ def test_a_step_of_several_schedules_adds_up_shards() -> None:
 def test_many_layers_from_few(layout: Layout) -> None:
     """Of 24 layers, 4 of every stage are recorded; the allocator finds what it does when all are replayed."""
     spec = small(24)
-    training = Training(batch=1, seq=64, microbatches=4, recompute=recompute_of("full"))
-    tensors = Term("tensors", 0, "exact", "")
+    training = TrainingConfig(batch=1, seq=64, microbatches=4, recompute=recompute_of("full"))
+    tensors = MemoryTerm("tensors", 0, "exact", "")
     for expandable in (False, True):
         runtime = replace(HOPPER, expandable=expandable)
         replay_result = replay_sharded_rank(spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace)
@@ -179,7 +179,7 @@ def test_what_torch_frees_since_a_date(day: date, words: set[str]) -> None:
 
 def _run_forward(schedule_settings: ScheduleSettings, stage: int) -> tuple[int, int]:
     """Bytes after the passes of a step of 4 micro-batches, and after the step."""
-    training = Training(batch=2, seq=8, microbatches=4)
+    training = TrainingConfig(batch=2, seq=8, microbatches=4)
     setup = ShardedSetup(small(4), training, TWO, TWO.rank(pp=stage), schedule_settings=schedule_settings)
     run = ShardedRank(setup, meter := Meter())
     run.set_up()
@@ -207,7 +207,7 @@ def test_what_older_torch_kept_from_one_schedule_to_the_next() -> None:
 
 def test_shapes_were_learnt_from_a_forward_pass() -> None:
     """It gathers the first stage, in bf16, and leaves nothing else."""
-    training = Training(batch=2, seq=8, microbatches=4)
+    training = TrainingConfig(batch=2, seq=8, microbatches=4)
     table, layer = 102 * 48, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
     held: list[int] = []
     for infers in (False, True):
@@ -232,5 +232,5 @@ def test_shapes_were_learnt_from_a_forward_pass() -> None:
 )
 def test_what_is_refused(layout: Layout, microbatches: int, message: str) -> None:
     with pytest.raises(InputError) as error:
-        replay_sharded_rank(small(4), Training(batch=1, seq=4, microbatches=microbatches), layout, 0)
+        replay_sharded_rank(small(4), TrainingConfig(batch=1, seq=4, microbatches=microbatches), layout, 0)
     assert message in str(error.value)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import Runtime
+from llmcalc.device_memory.cuda_runtime import CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import Float8
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
@@ -27,15 +27,15 @@ from llmcalc.frameworks.launch.read import read_launch
 from llmcalc.frameworks.launch.record import LaunchSource
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.workload.recompute import recompute_of
 
 DATA = Path(__file__).parents[2] / "data"
 ROWS = DATA / "measured_training.json"
 GIB = 2**30
 
-EAGER = Choices(attention="flash", multiprocessors=132)
-COMPILED = Choices(attention="flash", compiled=True, multiprocessors=132)
+EAGER = KernelChoices(attention="flash", multiprocessors=132)
+COMPILED = KernelChoices(attention="flash", compiled=True, multiprocessors=132)
 
 
 class Run(NamedTuple):
@@ -45,7 +45,7 @@ class Run(NamedTuple):
     batch: int
     seq: int
     recompute: str
-    choices: Choices
+    choices: KernelChoices
     version: date
     reached: float
     float8: bool = False
@@ -77,7 +77,7 @@ def test_reserved_bytes(name: str) -> None:
     run, spec = RUNS[name], llmcalc.load("llama3-8b").model
     training, fsdp = torchtitan_training(
         spec,
-        Training(
+        TrainingConfig(
             batch=run.batch,
             seq=run.seq,
             master=True,
@@ -94,7 +94,9 @@ def test_reserved_bytes(name: str) -> None:
     errors = [
         100
         * (
-            fsdp_memory(spec, training, Layout(dp=run.ranks, zero=3), 0, Runtime(expandable=grows), fsdp).reserved_bytes
+            fsdp_memory(
+                spec, training, Layout(dp=run.ranks, zero=3), 0, CudaRuntime(expandable=grows), fsdp
+            ).reserved_bytes
             / measured
             - 1
         )

@@ -13,10 +13,10 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import Runtime
+from llmcalc.device_memory.cuda_runtime import CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.device_memory.training import Training, TrainingRun
+from llmcalc.device_memory.training import TrainingConfig, TrainingRun
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.rank_memory import communication, fsdp_memory
 from llmcalc.frameworks.fsdp2.settings import Float8
@@ -27,9 +27,9 @@ from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.placements import Placements
 from llmcalc.parallel.rank_program import rank_program
-from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.profiles.dtensor import Divided
+from llmcalc.simulator.profiles.dtensor import DTensorKernels
 from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
 from tests.frameworks.fsdp2.fully_sharded import Tracker, differences, replayed, steps_of
@@ -65,9 +65,9 @@ class Case:
         return self.name
 
     @property
-    def how(self) -> Training:
-        usual: dict[str, Any] = {"batch": 2, "seq": 8, "choices": Choices()}
-        return Training(recompute=recompute_of(self.recompute), **usual | self.more)
+    def how(self) -> TrainingConfig:
+        usual: dict[str, Any] = {"batch": 2, "seq": 8, "choices": KernelChoices()}
+        return TrainingConfig(recompute=recompute_of(self.recompute), **usual | self.more)
 
     @property
     def laid(self) -> Layout:
@@ -142,14 +142,14 @@ def test_what_a_step_sends(case: Case) -> None:
 
 
 class DividedRun(TrainingRun):
-    profile = Divided
+    profile = DTensorKernels
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective-op"])
 def test_products_divided_without_shards(recompute: str) -> None:
     """What distributed tensors allocate by themselves: `--framework torch`."""
     spec, layout = MODELS["llama3-8b"], Layout(tp=2, sequence_parallel=True)
-    training = Training(batch=2, seq=8, dtype="float32", recompute=recompute_of(recompute))
+    training = TrainingConfig(batch=2, seq=8, dtype="float32", recompute=recompute_of(recompute))
     run = DividedRun(spec, training, memory_meter=Meter(), program=rank_program(spec, layout, 1))
     assert differences(steps_of(run, training), by_torch(spec, training, layout, 1, watch=Parts)) == {}
 
@@ -163,7 +163,7 @@ def test_published_recurrences_get_and_give_what_placements_say(name: str, by_to
     """Their kernels run at once, where each value of the program has a place."""
     spec, layout = llmcalc.load(name).model, Layout(tp=2, sequence_parallel=by_tokens)
     program = rank_program(spec, layout, 1)
-    run = DividedRun(spec, Training(batch=1, seq=64), memory_meter=Meter(), program=program)
+    run = DividedRun(spec, TrainingConfig(batch=1, seq=64), memory_meter=Meter(), program=program)
     run.set_up()
     run.step()
     sent, expected = Counter[bool](), Counter[bool]()
@@ -193,7 +193,7 @@ def test_gradients_of_distributed_tensors_are_never_added_in_place() -> None:
     dispatch mode sees that, as under one none is added in place.
     """
     spec, layout = MODELS["llama3-8b"], Layout(tp=2, sequence_parallel=True)
-    training = Training(batch=2, seq=8, dtype="float32")
+    training = TrainingConfig(batch=2, seq=8, dtype="float32")
     made = []
     for adds_in_place in (False, True):
         run = DividedRun(spec, training, memory_meter=Sizes(), program=rank_program(spec, layout, 0))
@@ -214,7 +214,7 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
     are not copied, and the four sums have no copy of the products; the rest is eager.
     """
     spec, layout = MODELS["llama3-8b"], Layout(tp=2, dp=2, zero=3, sequence_parallel=True)
-    training = Training(batch=batch, seq=16, choices=Choices(attention="flash", compiled=True))
+    training = TrainingConfig(batch=batch, seq=16, choices=KernelChoices(attention="flash", compiled=True))
     size, made = 2 * batch * 16 * 32, []
     for fsdp in (TITAN, FsdpSettings(overlaps=overlaps), FsdpSettings(overlaps=overlaps, copies_gathered=True)):
         program = rank_program(spec, layout, 0)
@@ -229,7 +229,7 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
 
 
 def test_gathered_tokens_are_copied_before_a_date() -> None:
-    spec, training = MODELS["llama3-8b"], Training(batch=1, seq=16)
+    spec, training = MODELS["llama3-8b"], TrainingConfig(batch=1, seq=16)
     assert torchtitan_training(spec, training, IN_PLACE - timedelta(days=1))[1].copies_gathered
     assert not torchtitan_training(spec, training, IN_PLACE)[1].copies_gathered
     assert not torchtitan_training(spec, training)[1].copies_gathered
@@ -238,13 +238,13 @@ def test_gathered_tokens_are_copied_before_a_date() -> None:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_few_layers_stand_for_all(recompute: str) -> None:
     spec = llmcalc.load("llama3-8b", **SIZES | {"num_hidden_layers": 12}).model
-    training, layout = Training(batch=2, seq=8, recompute=recompute_of(recompute)), CASES[0].laid
+    training, layout = TrainingConfig(batch=2, seq=8, recompute=recompute_of(recompute)), CASES[0].laid
     run = FsdpRun(spec, training, sharding(training, layout, 1), program=rank_program(spec, layout, 1))
     run.set_up()
     run.step()
     run.meter.peaks = {}
     run.step()
-    found = fsdp_memory(spec, training, layout, 1, Runtime(0, 0))
+    found = fsdp_memory(spec, training, layout, 1, CudaRuntime(0, 0))
     assert found.exact_bytes == max(peak.bytes for peak in run.meter.peaks.values())
     assert found.terms[0].status == "exact"
 
@@ -254,7 +254,7 @@ def test_what_float8_gathers() -> None:
     as they are. Norms' gradients and the loss are as before.
     """
     spec = llmcalc.load("llama3-8b", num_hidden_layers=2).model
-    training, layout = Training(batch=1, seq=4096), Layout(tp=8, dp=2, zero=3, sequence_parallel=True)
+    training, layout = TrainingConfig(batch=1, seq=4096), Layout(tp=8, dp=2, zero=3, sequence_parallel=True)
     rows = 4096 * 4096
     for float8, narrow, wide in ((None, 0, 4 * 2 + 2), (Float8(), 4 * 2, 2), (Float8(recipe="rowwise"), 0, 10)):
         gathers: Counter[int] = Counter()
@@ -303,7 +303,7 @@ def test_what_float8_gathers() -> None:
 )
 def test_what_torch_has_no_plan_for(model: str, layout: Layout, seq: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        fsdp_memory(llmcalc.load(model).model, Training(batch=1, seq=seq), layout)
+        fsdp_memory(llmcalc.load(model).model, TrainingConfig(batch=1, seq=seq), layout)
 
 
 def test_ranks_of_a_cluster() -> None:

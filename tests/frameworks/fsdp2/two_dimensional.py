@@ -33,7 +33,7 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.training import TITAN, FsdpSettings
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -124,7 +124,7 @@ def divide(model: Any, mesh: Any, divides_loss: bool) -> None:
         model.lm_head.weight = model.embed_tokens.weight
 
 
-def sharded(spec: ModelSpec, training: Training, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> Any:
+def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> Any:
     """The reference, divided, and then sharded as torchtitan does it."""
     with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
@@ -155,7 +155,7 @@ def process_group(layout: Layout, rank: int) -> Iterator[Any]:
 
 def by_torch(
     spec: ModelSpec,
-    training: Training,
+    training: TrainingConfig,
     layout: Layout,
     rank: int,
     fsdp: FsdpSettings = TITAN,

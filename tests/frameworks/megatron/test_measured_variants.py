@@ -25,7 +25,7 @@ from llmcalc.frameworks.megatron.rank_run import RankRun
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout, Zero
-from llmcalc.parallel.messages import Chunk, ReplicaGroup, ReplicatedWeights
+from llmcalc.parallel.messages import ReplicaGroup, ReplicatedWeights, StageChunk
 from llmcalc.parallel.rank_program import shared_rank_program
 from llmcalc.parallel.weight_shards import weight_shards
 from llmcalc.simulator.meter import Meter
@@ -226,7 +226,7 @@ def test_sharded_weights_are_gathered_for_both_passes_of_every_micro_batch(
 ) -> None:
     layout, program = Layout(dp=4, zero=zero), shared_rank_program(llmcalc.load("gpt2").model, Layout(dp=4), 0, None)
     shards = list(weight_shards(program, frozenset()))
-    weights = ReplicatedWeights(layout, Chunk(None, program, 4), shards, ReplicaGroup(False, 4, 1), 2)
+    weights = ReplicatedWeights(layout, StageChunk(None, program, 4), shards, ReplicaGroup(False, 4, 1), 2)
     counts = {message.kind: message.count for message in gradient_messages(weights)}
     assert (counts["all_gather"], counts["reduce_scatter"]) == (gathers, reductions)
 

@@ -14,7 +14,7 @@ from llmcalc.frameworks.megatron.record_chunks import record_chunks, repeating_s
 from llmcalc.frameworks.megatron.record_passes import record_passes
 from llmcalc.frameworks.megatron.settings_from_options import settings_of
 from llmcalc.parallel.layout import Layout
-from llmcalc.simulator.event_log import Recorder
+from llmcalc.simulator.event_log import EventRecorder
 from llmcalc.simulator.pass_trace import PassTrace
 from llmcalc.simulator.repeat_microbatches import place_in_later_layer
 
@@ -62,7 +62,7 @@ def check_recorded_chunks(model: str, layout: Layout, recompute: str) -> list[Ra
     for pp in range(layout.pp):
         rank, is_last_stage = layout.rank(pp=pp), pp == layout.pp - 1
         by_previous = recompute == "full" and settings.num_experts is not None
-        run = RankRun(run_memory.spec, settings, rank, recorder := Recorder())
+        run = RankRun(run_memory.spec, settings, rank, recorder := EventRecorder())
         run.set_up()
         together = record_passes(run, recorder, is_last_stage, by_previous).traces()
         alone = record_chunks(run_memory.spec, settings, rank, is_last_stage, by_previous)

@@ -21,7 +21,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llmcalc.device_memory.training import Training
+from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.pipeline import ScheduleSettings, ShardedRank, ShardedSetup
 from llmcalc.frameworks.fsdp2.training import FsdpSettings
 from llmcalc.model import ModelSpec
@@ -78,7 +78,9 @@ def sending() -> Iterator[None]:
         schedules._batch_p2p = before
 
 
-def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: FsdpSettings, mesh: Any, stage: Any) -> Any:
+def wrapped(
+    spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: FsdpSettings, mesh: Any, stage: Any
+) -> Any:
     """The layers of one stage of the reference, wrapped."""
     with default_dtype(getattr(torch, fsdp.dtype)):
         model: Any = spec.reference()
@@ -103,7 +105,7 @@ def wrapped(spec: ModelSpec, training: Training, layout: Layout, fsdp: FsdpSetti
 
 def by_torch(
     spec: ModelSpec,
-    training: Training,
+    training: TrainingConfig,
     layout: Layout,
     rank: int,
     fsdp: FsdpSettings,
@@ -132,7 +134,7 @@ def by_torch(
 
 def _steps(
     spec: ModelSpec,
-    training: Training,
+    training: TrainingConfig,
     schedule_settings: ScheduleSettings,
     schedule: Any,
     own: Any,
@@ -161,7 +163,7 @@ def _steps(
     return found
 
 
-def _schedule(spec: ModelSpec, training: Training, layout: Layout, mesh: Any, own: Any, parts: Any) -> Any:
+def _schedule(spec: ModelSpec, training: TrainingConfig, layout: Layout, mesh: Any, own: Any, parts: Any) -> Any:
     group, count = mesh["pp"].get_group(), layout.pp * layout.vpp
     hidden = torch.empty(
         training.batch,
@@ -208,7 +210,7 @@ def _schedule(spec: ModelSpec, training: Training, layout: Layout, mesh: Any, ow
 
 def replayed(
     spec: ModelSpec,
-    training: Training,
+    training: TrainingConfig,
     layout: Layout,
     rank: int,
     fsdp: FsdpSettings,

@@ -9,7 +9,7 @@ import pytest
 import llmcalc
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.device_memory.training import Training, replay
+from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.errors import InputError
 from llmcalc.frameworks.peak_estimate import BytesPerParameter, PeakEstimate, torch_passes
 from llmcalc.frameworks.ranks import Cluster
@@ -22,7 +22,7 @@ from tests.samples import sampled, spread
 
 SPEC = llmcalc.load("smollm2-135m", num_hidden_layers=8).model
 
-HOW = Training(batch=1, seq=64, microbatches=6)
+HOW = TrainingConfig(batch=1, seq=64, microbatches=6)
 
 
 def test_one_rank_holds_what_a_device_does() -> None:
@@ -182,7 +182,7 @@ def test_replicas_sum_gradients_in_buckets() -> None:
 def test_the_loss_of_a_model_without_a_head_is_one_number() -> None:
     """Its gradient is as large as the output, and nothing of it stays with further micro-batches but the number."""
     spec = llmcalc.load("all-minilm-l12-v2").model
-    last = [replay_rank(spec, Training(batch=1, seq=64, microbatches=n), Layout(pp=2), 1) for n in (4, 5)]
+    last = [replay_rank(spec, TrainingConfig(batch=1, seq=64, microbatches=n), Layout(pp=2), 1) for n in (4, 5)]
     tokens, received, width = 64 * 8, 2 * 64 * spec.hidden_size, DTYPES[HOW.dtype].bytes
     assert last[1].peak[1].bytes - last[0].peak[1].bytes == pytest.approx(received + tokens, abs=width * 2)
 

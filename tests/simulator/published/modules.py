@@ -23,7 +23,7 @@ from llmcalc.components.mixers.rwkv import RwkvTimeMix
 from llmcalc.components.mixers.short_conv import ShortConv
 from llmcalc.components.norm import Norm, norm_reference
 from llmcalc.components.runtime import ForwardPass
-from llmcalc.simulator.choices import EAGER, Choices
+from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.workload.recompute import NONE, Recompute
 from tests.simulator.published.kernels import CONV, SCAN, XL_CHUNK, Of, Sizes, lightning_attn_func, published, wkv
 
@@ -42,7 +42,7 @@ class ModuleCase:
     sizes: Sequence[Sizes]
     part: Callable[[Any], TokenMixer]
     make: Callable[[Any], nn.Module]
-    choices: Choices = EAGER
+    choices: KernelChoices = EAGER
     recompute: Recompute = NONE
 
 
@@ -143,7 +143,7 @@ STATE_SPACES = [
         MAMBA2,
         mamba2,
         lambda s: published_mamba2(s, use_mem_eff_path=False),
-        choices=Choices(mamba2="steps"),
+        choices=KernelChoices(mamba2="steps"),
     ),
     ModuleCase(
         "Mamba-2, no norm", MAMBA2[:2], lambda s: mamba2(s, norm=False), lambda s: published_mamba2(s, norm=False)
@@ -153,7 +153,7 @@ STATE_SPACES = [
         MAMBA2[:2],
         lambda s: mamba2(s, norm=False),
         lambda s: published_mamba2(s, norm=False, use_mem_eff_path=False),
-        choices=Choices(mamba2="steps"),
+        choices=KernelChoices(mamba2="steps"),
     ),
     ModuleCase(
         "Mamba-2, projections with a bias",
@@ -351,7 +351,7 @@ LINEAR = [
         DELTA,
         gated_delta_net,
         lambda s: delta_net_of_class(s, "olmo_hybrid.modeling_olmo_hybrid", "OlmoHybrid"),
-        choices=Choices(like_classes=True),
+        choices=KernelChoices(like_classes=True),
     ),
     ModuleCase(
         "JetBlock",
@@ -375,7 +375,7 @@ LINEAR = [
         DELTA,
         lambda s: KimiDeltaAttention(linear_num_heads=s.H, linear_head_dim=s.K),
         kda_of_class,
-        choices=Choices(like_classes=True),
+        choices=KernelChoices(like_classes=True),
     ),
     ModuleCase(
         "mLSTM (xLSTM)",

@@ -17,7 +17,7 @@ from llmcalc.components.evidence import part_evidence
 from llmcalc.flow.axis import Axis
 from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
-from llmcalc.simulator.autograd import Graph
+from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.evidence import evidence_of_kernels
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.profiles.eager import Eager
@@ -75,7 +75,7 @@ def things(name: str, sizes: Of) -> set[Thing]:
 def by_module(case: ModuleCase, sizes: Of) -> Held:
     program, x = program_of(case, sizes)
     meter = Meter()
-    graph = Graph(meter)
+    graph = AutogradGraph(meter)
     graph.adds_in_place = False
     run_config = RunConfig(Workload(batch=sizes.B, seq=sizes.T, phase="training"))
     run = Eager(graph, run_config, BFLOAT16, recompute=case.recompute, choices=case.choices)

@@ -12,8 +12,8 @@ from ....flow.program import Scope, Step
 from ....flow.value import Value
 from ....simulator.autograd import record
 from ....simulator.checkpoint import Run
-from ....simulator.layer_pattern import layer_kinds, shortened
-from ....simulator.lowering import Frame
+from ....simulator.layer_pattern import layer_kinds, shortened_layers
+from ....simulator.lowering import ModuleFrame
 from ....simulator.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Needs, Tensor
 from .elementwise import ElementwiseKernels
 from .lowering import Gradients, SavedTensors
@@ -107,14 +107,14 @@ class HeadKernels(ElementwiseKernels):
             )
         hidden_states = self.tensor_of(stack_input)
         self._free_layer_input(stack_input)
-        layer_order = shortened(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
+        layer_order = shortened_layers(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
         group_start = 0
         while group_start < len(layer_order):
             is_recomputed = recompute_method == "uniform" or group_start < group_size
             group_end = min(len(layer_order), group_start + (group_size if recompute_method == "uniform" else 1))
             group_frames = [
-                Frame(layer_order[i], layer_index=self.first_layer_index + i, owner=self.first_layer_index + i)
+                ModuleFrame(layer_order[i], layer_index=self.first_layer_index + i, owner=self.first_layer_index + i)
                 for i in range(group_start, group_end)
             ]
             layer_input = hidden_states
@@ -128,7 +128,7 @@ class HeadKernels(ElementwiseKernels):
             group_start = group_end
         self.values[id(stack_output)] = hidden_states
 
-    def layer(self, module_call: Frame, x: Tensor) -> Tensor:
+    def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer, whose input may be detached, and whose weights may have to be gathered."""
         if self.rank_choices.detaches_layers:
             x = self._detached_input(x)
@@ -156,9 +156,11 @@ class HeadKernels(ElementwiseKernels):
         """Returns the tensors from the encoder that cross-attention reads."""
         return list(operation.ins[1:2]) if operation.verb == "attention" else []
 
-    def _layer_group(self, layer_frames: list[Frame]) -> Run:
+    def _layer_group(self, layer_frames: list[ModuleFrame]) -> Run:
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
-        outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
+        outer_frames = [
+            ModuleFrame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames
+        ]
 
         def run_group(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the layers on a copy of the module stack."""
@@ -170,7 +172,7 @@ class HeadKernels(ElementwiseKernels):
                     layer_input = hidden_states
                     del hidden_states
                     hidden_states = self.layer(
-                        Frame(layer_frame.scope, layer_index=layer_frame.layer_index, owner=layer_frame.owner),
+                        ModuleFrame(layer_frame.scope, layer_index=layer_frame.layer_index, owner=layer_frame.owner),
                         layer_input,
                     )
                     del layer_input

@@ -10,20 +10,20 @@ from ....flow.axis import element_count
 from ....flow.program import Alternatives, Scope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
-from ....simulator.autograd import Graph, backward, record, record_all, recorded
+from ....simulator.autograd import AutogradGraph, backward, record, record_all, recorded
 from ....simulator.checkpoint import Run
-from ....simulator.lowering import ENTRY, Frame, Lowering, Path
+from ....simulator.lowering import ENTRY, Lowering, ModuleFrame, Path
 from ....simulator.meter import Block, NoMeter
 from ....simulator.strides import Shape
 from ....simulator.tensor import (
     BFLOAT16,
     BOOL,
     FLOAT32,
+    AutogradNode,
     Dtype,
     Gradient,
     Meter,
     Needs,
-    Node,
     Storage,
     Tensor,
     counted_as,
@@ -102,7 +102,10 @@ GATHER_BUFFER = "gather buffer"
 
 
 def detached_argument(
-    autograd_graph: Graph, argument_gradients: dict[int, Tensor], argument_index: int, saved_argument: Tensor | None
+    autograd_graph: AutogradGraph,
+    argument_gradients: dict[int, Tensor],
+    argument_index: int,
+    saved_argument: Tensor | None,
 ) -> Tensor:
     """Returns a detached argument of a recomputed function, whose gradient is stored in `argument_gradients`."""
     assert saved_argument is not None
@@ -113,7 +116,7 @@ def detached_argument(
         return (None,)
 
     leaf_tensor = empty(UncountedMeter(), (), BFLOAT16, is_leaf=True)
-    detached_tensor.node = Node(autograd_graph, "argument", (leaf_tensor,), store_gradient)
+    detached_tensor.node = AutogradNode(autograd_graph, "argument", (leaf_tensor,), store_gradient)
     return detached_tensor
 
 
@@ -124,7 +127,11 @@ class WeightGathering(Protocol):
         """Gathers the weights of a layer, or with None the weights outside of layers."""
 
     def run_layer(
-        self, autograd_graph: Graph, layer_index: int, layer_input: Tensor, run_modules: Callable[[Tensor], Tensor]
+        self,
+        autograd_graph: AutogradGraph,
+        layer_index: int,
+        layer_input: Tensor,
+        run_modules: Callable[[Tensor], Tensor],
     ) -> Tensor:
         """Runs a layer between gathering and freeing its weights, in both passes."""
 
@@ -222,7 +229,7 @@ class PersistentTensors:
             with counted_as(self.meter, "weights"):
                 self.quantized_weights[id(weight)] = [Storage(self.meter, nbytes) for nbytes in buffer_sizes]
 
-    def dummy_gradient(self, weight: Tensor, autograd_graph: Graph) -> Tensor:
+    def dummy_gradient(self, weight: Tensor, autograd_graph: AutogradGraph) -> Tensor:
         """Returns the dummy gradient of a weight, which all weights of a shape share.
 
         Source: Transformer Engine, module/base.py, `get_dummy_wgrad`.
@@ -252,7 +259,11 @@ class RankKernels(Lowering):
     """
 
     def __init__(
-        self, autograd_graph: Graph, run_config: RunConfig, rank_choices: RankChoices, persistent: PersistentTensors
+        self,
+        autograd_graph: AutogradGraph,
+        run_config: RunConfig,
+        rank_choices: RankChoices,
+        persistent: PersistentTensors,
     ) -> None:
         super().__init__(autograd_graph, run_config, BFLOAT16)
         self.rank_choices: RankChoices = rank_choices
@@ -285,7 +296,9 @@ class RankKernels(Lowering):
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
         """Returns the parameters of the layers that run, from a run that counts no memory."""
-        unmetered_run = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
+        unmetered_run = type(self)(
+            AutogradGraph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter())
+        )
         unmetered_run.graph.enabled, unmetered_run.include, unmetered_run.first_layer_index = (
             False,
             self.include,
@@ -367,7 +380,7 @@ class RankKernels(Lowering):
         finally:
             self.role = previous_role
 
-    def module(self, module_call: Frame) -> None:
+    def module(self, module_call: ModuleFrame) -> None:
         """Runs a module, with recomputation in the backward pass if its kind is selected."""
         module_scope = module_call.scope
         module_input, module_output = module_scope.argument, module_scope.output
@@ -377,7 +390,9 @@ class RankKernels(Lowering):
         if not is_recomputed or module_input is None or module_output is None:
             super().module(module_call)
             return
-        outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
+        outer_frames = [
+            ModuleFrame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames
+        ]
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the module on a copy of the module stack."""
@@ -389,7 +404,7 @@ class RankKernels(Lowering):
                 {},
             )
             try:
-                self._module(Frame(module_scope))
+                self._module(ModuleFrame(module_scope))
                 return self.tensor_of(module_output)
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
@@ -399,7 +414,7 @@ class RankKernels(Lowering):
             self.forget(module_input.storage)
         self.bind(module_output, output)
 
-    def _module(self, module_call: Frame) -> None:
+    def _module(self, module_call: ModuleFrame) -> None:
         """Runs a module, with its parameters in Megatron-LM's order.
 
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its

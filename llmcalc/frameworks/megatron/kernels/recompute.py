@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from ....flow.program import Alternatives, Item, Scope, Step
 from ....flow.value import Value
-from ....simulator.autograd import Graph, backward, recorded
-from ....simulator.lowering import Frame
-from ....simulator.tensor import BFLOAT16, Gradient, Needs, Node, Storage, Tensor, empty
+from ....simulator.autograd import AutogradGraph, backward, recorded
+from ....simulator.lowering import ModuleFrame
+from ....simulator.tensor import BFLOAT16, AutogradNode, Gradient, Needs, Storage, Tensor, empty
 from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
 from .sparse_attention import SparseKernels
 
@@ -34,13 +34,13 @@ class DiscardedOutputs:
 
     def __init__(
         self,
-        autograd_graph: Graph,
+        autograd_graph: AutogradGraph,
         discardable_part: Part,
         arguments: Sequence[Tensor],
         discarded_tensors: Sequence[Tensor],
         input_storage_id: int,
     ) -> None:
-        self.graph: Graph = autograd_graph
+        self.graph: AutogradGraph = autograd_graph
         self.run: Part = discardable_part
         self.reads: int = input_storage_id
         self.arguments: list[Tensor] = list(arguments)
@@ -70,7 +70,7 @@ class DiscardedOutputs:
         outer_position = autograd_graph.meter.place
         output_gradients = gradients if isinstance(gradients, list) else [gradients]
         end_tensor = empty(UncountedMeter(), (1,), BFLOAT16)
-        end_tensor.node = Node(
+        end_tensor.node = AutogradNode(
             autograd_graph, "outputs", tuple(self.recomputed), lambda g, needs_input_grad: output_gradients
         )
         self.recomputed = []
@@ -261,7 +261,9 @@ class DiscardedKernels(SparseKernels):
         early_values.clear()
         input_values, tensors = [value for value, _ in inputs_by_value], [tensor for _, tensor in inputs_by_value]
         del inputs_by_value
-        outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
+        outer_frames = [
+            ModuleFrame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames
+        ]
         attention_inputs = attention.ins[:3]
 
         def run_up_projections(input_tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -132,8 +132,8 @@ class AttentionKernels(Lowering):
         rows_by_tensor = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
         with counted_as(self.graph.meter, "cache"):
             if kept_tokens is None:
-                for i, new_row in enumerate(new_rows):
-                    rows_by_tensor[i] = [self._concatenate([*rows_by_tensor[i], new_row])]
+                for row_index, new_row in enumerate(new_rows):
+                    rows_by_tensor[row_index] = [self._concatenate([*rows_by_tensor[row_index], new_row])]
                 all_rows = self.store[cache_key] = tuple(new_tensor for (new_tensor,) in rows_by_tensor)
                 return all_rows
             all_rows = tuple(  # the oldest token leaves the window when a new one enters
@@ -157,15 +157,17 @@ class AttentionKernels(Lowering):
         self, cache_name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, kept_tokens: int | None
     ) -> Sequence[Tensor]:
         """Writes new keys and values into the blocks of the paged cache."""
-        frame = self.frames[-1]
-        (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {cache_name}"] = new_rows
+        module_frame = self.frames[-1]
+        (module_frame.callers[0] if module_frame.callers else module_frame.local_tensors)[
+            f"written to {cache_name}"
+        ] = new_rows
         cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
         cached_rows = cached_rows if kept_tokens is None else min(cached_rows, kept_tokens - 1)
-        rows = cached_rows + new_rows[0].shape[1]
-        all_rows = [self.new_pool_tensor((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new_rows]
+        row_count = cached_rows + new_rows[0].shape[1]
+        all_rows = [self.new_pool_tensor((x.shape[0], row_count, *x.shape[2:]), x.dtype) for x in new_rows]
         self.keep(
             cache_name,
-            *(all_rows if kept_tokens is None else [self.t.slice(x, min(rows, kept_tokens), 1) for x in all_rows]),
+            *(all_rows if kept_tokens is None else [self.t.slice(x, min(row_count, kept_tokens), 1) for x in all_rows]),
         )
         return new_rows if cached_tensors is None else self._read_pages(all_rows)
 
@@ -175,11 +177,11 @@ class AttentionKernels(Lowering):
             return [self.t.copy(x) for x in cached_tensors]
         return cached_tensors
 
-    def _concatenate(self, rows: Sequence[Tensor]) -> Tensor:
+    def _concatenate(self, cached_and_new_rows: Sequence[Tensor]) -> Tensor:
         """Concatenates cached and new keys or values, heads first."""
-        if len(rows[0].shape) < 4:
-            return self.t.cat(rows, 1)
-        return self.heads_first(self.t.cat([self.heads_first(x) for x in rows], 2))
+        if len(cached_and_new_rows[0].shape) < 4:
+            return self.t.cat(cached_and_new_rows, 1)
+        return self.heads_first(self.t.cat([self.heads_first(x) for x in cached_and_new_rows], 2))
 
     def do_absorb(self, operation: Step) -> None:
         """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
@@ -192,8 +194,8 @@ class AttentionKernels(Lowering):
             self.matrix(operation), 0, (heads, exact_div(element_count(weight.out), heads))
         )
         weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
-        product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
-        self.store_tensor(output, self.heads_first(product))
+        absorbed_product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
+        self.store_tensor(output, self.heads_first(absorbed_product))
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
@@ -218,17 +220,18 @@ class AttentionKernels(Lowering):
         elif operation.options["masked"]:
             mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
-        options, like_classes = operation.options, self.choices.like_classes
+        attention_options, like_classes = operation.options, self.choices.like_classes
 
         def core(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
             return self.core(
-                q, k, v, mask, options["cap"], sinks, bias, options["dropout"], options["float32"],
-                options["float32_scores"], like_classes and options["floors_scores"],
-                like_classes and options["names_scores"],
+                q, k, v, mask, attention_options["cap"], sinks, bias, attention_options["dropout"],
+                attention_options["float32"], attention_options["float32_scores"],
+                like_classes and attention_options["floors_scores"],
+                like_classes and attention_options["names_scores"],
             )  # fmt: skip
 
-        output = self.run_attention_core(core, q, k, v, bias)
-        self.store_tensor(operation.outs[0], self.t.transpose(output, 1, 2))
+        attention_output = self.run_attention_core(core, q, k, v, bias)
+        self.store_tensor(operation.outs[0], self.t.transpose(attention_output, 1, 2))
 
     def run_attention_core(self, compute_core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
@@ -243,15 +246,15 @@ class AttentionKernels(Lowering):
         expanded_sinks = aten.unsqueeze(aten.unsqueeze(aten.unsqueeze(sinks, 0), 2), 3)
         return aten.to(aten.expand(expanded_sinks, (*scores.shape[:-1], 1)), scores.dtype)
 
-    def mask(self, operation: Step, queries: Any, keys: Any) -> Tensor:
+    def mask(self, operation: Step, query_count: Any, key_count: Any) -> Tensor:
         """Returns the mask [queries, keys] of visible keys, computed by the first layer."""
         window = operation.options.get("window")
         chunk = operation.options.get("chunk")
         causal = operation.options["causal"]
-        mask_key = ("mask", queries, keys, causal, window, chunk)
-        return self.computed_once(mask_key, lambda: self._visible_keys(queries, keys, causal, window, chunk))
+        mask_key = ("mask", query_count, key_count, causal, window, chunk)
+        return self.computed_once(mask_key, lambda: self._visible_keys(query_count, key_count, causal, window, chunk))
 
-    def mask_of_scores(self, operation: Step, queries: Any, keys: Any) -> Tensor:
+    def mask_of_scores(self, operation: Step, query_count: Any, key_count: Any) -> Tensor:
         """Returns the mask for unfused attention scores, computed by the first layer.
 
         The classes of transformers add a mask [batch, 1, queries, keys] to the scores of eager attention, which they
@@ -259,19 +262,19 @@ class AttentionKernels(Lowering):
         """
         causal = operation.options["causal"]
         if not (causal and self.choices.like_classes and self.choices.attention == "eager"):
-            return self.mask(operation, queries, keys)
+            return self.mask(operation, query_count, key_count)
         window, chunk = operation.options.get("window"), operation.options.get("chunk")
-        mask_key = ("added mask", queries, keys, window, chunk)
+        mask_key = ("added mask", query_count, key_count, window, chunk)
         if mask_key not in self.memo:
-            visible_keys = self._visible_keys(queries, keys, causal, window, chunk)
-            self.memo[mask_key] = self.t.new_tensor((self.run_config.batch, 1, queries, keys), self.dtype)
+            visible_keys = self._visible_keys(query_count, key_count, causal, window, chunk)
+            self.memo[mask_key] = self.t.new_tensor((self.run_config.batch, 1, query_count, key_count), self.dtype)
             del visible_keys
         mask: Tensor = self.memo[mask_key]
         return mask
 
-    def _visible_keys(self, queries: Any, keys: Any, causal: bool, window: Any, chunk: Any) -> Tensor:
+    def _visible_keys(self, query_count: Any, key_count: Any, causal: bool, window: Any, chunk: Any) -> Tensor:
         aten = self.t
-        q, k = aten.unsqueeze(self.token_positions(queries), 1), aten.unsqueeze(self.token_positions(keys), 0)
+        q, k = aten.unsqueeze(self.token_positions(query_count), 1), aten.unsqueeze(self.token_positions(key_count), 0)
         if not causal:
             return aten.compare(aten.compare(aten.like(q, k)), aten.compare(aten.like(k, q)))
         is_visible = aten.compare(k, q)
@@ -325,11 +328,13 @@ class AttentionKernels(Lowering):
         number_format = FLOAT32 if uses_float32 else scores.dtype
         if sinks is not None:
             sink = self.sink(sinks, scores)
-            keys = scores.shape[-1]
-            probs = aten.to(aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), keys), v.dtype)
-            return aten.matmul(self.apply_dropout(probs, dropout), v)
-        output = aten.matmul(
+            key_count = scores.shape[-1]
+            attention_weights = aten.to(
+                aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), key_count), v.dtype
+            )
+            return aten.matmul(self.apply_dropout(attention_weights, dropout), v)
+        attention_output = aten.matmul(
             self.apply_dropout(aten.to(aten.softmax(aten.to(scores, number_format)), v.dtype), dropout), v
         )
         del named_scores
-        return output
+        return attention_output

@@ -39,14 +39,14 @@ class AttentionVariantKernels(AttentionKernels):
             scores = aten.matmul(self.heads_first(q), aten.transpose(self.heads_first(k), -1, -2))
         self.bind(operation.outs[0], scores)
 
-    def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
+    def scores_by_row(self, x: Tensor, shared_rows: Tensor) -> Tensor:
         """Computes scores of rows (such as positions) shared by all sequences, [batch, heads, tokens, rows].
 
-        x: [batch, tokens, heads, d]. rows: [rows, heads, d], or [rows, d] for all heads.
+        x: [batch, tokens, heads, d]. shared_rows: [rows, heads, d], or [rows, d] for all heads.
         """
-        if len(rows.shape) == 2:
-            return self.t.matmul(self.heads_first(x), self.t.transpose(rows, -1, -2))
-        return self.t.matmul(self.heads_first(x), self.t.permute(rows, (1, 2, 0)))
+        if len(shared_rows.shape) == 2:
+            return self.t.matmul(self.heads_first(x), self.t.transpose(shared_rows, -1, -2))
+        return self.t.matmul(self.heads_first(x), self.t.permute(shared_rows, (1, 2, 0)))
 
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 
@@ -102,18 +102,20 @@ class AttentionVariantKernels(AttentionKernels):
                 self.bind(operation.outs[0], aten.new_tensor((1, selected_count), BOOL))
                 self._store_selected_keys(operation, selected_rows)
                 return
-            index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
-            selected_rows = [aten.gather(k, aten.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
-            self.bind(operation.outs[0], aten.slice(mask, index.shape[1]))
+            expanded_index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
+            selected_rows = [
+                aten.gather(k, aten.expand(expanded_index, (*expanded_index.shape[:-1], k.shape[-1]))) for k in keys
+            ]
+            self.bind(operation.outs[0], aten.slice(mask, expanded_index.shape[1]))
             self._store_selected_keys(operation, selected_rows)
             return
         selected_mask = aten.scatter(aten.expand(aten.like(mask), (q.shape[0], *mask.shape)), selected_indices)
         self.bind(operation.outs[0], aten.unsqueeze(aten.like(mask, selected_mask), 1))
         self._store_selected_keys(operation, keys)
 
-    def reads_selected(self, queries: Any) -> bool:
+    def reads_selected(self, query_count: Any) -> bool:
         """Whether the reference reads only selected keys, as when decoding one token."""
-        return self.has_earlier_tokens and is_size_one(queries)
+        return self.has_earlier_tokens and is_size_one(query_count)
 
     def _store_selected_keys(self, operation: Step, keys: Sequence[Tensor]) -> None:
         """Stores the selected keys and values, and frees all keys and values."""
@@ -202,11 +204,11 @@ class AttentionVariantKernels(AttentionKernels):
         scores = local_tensors["scores"] = aten.masked_fill(scores, aten.like(visible_mask))
         if step_options["sinks"]:
             joint_probs = aten.softmax(aten.cat([scores, local_tensors["sink"]]))
-            probs = aten.slice(joint_probs, scores.shape[-1])
-            self.bind(operation.outs[0], self.apply_dropout(probs, step_options["dropout"]))
+            attention_weights = aten.slice(joint_probs, scores.shape[-1])
+            self.bind(operation.outs[0], self.apply_dropout(attention_weights, step_options["dropout"]))
             return
-        probs = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
-        self.bind(operation.outs[0], self.apply_dropout(probs, step_options["dropout"]))
+        attention_weights = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
+        self.bind(operation.outs[0], self.apply_dropout(attention_weights, step_options["dropout"]))
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates the scores of all attention cores, and drops the separate tensors."""

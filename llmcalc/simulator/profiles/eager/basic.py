@@ -32,8 +32,8 @@ class BasicKernels(Lowering):
         bias = None
         if operation.options["bias"]:
             lending_layer = operation.options.get("lent")
-            path = self.module_path(levels_up=1 if lending_layer else 0)
-            bias = self.weight(f"{lending_layer or operation.name}.bias", (output.width,), path)
+            layer_path = self.module_path(levels_up=1 if lending_layer else 0)
+            bias = self.weight(f"{lending_layer or operation.name}.bias", (output.width,), layer_path)
         computed_rows = self.output_rows(operation)
         if len(x.shape) == 3 and x.shape[1] != computed_rows:
             x = self.t.slice(x, computed_rows, 1)
@@ -87,28 +87,28 @@ class BasicKernels(Lowering):
         """Looks up rows of a table by index."""
         return self.t.embedding(weight, index)
 
-    def _look_up_indices(self, rows: Rows, index_kind: str) -> Tensor:
+    def _look_up_indices(self, value_rows: Rows, index_kind: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_kind in BY_TOKEN:
-            if isinstance(rows, Multiple) and rows.of in self.inputs:
-                token_ids = self.inputs[rows.of]
-                n_grams = self.t.new_tensor((token_ids.shape[0], self.run_config.new_rows(rows)), INT64)
+            if isinstance(value_rows, Multiple) and value_rows.of in self.inputs:
+                token_ids = self.inputs[value_rows.of]
+                n_grams = self.t.new_tensor((token_ids.shape[0], self.run_config.new_rows(value_rows)), INT64)
                 self.frames[-1].local_tensors["n-grams"] = n_grams
                 return n_grams
-            if rows not in self.inputs:
-                reason = (
-                    f"the memory of a look-up by {rows.name} is not modelled; params, flops and kv count this model"
+            if value_rows not in self.inputs:
+                raise self.unsupported(
+                    f"the memory of a look-up by {value_rows.name} is not modelled; params, flops and kv "
+                    "count this model"
                 )
-                raise self.unsupported(reason)
-            token_ids = self.inputs[rows]
+            token_ids = self.inputs[value_rows]
             return token_ids if index_kind == "ids" else self.t.like(token_ids, self.t.compare(token_ids))
-        if index_kind == "chosen" and rows is LOGITS:
-            return self.t.new_tensor((self.run_config.batch, self.run_config.new_rows(rows)), INT64)
+        if index_kind == "chosen" and value_rows is LOGITS:
+            return self.t.new_tensor((self.run_config.batch, self.run_config.new_rows(value_rows)), INT64)
         if index_kind == "chosen":
             raise self.unsupported("no kernels for a look-up of tokens that the pass chooses")
         local_tensors = self.frames[-1].local_tensors
         if index_kind == "positions" or index_kind not in local_tensors:
-            local_tensors[index_kind] = self.t.new_tensor((self.run_config.new_rows(rows),), INT64)
+            local_tensors[index_kind] = self.t.new_tensor((self.run_config.new_rows(value_rows),), INT64)
         row_indices: Tensor = local_tensors[index_kind]
         return self.t.like(row_indices) if index_kind == "positions" else row_indices  # positions have an offset
 
@@ -146,12 +146,12 @@ class BasicKernels(Lowering):
         elif len(normed_shape) > 1:
             x = self.flat_tensor(flow_value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
-        groups, shape_source = operation.options.get("groups"), operation.options.get("like")
+        group_count, shape_source = operation.options.get("groups"), operation.options.get("like")
         module_path, norm_name = (
             (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
         )
         self.modules[id(operation.outs[0])] = module_path, norm_name
-        y = self.norm(x, spec, norm_name, shape, 1 if groups is None else groups.size, module_path)
+        y = self.norm(x, spec, norm_name, shape, 1 if group_count is None else group_count.size, module_path)
         self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
     def norms_heads_first(self, flow_value: Value, normed_shape: Shape) -> bool:
@@ -175,10 +175,10 @@ class BasicKernels(Lowering):
         return self.t.to(y, x.dtype) if spec.float32_product else y
 
     def norm_factor(
-        self, spec: Norm, name: str, shape: Any, module_path: Path | None, in_float32: bool = False
+        self, spec: Norm, norm_name: str, shape: Any, module_path: Path | None, in_float32: bool = False
     ) -> Tensor:
         """Returns the factor by which normalized values are multiplied: the weight, or 1 + weight."""
-        weight = self.weight(f"{name}.weight", shape, module_path)
+        weight = self.weight(f"{norm_name}.weight", shape, module_path)
         if not spec.unit_offset:
             return weight
         return self.t.add_number(self.t.to(weight, FLOAT32) if in_float32 else weight)
@@ -220,7 +220,7 @@ class BasicKernels(Lowering):
             scaled_tanh = self.t.scale(self.t.function("tanh", self.t.scale(x)))
             return self.t.mul(scaled_tanh, self.t.function("sigmoid", x))
         if activation_name in ("clamped", "clamped_plus_one"):
-            clamped_x = self.t.clamp(x, both=True)
+            clamped_x = self.t.clamp(x, has_both_limits=True)
             return clamped_x if activation_name == "clamped" else self.t.add_number(clamped_x)
         if activation_name == "clamped_silu":
             return self.t.function("silu", self.t.clamp(x))
@@ -261,8 +261,8 @@ class BasicKernels(Lowering):
         x = self.tensor_of(operation.ins[0])
         shapes = [self.shape(output) for output in operation.outs]
         if all(len(shape) == len(x.shape) for shape in shapes):
-            axes = range(-1, 1 - len(x.shape), -1)
-            split_axes = (axis for axis in axes if sum(shape[axis] for shape in shapes) == x.shape[axis])
+            axis_range = range(-1, 1 - len(x.shape), -1)
+            split_axes = (axis for axis in axis_range if sum(shape[axis] for shape in shapes) == x.shape[axis])
             axis = next(split_axes, -1)
             part_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
@@ -271,25 +271,27 @@ class BasicKernels(Lowering):
             self.store_tensor(output, part_tensor)
 
     def do_cat(self, operation: Step) -> None:
-        xs = list(map(self.tensor_of, operation.ins))
+        tensors = list(map(self.tensor_of, operation.ins))
         shape = self.shape(operation.outs[0])
-        axis = self._concatenation_axis(xs, shape)
+        axis = self._concatenation_axis(tensors, shape)
         if axis is None:
-            xs = [self.flat_tensor(input_value) for input_value in operation.ins]
+            tensors = [self.flat_tensor(input_value) for input_value in operation.ins]
             axis = -1
         needs_transpose = len(shape) == 4 and axis == 3
         if needs_transpose:  # heads first
-            xs = [self._expand_heads(x, shape) for x in xs]
-        joined_tensor = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
+            tensors = [self._expand_heads(x, shape) for x in tensors]
+        joined_tensor = (
+            self._join_in_pages(tensors, axis) if all(map(self.pooled, tensors)) else self.t.cat(tensors, axis)
+        )
         self.store_tensor(
             operation.outs[0], self.t.transpose(joined_tensor, 1, 2) if needs_transpose else joined_tensor
         )
 
-    def _join_in_pages(self, xs: list[Tensor], axis: int) -> Tensor:
+    def _join_in_pages(self, tensors: list[Tensor], axis: int) -> Tensor:
         """Joins adjacent tensors in the pages of a cache, which are read in place."""
-        shape = list(xs[0].shape)
-        shape[axis] = sum(x.shape[axis] for x in xs)
-        return self.new_pool_tensor(tuple(shape), xs[0].dtype)
+        shape = list(tensors[0].shape)
+        shape[axis] = sum(x.shape[axis] for x in tensors)
+        return self.new_pool_tensor(tuple(shape), tensors[0].dtype)
 
     def _expand_heads(self, x: Tensor, shape: Any) -> Tensor:
         """Returns a tensor as [batch, heads, rows, size], expanded to all heads if necessary."""
@@ -298,11 +300,11 @@ class BasicKernels(Lowering):
         head_rows = self.t.unsqueeze(x, 1)
         return self.t.expand(head_rows, (head_rows.shape[0], shape[2], *head_rows.shape[2:]))
 
-    def _concatenation_axis(self, xs: list[Tensor], shape: Any) -> int | None:
+    def _concatenation_axis(self, tensors: list[Tensor], shape: Any) -> int | None:
         """Returns the axis along which the inputs are concatenated to the result; None without one."""
         for axis in range(len(shape) - 1, 0, -1):
             axis_from_end = axis - len(shape)
-            if sum(x.shape[axis_from_end] for x in xs) == shape[axis]:
+            if sum(x.shape[axis_from_end] for x in tensors) == shape[axis]:
                 return axis
         return None
 

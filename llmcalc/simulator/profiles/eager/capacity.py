@@ -35,9 +35,9 @@ class CapacityKernels(ExpertKernels):
             aten.flatten(local_tensors[tensor_name], 0, 1) for tensor_name in ("weights", "chosen")
         )
         tokens, top_k = chosen_experts.shape
-        zeros = aten.new_tensor((tokens, experts), weights.dtype)
-        weights_by_expert = aten.scatter(zeros, chosen_experts, weights)
-        del zeros, weights, chosen_experts
+        zero_mask = aten.new_tensor((tokens, experts), weights.dtype)
+        weights_by_expert = aten.scatter(zero_mask, chosen_experts, weights)
+        del zero_mask, weights, chosen_experts
         sent_weights, token_indices = aten.topk(
             weights_by_expert, expert_rows(tokens, top_k, experts, capacity_factor), 0
         )
@@ -59,18 +59,20 @@ class CapacityKernels(ExpertKernels):
             return
         if operation.options["identities"]:
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", operation.name)
-        aten, experts, rows = self.t, *self.expert_row_index("weight").shape
-        x = self._by_expert(self.tensor_of(operation.ins[0]), experts, rows)
-        outputs, inputs = element_count(operation.outs[0].axes), x.shape[-1]
-        weight = self.weight(f"{operation.name}.weight", (experts, outputs, inputs))
+        aten, experts, row_count = self.t, *self.expert_row_index("weight").shape
+        x = self._by_expert(self.tensor_of(operation.ins[0]), experts, row_count)
+        output_width, input_width = element_count(operation.outs[0].axes), x.shape[-1]
+        weight = self.weight(f"{operation.name}.weight", (experts, output_width, input_width))
         y = aten.matmul(x, aten.transpose(weight, 1, 2))
         if operation.options["bias"]:
-            y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (experts, outputs)), 1))
+            y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (experts, output_width)), 1))
         self.bind(operation.outs[0], y)
 
-    def _by_expert(self, x: Tensor, experts: int, rows: int) -> Tensor:
+    def _by_expert(self, x: Tensor, experts: int, row_count: int) -> Tensor:
         """Returns a tensor as [experts, rows, width], which another operation may have reshaped."""
-        return x if len(x.shape) == 3 and x.shape[0] == experts else self.t.reshape(x, (experts, rows, x.shape[-1]))
+        return (
+            x if len(x.shape) == 3 and x.shape[0] == experts else self.t.reshape(x, (experts, row_count, x.shape[-1]))
+        )
 
     def do_combine(self, operation: Step) -> None:
         if self.choices.capacity is None:

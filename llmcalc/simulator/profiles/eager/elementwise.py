@@ -55,12 +55,14 @@ class ElementwiseKernels(BasicKernels):
             return x
         value_axes, leading_axes = list(flow_value.axes), len(x.shape) - len(flow_value.axes)
         missing_axes = [
-            i for i, axis in enumerate(axes) if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
+            axis_index
+            for axis_index, axis in enumerate(axes)
+            if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
         ]
         if value_axes:  # axes of other names (a gate per head) come first
             missing_axes = list(range(len(flow_value.axes), most_axes - leading_axes))
-        for i in missing_axes:
-            x = self.t.unsqueeze(x, leading_axes + i)
+        for axis_index in missing_axes:
+            x = self.t.unsqueeze(x, leading_axes + axis_index)
         return x
 
     def do_plus(self, operation: Step) -> None:
@@ -69,7 +71,7 @@ class ElementwiseKernels(BasicKernels):
     def do_sum(self, operation: Step) -> None:
         """Computes the sum or mean over one axis."""
         flow_value, output = operation.ins[0], operation.outs[0]
-        (summed_axis,) = [i for i, axis in enumerate(flow_value.axes) if axis not in output.axes]
+        (summed_axis,) = [axis_index for axis_index, axis in enumerate(flow_value.axes) if axis not in output.axes]
         reduce_tensor = self.t.mean if operation.options["mean"] else self.t.sum
         x = self.tensor_of(flow_value)
         self.store_tensor(output, reduce_tensor(x, len(x.shape) - len(flow_value.axes) + summed_axis, keepdim=False))
@@ -85,13 +87,13 @@ class ElementwiseKernels(BasicKernels):
         x, template_value = map(self.tensor_of, operation.ins)
         self.bind(operation.outs[0], self.t.to(template_value, x.dtype))
 
-    def _compute_sinusoids(self, rows: Number, width: Number) -> Tensor:
-        aten, positions = self.t, self.t.new_tensor((rows,), INT64)
-        half_width = ceil_div(width, 2)
+    def _compute_sinusoids(self, row_count: Number, vector_width: Number) -> Tensor:
+        aten, positions = self.t, self.t.new_tensor((row_count,), INT64)
+        half_width = ceil_div(vector_width, 2)
         exponents = aten.like(aten.new_tensor((half_width,), FLOAT32))
         angles = aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.like(aten.like(exponents)))
         del exponents
-        return aten.slice(aten.cat([aten.function("sin", angles), aten.function("cos", angles)]), width)
+        return aten.slice(aten.cat([aten.function("sin", angles), aten.function("cos", angles)]), vector_width)
 
     # --- activations with parameters ----------------------------------------------------------------------------------
 
@@ -114,9 +116,9 @@ class ElementwiseKernels(BasicKernels):
         positive_alpha, negative_alpha = aten.unbind(aten.function("softplus", alpha))
         is_positive = aten.compare(x)
         squared_term = aten.mul(aten.mul(positive_alpha, x), x)
-        negative = aten.mul(aten.add(beta, negative_alpha), aten.sub(aten.expm1(aten.minimum(x, eps)), x))
-        output = aten.where(is_positive, squared_term, negative)
-        del is_positive, squared_term, negative
+        negative_part = aten.mul(aten.add(beta, negative_alpha), aten.sub(aten.expm1(aten.minimum(x, eps)), x))
+        output = aten.where(is_positive, squared_term, negative_part)
+        del is_positive, squared_term, negative_part
         return aten.add(output, aten.mul(beta, x))
 
     def scale_by_position(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:

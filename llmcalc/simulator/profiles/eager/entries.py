@@ -37,23 +37,28 @@ class EntryKernels(AttentionVariantKernels):
         )
 
     def do_with_rest(self, operation: Step) -> None:
-        rows = list(map(self.tensor_of, operation.ins))
+        row_tensors = list(map(self.tensor_of, operation.ins))
         cached_tensors = self.frames[-1].local_tensors["held"] = self.cached("cache")
         if cached_tensors is not None:
-            rows = [self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached_tensors[1:], rows, strict=True)]
-        for flow_value, output, tensor in zip(operation.ins, operation.outs, rows, strict=True):
+            row_tensors = [
+                self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached_tensors[1:], row_tensors, strict=True)
+            ]
+        for flow_value, output, tensor in zip(operation.ins, operation.outs, row_tensors, strict=True):
             self.values.pop(id(flow_value))
             self.bind(output, tensor)
 
     def do_keep_entries(self, operation: Step) -> None:
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
-        aten, (flow_value, *rows), cached_tensors = self.t, operation.ins, self.cached(operation.name)
+        aten, (flow_value, *row_tensors), cached_tensors = self.t, operation.ins, self.cached(operation.name)
         assert isinstance(operation.op, EntryCache)
-        remaining_rows, tokens_per_entry = [self.tensor_of(remaining_row) for remaining_row in rows], operation.op.rate
+        remaining_rows, tokens_per_entry = (
+            [self.tensor_of(remaining_row) for remaining_row in row_tensors],
+            operation.op.rate,
+        )
         new_entries = None if self.is_from_earlier_pass(flow_value) else self.tensor_of(flow_value)
         cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is None:
-            entries = (
+            compressed_entries = (
                 aten.new_tensor(
                     (self.run_config.batch, 0, flow_value.width),
                     remaining_rows[0].dtype if remaining_rows else self.dtype,
@@ -62,17 +67,21 @@ class EntryKernels(AttentionVariantKernels):
                 else cached_entries
             )
         else:
-            entries = new_entries if cached_entries is None else aten.cat([cached_entries, new_entries], 1)
-        self.keep(operation.name, entries, *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in remaining_rows))
+            compressed_entries = new_entries if cached_entries is None else aten.cat([cached_entries, new_entries], 1)
+        self.keep(
+            operation.name,
+            compressed_entries,
+            *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in remaining_rows),
+        )
         self.values.pop(id(flow_value), None)
-        self.bind(operation.outs[0], entries)
+        self.bind(operation.outs[0], compressed_entries)
 
     def do_whole_entries(self, operation: Step) -> None:
-        aten, (q, entries) = self.t, map(self.tensor_of, operation.ins)
+        aten, (q, compressed_entries) = self.t, map(self.tensor_of, operation.ins)
         complete_entries = self.frames[-1].local_tensors["whole"] = aten.like(
             aten.like(self.token_positions(q.shape[1]))
         )
-        entry_positions = aten.unsqueeze(aten.new_tensor((entries.shape[1],), INT64), 0)
+        entry_positions = aten.unsqueeze(aten.new_tensor((compressed_entries.shape[1],), INT64), 0)
         self.bind(operation.outs[0], aten.compare(entry_positions, aten.unsqueeze(complete_entries, 1)))
 
     def do_of_lower_layer(self, operation: Step) -> None:
@@ -143,17 +152,20 @@ class EntryKernels(AttentionVariantKernels):
         self.bind(operation.outs[0], top_entries)
 
     def do_among(self, operation: Step) -> None:
-        aten, (visible_mask, chosen_entries, entries) = self.t, map(self.tensor_of, operation.ins)
+        aten, (visible_mask, chosen_entries, compressed_entries) = self.t, map(self.tensor_of, operation.ins)
         self.values.pop(id(operation.ins[2]), None)
         if self.reads_selected(chosen_entries.shape[1]):
             entry_indices = aten.unsqueeze(aten.select(chosen_entries, 1), -1)
             self.bind(
                 operation.outs[1],
-                aten.gather(entries, aten.expand(entry_indices, (*entry_indices.shape[:-1], entries.shape[-1]))),
+                aten.gather(
+                    compressed_entries,
+                    aten.expand(entry_indices, (*entry_indices.shape[:-1], compressed_entries.shape[-1])),
+                ),
             )
             self.bind(operation.outs[0], aten.slice(visible_mask, chosen_entries.shape[-1]))
             return
-        self.bind(operation.outs[1], entries)
+        self.bind(operation.outs[1], compressed_entries)
         selected_mask = aten.scatter(
             aten.expand(aten.like(visible_mask), (chosen_entries.shape[0], *visible_mask.shape)), chosen_entries
         )
@@ -162,10 +174,13 @@ class EntryKernels(AttentionVariantKernels):
     def do_per_group(self, operation: Step) -> None:
         """Applies one linear layer per group, as GroupMap.forward does."""
         aten, output = self.t, operation.outs[0]
-        x, (groups, rank_per_group) = self.flat_tensor(operation.ins[0], operation), (axis.size for axis in output.axes)
+        x, (group_count, rank_per_group) = (
+            self.flat_tensor(operation.ins[0], operation),
+            (axis.size for axis in output.axes),
+        )
         self.frames[-1].local_tensors["out"] = x
-        group_width = exact_div(x.shape[-1], groups)
-        rows = aten.transpose(aten.flatten(aten.unflatten(x, -1, (groups, group_width)), 0, 1), 0, 1)
-        weight = self.weight(f"{operation.name}.weight", (groups, rank_per_group, group_width))
-        products = aten.transpose(aten.matmul(rows, aten.transpose(weight, 1, 2)), 0, 1)
-        self.store_tensor(output, aten.unflatten(products, 0, x.shape[:2]))
+        group_width = exact_div(x.shape[-1], group_count)
+        grouped_rows = aten.transpose(aten.flatten(aten.unflatten(x, -1, (group_count, group_width)), 0, 1), 0, 1)
+        weight = self.weight(f"{operation.name}.weight", (group_count, rank_per_group, group_width))
+        group_products = aten.transpose(aten.matmul(grouped_rows, aten.transpose(weight, 1, 2)), 0, 1)
+        self.store_tensor(output, aten.unflatten(group_products, 0, x.shape[:2]))

@@ -31,20 +31,20 @@ GATE_AND_UP = ("gate_proj", "up_proj")
 class ExpertKernels(Lowering):
     """Experts as in the reference with `grouped_experts`."""
 
-    def flat_rows(self, x: Tensor, axes: int = 1) -> Tensor:
+    def flat_rows(self, x: Tensor, axis_count: int = 1) -> Tensor:
         """Flattens [batch, rows, …] to [batch · rows, elements], except rows sorted by expert.
 
-        axes: the axes of one row.
+        axis_count: the axes of one row.
         """
-        if axes > 1:
-            return self.t.flatten(self.t.flatten(x, 0, len(x.shape) - axes - 1), 1)
+        if axis_count > 1:
+            return self.t.flatten(self.t.flatten(x, 0, len(x.shape) - axis_count - 1), 1)
         return self.t.with_shape(x, (count(x.shape[:-1]), x.shape[-1]))
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
     def do_route(self, operation: Step) -> None:
         aten, route_options = self.t, operation.options
-        inputs = dict(zip(route_options["beside"], operation.ins[1:], strict=True))
+        inputs_by_name = dict(zip(route_options["beside"], operation.ins[1:], strict=True))
         if route_options["scoring"] == "softmax of chosen":
             logits, expert_indices = aten.topk(
                 aten.to(self.tensor_read_by(operation, operation.ins[0]), FLOAT32), route_options["top_k"]
@@ -52,32 +52,36 @@ class ExpertKernels(Lowering):
             weights = aten.softmax(logits)
         else:
             scores = self.router_scores(self.tensor_read_by(operation, operation.ins[0]), route_options["scoring"])
-            if "table" in inputs:
+            if "table" in inputs_by_name:
                 expert_indices = aten.new_tensor((*scores.shape[:-1], route_options["top_k"]), INT64)
             else:
-                expert_indices = self.top_experts(scores, route_options["top_k"], inputs.get("correction"))
+                expert_indices = self.top_experts(scores, route_options["top_k"], inputs_by_name.get("correction"))
             weights = self.weights_of_experts(scores, expert_indices)
-            if "scale" in inputs:
-                weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs["scale"]), expert_indices))
+            if "scale" in inputs_by_name:
+                weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs_by_name["scale"]), expert_indices))
             if route_options["skip"]:
                 is_skipped = aten.compare(expert_indices)
                 weights, expert_indices = aten.masked_fill(weights, is_skipped), aten.like(expert_indices)
         for flow_value, x in zip(operation.outs, (weights, expert_indices), strict=True):
             self.store_tensor(flow_value, x)
 
-    def router_scores(self, logits: Tensor, scoring: str) -> Tensor:
+    def router_scores(self, logits: Tensor, score_function: str) -> Tensor:
         """Converts logits to scores, in float32."""
         aten = self.t
         logits = aten.to(logits, FLOAT32)
-        if scoring == "softmax":
+        if score_function == "softmax":
             return aten.softmax(logits)
         return (
-            aten.function("sigmoid", logits) if scoring == "sigmoid" else aten.sqrt(aten.function("softplus", logits))
+            aten.function("sigmoid", logits)
+            if score_function == "sigmoid"
+            else aten.sqrt(aten.function("softplus", logits))
         )
 
-    def top_experts(self, scores: Tensor, top_k: int, correction: Value | None) -> Tensor:
+    def top_experts(self, scores: Tensor, top_k: int, score_correction: Value | None) -> Tensor:
         """Returns the experts with the highest corrected scores."""
-        return self.t.topk(scores if correction is None else self.t.add(scores, self.tensor_of(correction)), top_k)[1]
+        return self.t.topk(
+            scores if score_correction is None else self.t.add(scores, self.tensor_of(score_correction)), top_k
+        )[1]
 
     def weights_of_experts(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
         """Returns the scores of the chosen experts, divided by the sum of these scores."""
@@ -88,11 +92,12 @@ class ExpertKernels(Lowering):
 
     def do_product_keys(self, operation: Step) -> None:
         aten, grid_side = self.t, operation.options["side"].size
-        rows, columns = aten.split(
+        row_scores, column_scores = aten.split(
             aten.to(self.tensor_read_by(operation, operation.ins[0]), FLOAT32), (grid_side, grid_side)
         )
         top_scores, top_indices = aten.topk(
-            aten.flatten(aten.add(aten.unsqueeze(rows, 3), aten.unsqueeze(columns, 2)), 2), operation.options["top_k"]
+            aten.flatten(aten.add(aten.unsqueeze(row_scores, 3), aten.unsqueeze(column_scores, 2)), 2),
+            operation.options["top_k"],
         )
         self.store_tensor(operation.outs[0], aten.to(aten.softmax(top_scores), self.dtype))
         self.store_tensor(operation.outs[1], top_indices)
@@ -138,8 +143,8 @@ class ExpertKernels(Lowering):
         """
         for module_frame in reversed(self.frames):
             if index_name in module_frame.local_tensors:
-                tensor: Tensor = module_frame.local_tensors[index_name]
-                return tensor
+                index_tensor: Tensor = module_frame.local_tensors[index_name]
+                return index_tensor
         raise self.unsupported("no kernels for experts without a router")
 
     def do_to_tokens(self, operation: Step) -> None:
@@ -184,8 +189,8 @@ class ExpertKernels(Lowering):
     def do_experts(self, operation: Step) -> None:
         aten, output, experts = self.t, operation.outs[0], operation.options["experts"].size
         x = self.flat_rows(self.tensor_of(operation.ins[0]), len(operation.ins[0].axes))
-        inputs, outputs = x.shape[1], element_count(output.axes)
-        for row_width in (inputs, outputs):
+        input_width, output_width = x.shape[1], element_count(output.axes)
+        for row_width in (input_width, output_width):
             if isinstance(row_width, int) and row_width * x.dtype.bytes % ALIGNED:
                 raise self.unsupported(
                     f"{row_width} elements of {x.dtype} are {row_width * x.dtype.bytes} bytes; a grouped product "
@@ -199,20 +204,26 @@ class ExpertKernels(Lowering):
         if len(linear_steps) > 1:
             if self.adapters is not None and self.adapters.experts:  # one adapter stands beside the fused weight
                 weights = [
-                    self.expert_weight(operation, (experts, outputs * len(linear_steps), inputs), len(linear_steps))
+                    self.expert_weight(
+                        operation, (experts, output_width * len(linear_steps), input_width), len(linear_steps)
+                    )
                 ]
             else:
                 weights = [
-                    self.slices_of_experts(linear_step, self.expert_weight(linear_step, (experts, outputs, inputs)))
+                    self.slices_of_experts(
+                        linear_step, self.expert_weight(linear_step, (experts, output_width, input_width))
+                    )
                     for linear_step in linear_steps
                 ]
             matrices = [aten.transpose(weight, 1, 2) for weight in weights]
             del weights
-            product = aten.grouped_mm(x, matrices[0], group_ends, *matrices[1:])
-            for linear_step, y in zip(linear_steps, aten.split(product, [outputs] * len(linear_steps)), strict=True):
+            grouped_product = aten.grouped_mm(x, matrices[0], group_ends, *matrices[1:])
+            for linear_step, y in zip(
+                linear_steps, aten.split(grouped_product, [output_width] * len(linear_steps)), strict=True
+            ):
                 self.store_tensor(linear_step.outs[0], y)
             return
-        weight = self.slices_of_experts(operation, self.expert_weight(operation, (experts, outputs, inputs)))
+        weight = self.slices_of_experts(operation, self.expert_weight(operation, (experts, output_width, input_width)))
         if x.dtype is not weight.dtype:
             raise self.unsupported(
                 f"torch has no grouped product of {x.dtype} rows and {weight.dtype} weights, and casts neither under "
@@ -224,7 +235,7 @@ class ExpertKernels(Lowering):
             y = aten.add(
                 y,
                 aten.index_select(
-                    self.weight(f"{operation.name}.bias", (experts, outputs)), self.expert_row_index("expert")
+                    self.weight(f"{operation.name}.bias", (experts, output_width)), self.expert_row_index("expert")
                 ),
             )
         self.store_tensor(output, y)
@@ -245,24 +256,24 @@ class ExpertKernels(Lowering):
 
         return record(self.graph, "select", (weight,), weight.view(weight.shape, weight.strides), backward)
 
-    def _linear_steps_run_with(self, step: Step) -> list[Step]:
+    def _linear_steps_run_with(self, operation: Step) -> list[Step]:
         """Returns the experts' linear layers that run as one product with this step, in order.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """
         is_fused = self.choices.like_classes if self.adapters is None else self.adapters.experts
-        if not is_fused or step.name not in GATE_AND_UP:
-            return [step]
+        if not is_fused or operation.name not in GATE_AND_UP:
+            return [operation]
         linear_steps = [
             scope_item
             for scope_item in self.frames[-1].scope.items
             if isinstance(scope_item, Step)
             and scope_item.verb == "experts"
             and scope_item.name in GATE_AND_UP
-            and scope_item.ins[0] is step.ins[0]
+            and scope_item.ins[0] is operation.ins[0]
             and not scope_item.options["bias"]
         ]
-        return linear_steps if len(linear_steps) == len(GATE_AND_UP) else [step]
+        return linear_steps if len(linear_steps) == len(GATE_AND_UP) else [operation]
 
     def ends_of_groups(self, experts: int, has_identities: bool) -> Tensor:
         """Returns the cumulative row count per expert, computed by the experts' first linear layer."""
@@ -277,9 +288,11 @@ class ExpertKernels(Lowering):
         return group_ends
 
     def core_IdentityExperts(self, operation: Step) -> None:
-        rows, y = (self.flat_rows(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins)
+        expert_rows, y = (
+            self.flat_rows(self.tensor_of(input_value), len(input_value.axes)) for input_value in operation.ins
+        )
         identity_rows = self.frames[-1].local_tensors["identity"]
-        self.store_tensor(operation.outs[0], self.t.where(self.t.unsqueeze(identity_rows, 1), rows, y))
+        self.store_tensor(operation.outs[0], self.t.where(self.t.unsqueeze(identity_rows, 1), expert_rows, y))
 
     def core_ExpertRows(self, operation: Step) -> None:
         """Runs experts of one hidden unit, with input and output vectors looked up per token."""

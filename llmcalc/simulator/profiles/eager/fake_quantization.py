@@ -33,15 +33,19 @@ class FakeQuantizationKernels(BasicKernels):
             return x, weight
         if weight.dtype is UINT8:
             raise self.unsupported("--fake-quantize rounds no quantized weights; expected --base none", operation.name)
-        row_count, columns = weight.shape
-        if columns % qat_scheme.group_size:
+        row_count, column_count = weight.shape
+        if column_count % qat_scheme.group_size:
             return x, weight
-        group_size, path = qat_scheme.group_size, (*self.module_path(), operation.name)
-        x = self._round_by_groups(x, x.shape, (*path, "activation_fake_quantizer"), is_symmetric=False)
+        group_size, scale_path = qat_scheme.group_size, (*self.module_path(), operation.name)
+        x = self._round_by_groups(x, x.shape, (*scale_path, "activation_fake_quantizer"), is_symmetric=False)
         grouped_shape = (
-            (row_count, columns) if group_size == columns else (row_count, columns // group_size, group_size)
+            (row_count, column_count)
+            if group_size == column_count
+            else (row_count, column_count // group_size, group_size)
         )
-        return x, self._round_by_groups(weight, grouped_shape, (*path, "weight_fake_quantizer"), is_symmetric=True)
+        return x, self._round_by_groups(
+            weight, grouped_shape, (*scale_path, "weight_fake_quantizer"), is_symmetric=True
+        )
 
     def _round_by_groups(self, x: Tensor, grouped_shape: Shape, quantizer_path: Path, is_symmetric: bool) -> Tensor:
         """Returns x rounded in groups along the last axis of a shape. The quantizer's module keeps scales."""
@@ -77,7 +81,7 @@ class FakeQuantizationKernels(BasicKernels):
         aten = self.t
         codes = aten.clamp(
             aten.add(self._round_to_integers(aten.mul(aten.reshape(x, grouped_shape), aten.like(scale))), zero_point),
-            both=True,
+            has_both_limits=True,
         )
         return aten.reshape(codes, x.shape)
 

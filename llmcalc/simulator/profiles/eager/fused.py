@@ -96,7 +96,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             return self.t.to(
                 self.norm(self.t.to(x, FLOAT32), copy_spec, norm_name, shape, groups, module_path), x.dtype
             )
-        autograd_graph, rows = self.graph, (*x.shape[:-1], 1)
+        autograd_graph, statistics_shape = self.graph, (*x.shape[:-1], 1)
         weight = self.norm_factor(spec, norm_name, shape, module_path) if spec.weight else None
         bias = self.weight(f"{norm_name}.bias", shape, module_path) if spec.has_bias else None
         inputs = [tensor for tensor in (x, weight, None if spec.type == "rmsnorm" else bias) if tensor is not None]
@@ -116,11 +116,20 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             return input_gradients
 
         input_copy = dense(x)
-        output = autograd_graph.new_tensor(x.shape, x.dtype)
-        statistics = [autograd_graph.new_tensor(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
+        normed_output = autograd_graph.new_tensor(x.shape, x.dtype)
+        row_statistics = [
+            autograd_graph.new_tensor(statistics_shape, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)
+        ]
         del input_copy
         normed = record(
-            autograd_graph, "norm", inputs, output, backward, x, *statistics, *([] if weight is None else [weight])
+            autograd_graph,
+            "norm",
+            inputs,
+            normed_output,
+            backward,
+            x,
+            *row_statistics,
+            *([] if weight is None else [weight]),
         )
         return self.t.add(normed, bias) if spec.type == "rmsnorm" and bias is not None else normed
 
@@ -147,7 +156,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             super().do_mul(operation)
             return
         gate, up_projection = map(self.tensor_of, operation.ins)
-        output = self.t.like(gate, up_projection)
+        gated_output = self.t.like(gate, up_projection)
         shapes = [(input_value.shape, input_value.dtype) for input_value in (gate, up_projection)]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *inputs: Tensor) -> Sequence[Gradient]:
@@ -158,8 +167,10 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 for shape_and_dtype, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
 
-        product = record(autograd_graph, "glu", (gate, up_projection), output, backward, gate, up_projection)
-        self.store_tensor(operation.outs[0], product)
+        gated_product = record(
+            autograd_graph, "glu", (gate, up_projection), gated_output, backward, gate, up_projection
+        )
+        self.store_tensor(operation.outs[0], gated_product)
 
     def _is_activation_output(self, flow_value: Value) -> bool:
         scope_items = self.frames[-1].scope.items
@@ -195,9 +206,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
 
     def output_rows(self, operation: Step) -> Number:
-        rows, last_rows = super().output_rows(operation), self.choices.logits_to_keep
+        row_count, last_rows = super().output_rows(operation), self.choices.logits_to_keep
         skips_prompt = self.choices.cross_entropy == "selective" and operation.outs[0] is self.result
-        return min(rows, last_rows + 1) if skips_prompt and last_rows is not None else rows
+        return min(row_count, last_rows + 1) if skips_prompt and last_rows is not None else row_count
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.choices.cross_entropy == "selective":
@@ -226,16 +237,18 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     @compared(COMPILED, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
         """Computes cross-entropy of logits [tokens, vocabulary] with torch.compile, which saves two numbers per row."""
-        autograd_graph, rows = self.graph, (logits.shape[0], 1)
-        row_maxima = autograd_graph.new_tensor(rows, FLOAT32)
-        exponential_sum = autograd_graph.new_tensor(rows, FLOAT32)
-        output = autograd_graph.new_tensor((), FLOAT32)
+        autograd_graph, statistics_shape = self.graph, (logits.shape[0], 1)
+        row_maxima = autograd_graph.new_tensor(statistics_shape, FLOAT32)
+        exponential_sum = autograd_graph.new_tensor(statistics_shape, FLOAT32)
+        loss_scalar = autograd_graph.new_tensor((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             return (autograd_graph.new_tensor(shape, dtype),)
 
-        return record(autograd_graph, "cross_entropy", (logits,), output, backward, logits, row_maxima, exponential_sum)
+        return record(
+            autograd_graph, "cross_entropy", (logits,), loss_scalar, backward, logits, row_maxima, exponential_sum
+        )
 
     @compared(LIGER, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -252,9 +265,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             safe_labels = aten.like(labels)
             aten.new_tensor((), INT64)
             del safe_labels
-        output = aten.new_tensor((), logits.dtype)
+        loss_scalar = aten.new_tensor((), logits.dtype)
         del losses, is_counted
-        return record(self.graph, "cross_entropy", (logits,), output, lambda g, _, gradient: (gradient,), logits)
+        return record(self.graph, "cross_entropy", (logits,), loss_scalar, lambda g, _, gradient: (gradient,), logits)
 
     @compared(CHOSEN, cross_entropy="selective")
     def _selective_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -278,13 +291,13 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         aten = self.t
         if logits.dtype is FLOAT32:
             label_logits = aten.gather(logits, labels)
-            log_sums = aten.stack([aten.logsumexp(rows) for rows in aten.unbind(logits)])
+            log_sums = aten.stack([aten.logsumexp(sequence_logits) for sequence_logits in aten.unbind(logits)])
             return aten.squeeze(aten.sub(label_logits, aten.unsqueeze(log_sums, 2)))
         label_log_probs: list[Tensor] = []
-        for rows, row_labels in zip(aten.unbind(logits), aten.unbind(labels), strict=True):
-            log_probs = aten.log_softmax(rows)
+        for sequence_logits, row_labels in zip(aten.unbind(logits), aten.unbind(labels), strict=True):
+            log_probs = aten.log_softmax(sequence_logits)
             label_log_probs.append(aten.gather(log_probs, row_labels))
-        del rows, log_probs, row_labels
+        del sequence_logits, log_probs, row_labels
         return aten.squeeze(aten.stack(label_log_probs))
 
     def _entropies(self, logits: Tensor) -> Tensor:
@@ -295,10 +308,10 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         for first_row in range(0, logit_rows.shape[0], ENTROPY_ROWS):
             log_probs = aten.log_softmax(aten.slice(logit_rows, min(ENTROPY_ROWS, logit_rows.shape[0] - first_row), 0))
             probabilities = aten.scale(log_probs, "exp")
-            product = aten.mul(probabilities, log_probs)
+            weighted_log_probs = aten.mul(probabilities, log_probs)
             del probabilities
-            entropy_sum = aten.sum(product)
-            del product
+            entropy_sum = aten.sum(weighted_log_probs)
+            del weighted_log_probs
             entropies.append(aten.scale(entropy_sum, "neg"))
             del entropy_sum
         return aten.cat(entropies, 0)
@@ -406,7 +419,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 if not writes_in_place:
                     logits = None
             del chunk_input, logits
-            output = aten.new_tensor((), FLOAT32)
+            loss_scalar = aten.new_tensor((), FLOAT32)
         del losses, is_counted
         present_gradients = [tensor for tensor in gradients if tensor is not None]
         has_gradient = [tensor is not None for tensor in gradients]
@@ -416,7 +429,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
 
         del gradients
-        return record(autograd_graph, "linear_cross_entropy", inputs, output, backward, *present_gradients)
+        return record(autograd_graph, "linear_cross_entropy", inputs, loss_scalar, backward, *present_gradients)
 
     @compared(LIGER_GRPO, cross_entropy="selective-chunked")
     def _chunked_log_probabilities(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -429,20 +442,20 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
         """
         aten, autograd_graph, (batch, tokens, width) = self.t, self.graph, x.shape
-        completion = min(self.choices.logits_to_keep or tokens - 1, tokens - 1)
-        x = aten.slice(aten.slice(x, tokens - 1, 1), completion, 1)
+        completion_tokens = min(self.choices.logits_to_keep or tokens - 1, tokens - 1)
+        x = aten.slice(aten.slice(x, tokens - 1, 1), completion_tokens, 1)
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
         with autograd_graph.no_grad():
-            output = aten.new_tensor((), FLOAT32)
+            loss_scalar = aten.new_tensor((), FLOAT32)
             gradients = [aten.like(tensor) for tensor in (weight, bias) if tensor is not None and tensor.needs_grad]
             input_gradients: list[Tensor] = []
             for _sequence in range(batch):
-                rows = x.view((completion, width), x.strides[1:])
-                log_probabilities, log_sums = self._streamed_log_probabilities(rows, weight, bias)
-                input_gradients.append(self._streamed_gradients(rows, weight, bias, log_sums))
+                flat_rows = x.view((completion_tokens, width), x.strides[1:])
+                log_probabilities, log_sums = self._streamed_log_probabilities(flat_rows, weight, bias)
+                input_gradients.append(self._streamed_gradients(flat_rows, weight, bias, log_sums))
                 del log_probabilities, log_sums
             input_gradient = aten.cat(input_gradients, 0)
-            input_gradient = aten.reshape(input_gradient, (batch, completion, width))
+            input_gradient = aten.reshape(input_gradient, (batch, completion_tokens, width))
         del input_gradients
         has_gradient = [tensor.needs_grad for tensor in inputs]
 
@@ -450,13 +463,15 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             saved_gradients = iter(saved_tensors)
             return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
 
-        return record(autograd_graph, "linear_log_probabilities", inputs, output, backward, input_gradient, *gradients)
+        return record(
+            autograd_graph, "linear_log_probabilities", inputs, loss_scalar, backward, input_gradient, *gradients
+        )
 
-    def _vocabulary_logits(self, rows: Tensor, weight: Tensor, bias: Tensor | None, part_size: int) -> Tensor:
+    def _vocabulary_logits(self, flat_rows: Tensor, weight: Tensor, bias: Tensor | None, part_size: int) -> Tensor:
         """Returns the float32 logits of rows [tokens, hidden] for a part of the vocabulary of this size."""
         aten = self.t
-        weight_part = aten.to(aten.slice(weight, part_size, 0), rows.dtype)
-        logits = aten.product(rows, aten.transpose(weight_part, 0, 1))
+        weight_part = aten.to(aten.slice(weight, part_size, 0), flat_rows.dtype)
+        logits = aten.product(flat_rows, aten.transpose(weight_part, 0, 1))
         del weight_part
         logits = aten.to(logits, FLOAT32)
         if bias is not None:
@@ -468,24 +483,24 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         aten = self.t
         log_probabilities, log_sums = (aten.new_tensor(x.shape[:1], FLOAT32) for _ in range(2))
         for row_count in _part_sizes(x.shape[0], LIGER_ROWS):
-            rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
+            sliced_rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
             row_maxima, exponential_sums, label_logits = (aten.new_tensor(row_shape, FLOAT32) for _ in range(3))
             row_indices = aten.new_tensor(row_shape, INT64)
-            logits = exponentials = max_logits = rescale = is_label = label_indices = None
+            logits = exponentials = max_logits = rescale_factor = is_label = label_indices = None
             for part_size in _part_sizes(weight.shape[0], LIGER_VOCABULARY):
-                logits = self._vocabulary_logits(rows, weight, bias, part_size)
+                logits = self._vocabulary_logits(sliced_rows, weight, bias, part_size)
                 max_logits = aten.new_tensor(row_shape, FLOAT32)
                 new_maxima = aten.new_tensor(row_shape, FLOAT32)
-                rescale = aten.scale(aten.sub(row_maxima, new_maxima), "exp")
+                rescale_factor = aten.scale(aten.sub(row_maxima, new_maxima), "exp")
                 exponentials = aten.scale(aten.sub(logits, aten.unsqueeze(new_maxima, 1)), "exp")
-                exponential_sums = aten.add(aten.mul(exponential_sums, rescale), aten.sum(exponentials))
+                exponential_sums = aten.add(aten.mul(exponential_sums, rescale_factor), aten.sum(exponentials))
                 row_maxima = new_maxima
                 is_label, label_indices = self._labels_in_part(row_count)
                 label_logits_of_part = aten.new_tensor(row_shape, FLOAT32)
                 aten.like(label_logits_of_part)
                 del label_logits_of_part
             aten.add(row_maxima, aten.scale(exponential_sums, "log"))
-            del logits, exponentials, max_logits, rescale, is_label, label_indices, row_indices, label_logits
+            del logits, exponentials, max_logits, rescale_factor, is_label, label_indices, row_indices, label_logits
         return log_probabilities, log_sums
 
     def _labels_in_part(self, row_count: int) -> tuple[Tensor, Tensor]:
@@ -510,11 +525,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         weight_gradient = aten.new_tensor(weight.shape, FLOAT32) if weight.needs_grad else None
         bias_gradient = aten.new_tensor(weight.shape[:1], FLOAT32) if trains_bias else None
         for row_count in _part_sizes(x.shape[0], LIGER_ROWS):
-            rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
+            sliced_rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
             row_indices = aten.new_tensor(row_shape, INT64)
             logits = probabilities = gradient = is_label = label_indices = None
             for part_size in _part_sizes(weight.shape[0], LIGER_VOCABULARY):
-                logits = self._vocabulary_logits(rows, weight, bias, part_size)
+                logits = self._vocabulary_logits(sliced_rows, weight, bias, part_size)
                 row_log_sums = aten.unsqueeze(aten.slice(log_sums, row_count, 0), 1)
                 probabilities = aten.scale(aten.sub(logits, row_log_sums), "exp")
                 negated_gradients = aten.scale(aten.slice(row_gradients, row_count, 0), "neg")
@@ -523,7 +538,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 is_label, label_indices = self._labels_in_part(row_count)
                 aten.product(gradient, aten.to(aten.slice(weight, part_size, 0), FLOAT32))
                 if weight_gradient is not None:
-                    aten.product(aten.transpose(gradient, 0, 1), aten.to(rows, FLOAT32))
+                    aten.product(aten.transpose(gradient, 0, 1), aten.to(sliced_rows, FLOAT32))
                 if bias_gradient is not None:
                     aten.new_tensor((part_size,), FLOAT32)
             del logits, probabilities, gradient, is_label, label_indices, row_indices

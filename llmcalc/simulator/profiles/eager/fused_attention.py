@@ -75,9 +75,9 @@ class FusedAttention(AttentionKernels):
             q, k, v = (self.t.contiguous(x) for x in (q, k, v))
         is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         if self.choices.attention == "sdpa":
-            output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
+            attention_output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
         elif self.choices.attention == "flash":
-            output = self.run_attention_core(self.flash, *self._attention_operands(q, k, v), sinks)
+            attention_output = self.run_attention_core(self.flash, *self._attention_operands(q, k, v), sinks)
         else:
             has_window = operation.options.get("window") is not None or operation.options.get("chunk") is not None
             if has_window or operation.options["cap"] is not None:
@@ -88,9 +88,13 @@ class FusedAttention(AttentionKernels):
             is_masked = operation.options["causal"] and not is_cross_attention
             dropout = operation.options["dropout"]
             q, k, v = self._attention_operands(q, k, v)
-            output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v)
-        output = self.t.transpose(output, 1, 2)
-        self.store_tensor(operation.outs[0], self.t.contiguous(output) if self.choices.like_classes else output)
+            attention_output = self.run_attention_core(
+                lambda q, k, v: self.sdpa_math(q, k, v, is_masked, dropout), q, k, v
+            )
+        attention_output = self.t.transpose(attention_output, 1, 2)
+        self.store_tensor(
+            operation.outs[0], self.t.contiguous(attention_output) if self.choices.like_classes else attention_output
+        )
 
     def _attention_operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Casts queries, keys and values to the autocast format (aten/src/ATen/autocast_mode.h)."""
@@ -110,12 +114,12 @@ class FusedAttention(AttentionKernels):
         `mha_bwd`).
         """
         autograd_graph, allocates_workspace = self.graph, self.choices.on_gpu
-        batch, heads, queries, _ = q.shape
+        batch, heads, query_count, _ = q.shape
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         kernel_name = "flash_attention"
-        output = autograd_graph.operation_result(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
-        logsumexp = autograd_graph.operation_result(kernel_name, (batch, heads, queries), FLOAT32)
-        seed = autograd_graph.operation_result(kernel_name, (2,), INT64)
+        attention_output = autograd_graph.operation_result(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
+        logsumexp = autograd_graph.operation_result(kernel_name, (batch, heads, query_count), FLOAT32)
+        dropout_seed = autograd_graph.operation_result(kernel_name, (2,), INT64)
         unused_offset = autograd_graph.operation_result(kernel_name, (), INT64)
         shapes, repeats_keys = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
         sink_inputs = [] if sinks is None else [sinks]
@@ -125,7 +129,7 @@ class FusedAttention(AttentionKernels):
             outputs += [autograd_graph.new_tensor(sink.shape, sink.dtype) for sink in sink_inputs]
             if allocates_workspace:
                 fp32_query_gradient = autograd_graph.new_tensor(shapes[0][0], FLOAT32)
-                logsumexp = autograd_graph.new_tensor((batch, heads, queries), FLOAT32)
+                logsumexp = autograd_graph.new_tensor((batch, heads, query_count), FLOAT32)
                 repeated_gradients = [
                     autograd_graph.new_tensor((batch, heads, *shape[2:]), output_gradient.dtype)
                     for shape, _ in shapes[1:]
@@ -136,7 +140,16 @@ class FusedAttention(AttentionKernels):
 
         inputs = (q, k, v, *sink_inputs)
         return record(
-            autograd_graph, kernel_name, inputs, output, backward, *inputs, output, logsumexp, seed, unused_offset
+            autograd_graph,
+            kernel_name,
+            inputs,
+            attention_output,
+            backward,
+            *inputs,
+            attention_output,
+            logsumexp,
+            dropout_seed,
+            unused_offset,
         )
 
     @compared(SDPA, attention="sdpa")
@@ -147,23 +160,23 @@ class FusedAttention(AttentionKernels):
         """
         if operation.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", operation.name)
-        kernel_choices, queries, keys, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
-        causal = operation.options["causal"] and not is_cross_attention and not is_size_one(queries)
+        kernel_choices, query_count, key_count, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
+        causal = operation.options["causal"] and not is_cross_attention and not is_size_one(query_count)
         window_sizes = [operation.options.get(option_name) for option_name in ("window", "chunk")]
         is_limited = any(
-            isinstance(window_size, int) and isinstance(keys, int) and window_size < keys
+            isinstance(window_size, int) and isinstance(key_count, int) and window_size < key_count
             for window_size in window_sizes
         )
-        is_limited = is_limited and not is_size_one(queries)
-        is_masked = is_limited or (causal and queries != keys)
+        is_limited = is_limited and not is_size_one(query_count)
+        is_masked = is_limited or (causal and query_count != key_count)
         dropout = operation.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
-        bias = self.bias_as_mask(operation, queries, keys, causal) if operation.options["biased"] else None
+        bias = self.bias_as_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
         mask_trained = bias is not None and recorded(self.graph, (bias,))
-        selection = self.tensor_of(operation.ins[-1]) if operation.options["narrowed"] else None
-        is_masked = is_masked or bias is not None or selection is not None
+        selection_mask = self.tensor_of(operation.ins[-1]) if operation.options["narrowed"] else None
+        is_masked = is_masked or bias is not None or selection_mask is not None
         is_trained = recorded(self.graph, (q, k, v))
         dtype = self.graph.autocast or q.dtype
-        sdpa_call = SdpaCall(dtype, q.shape[-1], v.shape[-1], keys, is_masked, is_trained, dropout, mask_trained)
+        sdpa_call = SdpaCall(dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, mask_trained)
         backend = sdpa_backend(kernel_choices.capability, sdpa_call)
         is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and is_grouped_query and backend == "efficient":
@@ -188,21 +201,21 @@ class FusedAttention(AttentionKernels):
                 v,
                 bias,
             )
-        mask = selection
+        mask = selection_mask
         if is_masked and mask is None:
-            mask = self.mask(operation, queries, keys)
+            mask = self.mask(operation, query_count, key_count)
         if backend == "flash":
             return self.run_attention_core(self.flash, q, k, v)
         if backend == "math":
             adds_mask = causal or mask is not None
             return self.run_attention_core(
-                lambda q, k, v: self.sdpa_math(q, k, v, adds_mask, dropout, selection), q, k, v
+                lambda q, k, v: self.sdpa_math(q, k, v, adds_mask, dropout, selection_mask), q, k, v
             )
         if backend == "cpu":
             return self.run_attention_core(lambda q, k, v: self.cpu_attention(q, k, v, mask), q, k, v)
         return self.run_attention_core(lambda q, k, v: self.sdpa_kernel(q, k, v, mask, backend == "efficient"), q, k, v)
 
-    def bias_as_mask(self, operation: Step, queries: Any, keys: Any, causal: bool) -> Tensor:
+    def bias_as_mask(self, operation: Step, query_count: Any, key_count: Any, causal: bool) -> Tensor:
         """Returns the bias as a contiguous mask [1, heads, queries, keys], a constant at keys that are not visible.
 
         Source: transformers/integrations/sdpa_attention.py, `create_position_bias_mask`.
@@ -210,7 +223,7 @@ class FusedAttention(AttentionKernels):
         aten = self.t
         bias = aten.unsqueeze(self.tensor_of(operation.ins[3]), 0)
         if causal:
-            visible_keys = self._visible_keys(queries, keys, causal, None, None)
+            visible_keys = self._visible_keys(query_count, key_count, causal, None, None)
             return aten.clone(aten.masked_fill(bias, visible_keys))
         return aten.contiguous(bias)
 
@@ -235,19 +248,21 @@ class FusedAttention(AttentionKernels):
         that of flash attention.
         """
         autograd_graph, allocates_workspace = self.graph, self.choices.on_gpu
-        batch, heads, queries, _ = q.shape
+        batch, heads, query_count, _ = q.shape
         kernel_name = "efficient_attention" if is_efficient else "cudnn_attention"
         bias = [] if mask is None else [self._additive_mask(mask, q, is_efficient)]
         trained_masks = [] if trained_mask is None else [self._expanded_mask(trained_mask, batch, is_efficient)]
         mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
         output_shape = (*q.shape[:-1], v.shape[-1])
-        output = (
+        attention_output = (
             self._by_token(kernel_name, output_shape, q.dtype) if is_efficient else self._as_queries(kernel_name, q, v)
         )
-        padded_queries = ceil_div(queries, 32) * 32 if is_efficient else queries
+        padded_queries = ceil_div(query_count, 32) * 32 if is_efficient else query_count
         needs_gradient = recorded(autograd_graph, (q, k, v))
         row_sum_shape = (
-            (batch, heads, (padded_queries if needs_gradient else 0)) if is_efficient else (batch, heads, queries, 1)
+            (batch, heads, (padded_queries if needs_gradient else 0))
+            if is_efficient
+            else (batch, heads, query_count, 1)
         )
         row_sums = autograd_graph.operation_result(kernel_name, row_sum_shape, FLOAT32)
         seed_count = 0 if allocates_workspace and is_efficient else 2
@@ -255,7 +270,7 @@ class FusedAttention(AttentionKernels):
         if allocates_workspace and not is_efficient:
             autograd_graph.new_tensor((CUDNN_WORKSPACE,), UINT8)
         shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
-        workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
+        workspace = FLOAT32.bytes * batch * heads * query_count * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if is_efficient:
@@ -266,7 +281,7 @@ class FusedAttention(AttentionKernels):
                 ]
             outputs += [autograd_graph.new_tensor(*mask_shape) for mask_shape in mask_shapes]
             if allocates_workspace and is_efficient:
-                row_sums_of_gradient = autograd_graph.new_tensor((batch, heads, queries), FLOAT32)
+                row_sums_of_gradient = autograd_graph.new_tensor((batch, heads, query_count), FLOAT32)
                 float_gradient = autograd_graph.new_tensor(shapes[0][0], FLOAT32)
                 del row_sums_of_gradient, float_gradient
             elif allocates_workspace:
@@ -274,29 +289,52 @@ class FusedAttention(AttentionKernels):
             return outputs
 
         inputs = (q, k, v, *trained_masks)
-        return record(autograd_graph, kernel_name, inputs, output, backward, *inputs, *bias, output, row_sums, *seeds)
+        return record(
+            autograd_graph,
+            kernel_name,
+            inputs,
+            attention_output,
+            backward,
+            *inputs,
+            *bias,
+            attention_output,
+            row_sums,
+            *seeds,
+        )
 
     def _expanded_mask(self, mask: Tensor, batch: Any, is_aligned: bool) -> Tensor:
         """Returns one mask per sequence of the batch. Aligned masks are views with rows padded to a multiple of 16."""
-        aten, (_, heads, queries, keys) = self.t, mask.shape
-        if is_aligned and keys % 16:
-            padding = aten.new_tensor((1, heads, queries, ceil_div(keys, 16) * 16 - keys), mask.dtype)
-            mask = aten.slice(aten.cat([mask, padding]), keys)
-        return aten.expand(mask, (batch, heads, queries, keys))
+        aten, (_, heads, query_count, key_count) = self.t, mask.shape
+        if is_aligned and key_count % 16:
+            padding = aten.new_tensor((1, heads, query_count, ceil_div(key_count, 16) * 16 - key_count), mask.dtype)
+            mask = aten.slice(aten.cat([mask, padding]), key_count)
+        return aten.expand(mask, (batch, heads, query_count, key_count))
 
     def cpu_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
         autograd_graph, kernel_name = self.graph, "flash_attention_for_cpu"
-        batch, heads, queries = q.shape[:3]
+        batch, heads, query_count = q.shape[:3]
         bias = [] if mask is None else [self._additive_mask(mask, q, False)]
-        output = self._by_token(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype)
-        row_sums = autograd_graph.operation_result(kernel_name, (batch, queries, heads), FLOAT32)
+        attention_output = self._by_token(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype)
+        row_sums = autograd_graph.operation_result(kernel_name, (batch, query_count, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             return [self._by_token("", shape, output_gradient.dtype) for shape in shapes]
 
-        return record(autograd_graph, kernel_name, (q, k, v), output, backward, q, k, v, output, row_sums, *bias)
+        return record(
+            autograd_graph,
+            kernel_name,
+            (q, k, v),
+            attention_output,
+            backward,
+            q,
+            k,
+            v,
+            attention_output,
+            row_sums,
+            *bias,
+        )
 
     def _by_token(self, operation_name: str, shape: Sizes, dtype: Dtype) -> Tensor:
         """Allocates [batch, heads, tokens, size], stored as [batch, tokens, heads, size].
@@ -320,24 +358,32 @@ class FusedAttention(AttentionKernels):
         transformers expands the mask, [queries, keys], to the sequences of the batch. If the mask must be aligned, a
         copy has rows padded to a multiple of 16.
         """
-        aten, (queries, keys) = self.t, mask.shape[-2:]
+        aten, (query_count, key_count) = self.t, mask.shape[-2:]
         minus_infinity = aten.new_tensor((), q.dtype)
-        bias = aten.new_tensor((q.shape[0], 1, queries, keys), q.dtype)
+        bias = aten.new_tensor((q.shape[0], 1, query_count, key_count), q.dtype)
         del minus_infinity
-        is_copied = is_aligned and keys % 16
-        return aten.new_tensor((q.shape[0], 1, queries, ceil_div(keys, 16) * 16), q.dtype) if is_copied else bias
+        is_copied = is_aligned and key_count % 16
+        return (
+            aten.new_tensor((q.shape[0], 1, query_count, ceil_div(key_count, 16) * 16), q.dtype) if is_copied else bias
+        )
 
     @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(
-        self, q: Tensor, k: Tensor, v: Tensor, is_masked: bool, dropout: float = 0.0, selection: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_masked: bool,
+        dropout: float = 0.0,
+        selection_mask: Tensor | None = None,
     ) -> Tensor:
         """Runs `_scaled_dot_product_attention_math` (aten/src/ATen/native/transformers/attention.cpp).
 
         dropout: the probability of dropout, which runs on the probabilities.
-        selection: the mask of the keys that another part selected; None (default) for the keys of earlier tokens.
+        selection_mask: the mask of the keys that another part selected; None (default) for the keys of earlier tokens.
         """
         aten, dtype = self.t, q.dtype
-        bias = None if selection is None else self._additive_mask(selection, q, False)
+        bias = None if selection_mask is None else self._additive_mask(selection_mask, q, False)
         q, k, v = (aten.to(x, FLOAT32) for x in (q, k, v))
         scaled_q = aten.scale(q)
         mask = self._float_mask(q.shape[2], k.shape[2]) if is_masked and bias is None else bias
@@ -346,9 +392,9 @@ class FusedAttention(AttentionKernels):
             scores = aten.add(scores, mask)
         scores = self.apply_dropout(self._safe_softmax(scores), dropout)
         weights = aten.to(scores, dtype)
-        output = aten.to(aten.matmul(scores, v), dtype)
+        attention_output = aten.to(aten.matmul(scores, v), dtype)
         del weights
-        return output
+        return attention_output
 
     def _safe_softmax(self, scores: Tensor) -> Tensor:
         """Runs `_safe_softmax` (aten/src/ATen/native/transformers/attention.cpp), which marks scores of −∞."""
@@ -357,11 +403,11 @@ class FusedAttention(AttentionKernels):
             self.t.new_tensor(scores.shape, BOOL)
         return probabilities
 
-    def _float_mask(self, queries: Any, keys: Any) -> Tensor:
+    def _float_mask(self, query_count: Any, key_count: Any) -> Tensor:
         """Computes a mask of 0 for visible keys and −∞ elsewhere, in every layer."""
         aten = self.t
-        is_visible = aten.like(aten.new_tensor((queries, keys), BOOL))
+        is_visible = aten.like(aten.new_tensor((query_count, key_count), BOOL))
         zero, minus_infinity = aten.new_tensor((), FLOAT32), aten.new_tensor((), FLOAT32)
-        mask = aten.new_tensor((queries, keys), FLOAT32)
+        mask = aten.new_tensor((query_count, key_count), FLOAT32)
         del is_visible, zero, minus_infinity
         return mask

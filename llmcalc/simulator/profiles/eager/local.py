@@ -58,9 +58,9 @@ class LocalKernels(PositionKernels):
             [neighbour_blocks, aten.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2
         )
 
-    def _cut_to_rows(self, x: Tensor, rows: Any) -> Tensor:
+    def _cut_to_rows(self, x: Tensor, row_count: Any) -> Tensor:
         """Returns the first rows of x, or x if it has no more rows."""
-        return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
+        return x if x.shape[1] == row_count else self.t.slice(x, row_count, 1)
 
     def _split_into_blocks(self, x: Tensor, block_size: Any) -> Tensor:
         """Splits tokens into blocks: [batch, tokens, …] → [batch, blocks, block, …], padded at the end."""
@@ -133,11 +133,11 @@ class LocalKernels(PositionKernels):
         tokens, op = self.run_config.new_rows(operation.outs[0].rows), operation.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
         dropout = operation.options["dropout"]
-        output = self.run_attention_core(
+        attention_output = self.run_attention_core(
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
         )
-        output = self.t.flatten(self.t.transpose(output, -2, -3), 1, 2)
-        self.store_tensor(operation.outs[0], self._cut_to_rows(output, tokens))
+        attention_output = self.t.flatten(self.t.transpose(attention_output, -2, -3), 1, 2)
+        self.store_tensor(operation.outs[0], self._cut_to_rows(attention_output, tokens))
 
     def _local_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None

@@ -47,8 +47,8 @@ class LoraKernels(FakeQuantizationKernels):
         super().do_table(operation)
         adapters, is_read_by_token = self.adapters, operation.options["by"] in ("ids", "known ids")
         if adapters is not None and adapters.library == "peft" and self.recompute.layers and is_read_by_token:
-            rows = self.tensor_of(operation.outs[0])
-            rows.leaf = self.graph.enabled and rows.node is None
+            embedded_rows = self.tensor_of(operation.outs[0])
+            embedded_rows.leaf = self.graph.enabled and embedded_rows.node is None
 
     def _is_quantised(self, operation: Step) -> bool:
         """Whether a weight is quantised: every weight of a layer but a router's, and on request the output head's."""
@@ -68,10 +68,10 @@ class LoraKernels(FakeQuantizationKernels):
         """
         adapters, aten = self.adapters, self.t
         if adapters is not None and adapters.experts:
-            weight, (experts, rows, columns) = super().expert_weight(operation, shape), shape
+            weight, (experts, row_count, column_count) = super().expert_weight(operation, shape), shape
             rank = adapters.rank * matrices
-            lora_a = self.adapter(f"{operation.name}.lora_A.weight", (rank * experts, columns))
-            lora_b = self.adapter(f"{operation.name}.lora_B.weight", (rows, rank * experts))
+            lora_a = self.adapter(f"{operation.name}.lora_A.weight", (rank * experts, column_count))
+            lora_b = self.adapter(f"{operation.name}.lora_B.weight", (row_count, rank * experts))
             low_rank_rows = aten.unflatten(lora_a, 0, (experts, rank))
             low_rank_columns = aten.permute(aten.unflatten(lora_b, 1, (rank, experts)), (2, 0, 1))
             return aten.baddbmm(weight, *(aten.to(x, weight.dtype) for x in (low_rank_columns, low_rank_rows)))
@@ -79,16 +79,16 @@ class LoraKernels(FakeQuantizationKernels):
             return super().expert_weight(operation, shape)
         if adapters.base == "int8":
             raise self.unsupported("experts in 8 bits are not modelled; expected --base nf4", operation.name)
-        experts, rows, columns = shape
-        self._new_quantised_weight(operation.name, experts * rows, columns)
+        experts, row_count, column_count = shape
+        self._new_quantised_weight(operation.name, experts * row_count, column_count)
         return self._decode_weight(shape, self.dtype)
 
-    def _new_quantised_weight(self, parameter_name: str, rows: Number, columns: Number) -> Tensor:
+    def _new_quantised_weight(self, parameter_name: str, row_count: Number, column_count: Number) -> Tensor:
         assert self.adapters is not None
-        path = self.module_path()
+        weight_path = self.module_path()
         codes, *_ = [
-            self.parameter((*path, f"{parameter_name}.weight{tensor_suffix}"), (elements,), dtype, trained=False)
-            for tensor_suffix, (elements, dtype) in self.adapters.stored_tensors(rows, columns).items()
+            self.parameter((*weight_path, f"{parameter_name}.weight{tensor_suffix}"), (elements,), dtype, trained=False)
+            for tensor_suffix, (elements, dtype) in self.adapters.stored_tensors(row_count, column_count).items()
         ]
         return codes
 
@@ -149,7 +149,7 @@ class LoraKernels(FakeQuantizationKernels):
         return self.choices.like_classes and self.adapters is None and bool(operation.options.get("fused"))
 
     def _joined_layer(self, operation: Step) -> str:
-        """Returns the layer in which the model's class has a projection with others; empty without such adapters."""
+        """Returns the class's layer that computes a projection with others; empty if adapters treat it separately."""
         if self.adapters is None or operation.verb != "linear":
             return ""
         return self.adapters.joined_layers.get((self.frames[-1].scope.name, operation.name), "")
@@ -183,8 +183,8 @@ class LoraKernels(FakeQuantizationKernels):
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
         """Runs projections of one input as one product and splits the result."""
-        x, widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
-        total_width, layer_name = sum(widths), self._joined_layer(operations[0]) or TOGETHER
+        x, output_widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
+        total_width, layer_name = sum(output_widths), self._joined_layer(operations[0]) or TOGETHER
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
@@ -193,14 +193,14 @@ class LoraKernels(FakeQuantizationKernels):
             weight = self._new_quantised_weight(layer_name, total_width, x.shape[-1])
         else:
             weight = self.weight(f"{layer_name}.weight", (total_width, x.shape[-1]))
-        product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight, bias)
-        for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
+        joint_product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight, bias)
+        for operation, step_output in zip(operations, self.t.split(joint_product, output_widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
         self._name_gate(operations)
 
     def _name_gate(self, operations: list[Step]) -> None:
-        """Keeps the half of a product that a variable names until the module returns."""
+        """Keeps the gate, half of a product, alive until the module returns, as a local variable of the class does."""
         if operations[0].name in GATE_AND_UP:
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
 
@@ -211,7 +211,7 @@ class LoraKernels(FakeQuantizationKernels):
         """
         autograd_graph = self.graph
         x = self.flat_tensor(operations[0].ins[0])
-        widths = [operation.outs[0].width for operation in operations]
+        output_widths = [operation.outs[0].width for operation in operations]
         x = self.t.operand(x)
         weights = [self.t.operand(self.matrix(operation)) for operation in operations]
         bias_tensors = [
@@ -230,48 +230,48 @@ class LoraKernels(FakeQuantizationKernels):
             input_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype) if needs_input_grad[0] else None
             bias_gradients = [
                 autograd_graph.sum_to_shape((output_width,), self.t.slice(output_gradient, output_width))
-                for output_width in widths[: len(bias_tensors)]
+                for output_width in output_widths[: len(bias_tensors)]
             ]
             return input_gradient, *weight_gradients, *bias_gradients
 
-        product = record(
+        joint_product = record(
             autograd_graph,
             "mm",
             (x, *weights, *bias_tensors),
-            lambda: autograd_graph.operation_result("mm", (*shape[:-1], sum(widths)), x.dtype),
+            lambda: autograd_graph.operation_result("mm", (*shape[:-1], sum(output_widths)), x.dtype),
             backward,
             *([x] if any(weight.needs_grad for weight in weights) else []),
             *(weights if x.needs_grad else []),
         )
-        for operation, step_output in zip(operations, self.t.split(product, widths), strict=True):
+        for operation, step_output in zip(operations, self.t.split(joint_product, output_widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
         self._name_gate(operations)
 
     def _with_adapters(
-        self, operations: list[Step], x: Tensor, product: Tensor, weight: Tensor, bias: Tensor | None
+        self, operations: list[Step], x: Tensor, joint_product: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         adapters = self.adapters
         adapted_steps = (
             [] if adapters is None else [operation for operation in operations if operation.name in adapters.targets]
         )
         if adapters is None or not adapted_steps:
-            return product
+            return joint_product
         if adapters.library == "litgpt":
-            return self._run_grouped_adapter(x, product, [operation.outs[0].width for operation in adapted_steps])
+            return self._run_grouped_adapter(x, joint_product, [operation.outs[0].width for operation in adapted_steps])
         if len(adapted_steps) < len(operations):
             layer_names = ", ".join(operation.name for operation in operations)
             raise self.unsupported(
                 f"one product has one adapter; expected all of {layer_names} in --lora-targets, or none"
             )
-        return self._add_adapter(self._joined_layer(operations[0]) or TOGETHER, x, product, weight, bias)
+        return self._add_adapter(self._joined_layer(operations[0]) or TOGETHER, x, joint_product, weight, bias)
 
-    def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, widths: list[Any]) -> Tensor:
+    def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, output_widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
         aten, adapters = self.t, self.adapters
         assert adapters is not None
-        total_width = sum(widths)
-        lora_a = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(widths), x.shape[-1]))
+        total_width = sum(output_widths)
+        lora_a = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(output_widths), x.shape[-1]))
         lora_b = self.adapter(f"{TOGETHER}.lora_B", (total_width, adapters.rank))
         low_rank_output = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
         adapter_output = aten.convolution(
@@ -293,14 +293,14 @@ class LoraKernels(FakeQuantizationKernels):
         """
         aten = self.t
         transposed_x = aten.transpose(x, 0, 1)
-        rows, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
-        padded_output = aten.new_tensor((rows, output_width), x.dtype)
+        row_count, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
+        padded_output = aten.new_tensor((row_count, output_width), x.dtype)
         adapter_rows, row_index = (
-            aten.reshape(transposed_x, (rows, adapter_width)),
+            aten.reshape(transposed_x, (row_count, adapter_width)),
             aten.new_tensor((adapter_width,), INT64),
         )
 
-        backward = aten.new_gradient((rows, adapter_width))
+        backward = aten.new_gradient((row_count, adapter_width))
         padded_output = record(
             self.graph, "index_copy", (adapter_rows,), aten.like(padded_output), backward, row_index, adapter_rows
         )
@@ -391,9 +391,9 @@ class LoraKernels(FakeQuantizationKernels):
         if adapters.dropout:
             x = aten.dropout(x)
         low_rank_output = None if is_peft else aten.linear(aten.linear(x, lora_a), lora_b)
-        identity = aten.new_tensor((x.shape[-1], x.shape[-1]), lora_a.dtype)
-        lora_weight = aten.to(aten.transpose(aten.linear(aten.linear(identity, lora_a), lora_b), 0, 1), x.dtype)
-        del identity
+        identity_matrix = aten.new_tensor((x.shape[-1], x.shape[-1]), lora_a.dtype)
+        lora_weight = aten.to(aten.transpose(aten.linear(aten.linear(identity_matrix, lora_a), lora_b), 0, 1), x.dtype)
+        del identity_matrix
         if weight.dtype is UINT8:
             weight = self._decode_weight((base_output.shape[-1], x.shape[-1]), output_dtype)
         weight = aten.to(weight, x.dtype)
@@ -442,15 +442,15 @@ class LoraKernels(FakeQuantizationKernels):
             del decoded_weight
             return (output,)
 
-        scales = self._decode_scales(shape)
+        scale_tensor = self._decode_scales(shape)
         decoded_weight = self._decode_weight(shape, dtype)
         output = autograd_graph.new_tensor((*input_shape[:-1], width), dtype)
-        del scales, decoded_weight
-        product = record(autograd_graph, "matmul_4bit", (x,), output, backward, weight)
-        if self.adapters.keeps_inputs and product.node is not None:
-            product.node.attributes.append(x.detached())
+        del scale_tensor, decoded_weight
+        joint_product = record(autograd_graph, "matmul_4bit", (x,), output, backward, weight)
+        if self.adapters.keeps_inputs and joint_product.node is not None:
+            joint_product.node.attributes.append(x.detached())
         del x, output
-        return self.t.to(product, module_dtype)
+        return self.t.to(joint_product, module_dtype)
 
     def _product_in_8_bits(self, x: Tensor, weight: Tensor, output_width: Number) -> Tensor:
         """Computes x·Wᵀ in int8, without the columns of outliers, whose number depends on the values.
@@ -459,27 +459,27 @@ class LoraKernels(FakeQuantizationKernels):
         bitsandbytes/backends/cuda/ops.py, `int8_vectorwise_quant` and `int8_mm_dequant`.
         """
         aten, autograd_graph, dtype, input_shape = self.t, self.graph, x.dtype, x.shape
-        rows, columns = count(x.shape[:-1]), x.shape[-1]
+        row_count, column_count = count(x.shape[:-1]), x.shape[-1]
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            decoded_weight = autograd_graph.new_tensor((output_width, columns), dtype)
-            scales = autograd_graph.new_tensor((output_width, 1), FLOAT32)
-            del scales
+            decoded_weight = autograd_graph.new_tensor((output_width, column_count), dtype)
+            scale_tensor = autograd_graph.new_tensor((output_width, 1), FLOAT32)
+            del scale_tensor
             output = autograd_graph.new_tensor(input_shape, dtype)
             del decoded_weight
             return (output,)
 
         float16_input = aten.to(x.detached(), FLOAT16)
-        row_scales, codes = aten.new_tensor((rows,), FLOAT32), aten.new_tensor((rows, columns), UINT8)
+        row_scales, codes = aten.new_tensor((row_count,), FLOAT32), aten.new_tensor((row_count, column_count), UINT8)
         magnitudes = aten.like(float16_input)
-        is_outlier = aten.new_tensor((rows, columns), BOOL)
+        is_outlier = aten.new_tensor((row_count, column_count), BOOL)
         del magnitudes
         del is_outlier, float16_input
-        int32_products = aten.new_tensor((rows, output_width), INT32)
-        decoded_product = aten.new_tensor((rows, output_width), FLOAT16)
-        output = decoded_product if dtype is FLOAT16 else aten.new_tensor((rows, output_width), dtype)
+        int32_products = aten.new_tensor((row_count, output_width), INT32)
+        decoded_product = aten.new_tensor((row_count, output_width), FLOAT16)
+        output = decoded_product if dtype is FLOAT16 else aten.new_tensor((row_count, output_width), dtype)
         del int32_products, decoded_product, codes, row_scales
-        product = record(
+        joint_product = record(
             autograd_graph,
             "matmul_8bit",
             (x,),
@@ -487,17 +487,17 @@ class LoraKernels(FakeQuantizationKernels):
             backward,
             weight,
         )
-        if product.node is not None:
-            product.node.attributes.append(x.detached())
-        return product
+        if joint_product.node is not None:
+            joint_product.node.attributes.append(x.detached())
+        return joint_product
 
     def _decode_weight(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Decodes a 4-bit weight to a number format (bitsandbytes/functional.py, `dequantize_4bit`)."""
         adapters = self.adapters
         assert adapters is not None
-        scales = self._decode_scales(shape)
+        scale_tensor = self._decode_scales(shape)
         output = self.graph.new_tensor(shape, FLOAT16 if adapters.decodes_to_half else dtype)
-        del scales
+        del scale_tensor
         return self.t.to(output, dtype)
 
     def _decode_scales(self, shape: Shape) -> Tensor | None:

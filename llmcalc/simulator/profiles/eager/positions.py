@@ -12,14 +12,14 @@ from ...tensor import FLOAT32, INT64, Dtype, Tensor
 from .attention_variants import AttentionVariantKernels
 
 
-@kernels_compared(BY_TORCH, unchecked=("core_PairScores",))
+@kernels_compared(BY_TORCH, unchecked_kernels=("core_PairScores",))
 class PositionKernels(AttentionVariantKernels):
     """Kernels of relative positions: tensors that depend on the distance between a query and a key."""
 
-    def _relative_positions(self, queries: Any, keys: Any) -> Tensor:
+    def _relative_positions(self, query_count: Any, key_count: Any) -> Tensor:
         """Computes the distance [queries, keys] of every key from every query."""
         return self.t.like(
-            self.t.unsqueeze(self.token_positions(queries), 1), self.t.unsqueeze(self.token_positions(keys), 0)
+            self.t.unsqueeze(self.token_positions(query_count), 1), self.t.unsqueeze(self.token_positions(key_count), 0)
         )
 
     def _query_and_key_counts(self, operation: Step) -> tuple[Any, Any]:
@@ -31,42 +31,43 @@ class PositionKernels(AttentionVariantKernels):
 
     def do_alibi(self, operation: Step) -> None:
         output = operation.outs[0]
-        heads, (queries, keys) = output.axes[0].size, self._query_and_key_counts(operation)
-        bias_key = ("alibi", heads, queries, keys)
-        self.bind(output, self.computed_once(bias_key, lambda: self._alibi_bias(heads, queries, keys)))
+        heads, (query_count, key_count) = output.axes[0].size, self._query_and_key_counts(operation)
+        bias_key = ("alibi", heads, query_count, key_count)
+        self.bind(output, self.computed_once(bias_key, lambda: self._alibi_bias(heads, query_count, key_count)))
 
-    def _alibi_bias(self, heads: Any, queries: Any, keys: Any) -> Tensor:
+    def _alibi_bias(self, heads: Any, query_count: Any, key_count: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
         aten = self.t
         slopes = aten.like(aten.like(aten.like(aten.new_tensor((heads,), INT64), dtype=FLOAT32)))
         return aten.like(
-            aten.like(aten.unsqueeze(aten.unsqueeze(slopes, 1), 2)), aten.like(self._relative_positions(queries, keys))
+            aten.like(aten.unsqueeze(aten.unsqueeze(slopes, 1), 2)),
+            aten.like(self._relative_positions(query_count, key_count)),
         )
 
     def do_distance_bias(self, operation: Step) -> None:
         bias_table, q = operation.ins
-        queries, keys = (
+        query_count, key_count = (
             self.token_positions(self.run_config.new_rows(q.rows)),
             self.token_positions(self.run_config.available_rows(q.rows)),
         )
         self.bind(
             operation.outs[0],
-            self.bias_by_distance(self.tensor_of(bias_table), queries, keys, operation.options["causal"]),
+            self.bias_by_distance(self.tensor_of(bias_table), query_count, key_count, operation.options["causal"]),
         )
 
     def bias_by_distance(self, bias_table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
         """Computes T5's relative bias [heads, queries, keys]: a table row per distance bucket."""
         aten = self.t
-        distance = aten.like(aten.unsqueeze(keys, 0), aten.unsqueeze(queries, 1))
+        distances = aten.like(aten.unsqueeze(keys, 0), aten.unsqueeze(queries, 1))
         offset: tuple[Tensor, ...] = ()
         if causal:
-            distance = aten.like(aten.like(distance))
+            distances = aten.like(aten.like(distances))
         else:
-            offset, distance = (aten.like(aten.like(aten.compare(distance), dtype=INT64)),), aten.like(distance)
+            offset, distances = (aten.like(aten.like(aten.compare(distances), dtype=INT64)),), aten.like(distances)
         log_buckets = aten.like(
-            aten.like(aten.like(aten.like(aten.like(aten.like(distance), dtype=FLOAT32))), dtype=INT64)
+            aten.like(aten.like(aten.like(aten.like(aten.like(distances), dtype=FLOAT32))), dtype=INT64)
         )
-        bucket_indices = aten.like(aten.like(aten.compare(distance), distance, aten.like(log_buckets)), *offset)
+        bucket_indices = aten.like(aten.like(aten.compare(distances), distances, aten.like(log_buckets)), *offset)
         return aten.permute(aten.embedding(bias_table, bucket_indices), (2, 0, 1))
 
     # --- scores by distance -----------------------------------------------------------------------------------------
@@ -74,17 +75,17 @@ class PositionKernels(AttentionVariantKernels):
     def do_sinusoids(self, operation: Step) -> None:
         """Computes concatenated sines and cosines of float32 angles."""
         output, dtype = operation.outs[0], self.tensor_of(operation.ins[0]).dtype
-        row_count, width = self.run_config.new_rows(output.rows), output.width
+        row_count, table_width = self.run_config.new_rows(output.rows), output.width
         if not operation.options["once"]:
-            table_key = ("distances", row_count, width)
+            table_key = ("distances", row_count, table_width)
             angles = self.computed_once(
-                table_key, lambda: self._angle_table(self.token_positions(row_count), 2 * ceil_div(width, 2))
+                table_key, lambda: self._angle_table(self.token_positions(row_count), 2 * ceil_div(table_width, 2))
             )
             self.store_tensor(output, self._sines_and_cosines(angles, dtype))
             return
-        table_key = ("away", row_count, width)
+        table_key = ("away", row_count, table_width)
         if table_key not in self.memo:
-            angles = self._angle_table(self.t.like(self.token_positions(row_count)), 2 * ceil_div(width, 2))
+            angles = self._angle_table(self.t.like(self.token_positions(row_count)), 2 * ceil_div(table_width, 2))
             self.memo[table_key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
             del angles
         self.store_tensor(output, self.memo[table_key])
@@ -117,15 +118,19 @@ class PositionKernels(AttentionVariantKernels):
         )
 
     def do_distances(self, operation: Step) -> None:
-        aten, distance_options, (queries, keys) = self.t, operation.options, self._query_and_key_counts(operation)
-        table_key = ("distance", queries, keys, distance_options["binned"])
+        aten, distance_options, (query_count, key_count) = (
+            self.t,
+            operation.options,
+            self._query_and_key_counts(operation),
+        )
+        table_key = ("distance", query_count, key_count, distance_options["binned"])
         if table_key in self.memo:
             distance_indices = self.memo[table_key]
         else:
             distance_indices = (
-                self._bin_distances(queries, keys)
+                self._bin_distances(query_count, key_count)
                 if distance_options["binned"]
-                else self._relative_positions(queries, keys)
+                else self._relative_positions(query_count, key_count)
             )
         if distance_options["stored"]:
             self.memo[table_key] = distance_indices
@@ -133,14 +138,14 @@ class PositionKernels(AttentionVariantKernels):
             distance_indices = aten.like(distance_indices) if changes_index else distance_indices
         self.bind(operation.outs[0], distance_indices)
 
-    def _bin_distances(self, queries: Any, keys: Any) -> Tensor:
+    def _bin_distances(self, query_count: Any, key_count: Any) -> Tensor:
         """Assigns distances to bins. Far distances share logarithmic bins."""
         aten = self.t
-        distance = self._relative_positions(queries, keys)
-        log_bins = aten.like(aten.like(aten.like(distance)), dtype=FLOAT32)
+        distances = self._relative_positions(query_count, key_count)
+        log_bins = aten.like(aten.like(aten.like(distances)), dtype=FLOAT32)
         bin_indices = aten.like(aten.like(aten.like(aten.like(aten.like(aten.like(log_bins)))), dtype=INT64))
-        is_near = aten.compare(aten.like(distance))
-        return aten.like(is_near, distance, aten.like(bin_indices, aten.like(distance)))
+        is_near = aten.compare(aten.like(distances))
+        return aten.like(is_near, distances, aten.like(bin_indices, aten.like(distances)))
 
     def do_at_distance(self, operation: Step) -> None:
         aten, (scores, distance_indices) = self.t, map(self.tensor_of, operation.ins)

@@ -96,15 +96,17 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     # --- selections -------------------------------------------------------------------------------------------------
 
-    def indexer_logits(self, queries: Number, keys: Number) -> Tensor:
-        """Allocates the logits of the queries that an indexer scores at once. queries: over all sequences."""
-        return self.t.new_tensor((minimum(queries * keys, INDEXER_LOGITS // 4),), FLOAT32)
+    def indexer_logits(self, query_count: Number, key_count: Number) -> Tensor:
+        """Allocates the logits of the queries that an indexer scores at once. query_count: over all sequences."""
+        return self.t.new_tensor((minimum(query_count * key_count, INDEXER_LOGITS // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
-        batch, keys = self.tensor_of(operation.ins[1]).shape[:2]
+        batch, key_count = self.tensor_of(operation.ins[1]).shape[:2]
         queries = self.run_config.new_rows(operation.ins[1].rows)
-        logits = self.indexer_logits(batch * queries, keys)
-        self.memo["selected"] = self.t.new_tensor((batch, queries, minimum(keys, operation.options["top_k"])), INT32)
+        logits = self.indexer_logits(batch * queries, key_count)
+        self.memo["selected"] = self.t.new_tensor(
+            (batch, queries, minimum(key_count, operation.options["top_k"])), INT32
+        )
         del logits
 
     def serve_selected(self, operation: Step) -> None:
@@ -123,16 +125,17 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         del scores
 
     def serve_choose_entries(self, operation: Step) -> None:
-        entries = self.selectable_entries
+        selectable_entries = self.selectable_entries
         batch, queries = self.tensor_of(operation.ins[1]).shape[:2]
-        logits = self.indexer_logits(batch * queries, entries)
+        logits = self.indexer_logits(batch * queries, selectable_entries)
         if operation.options["finds"] is not None:
             entry_count, entry_rows = operation.options["finds"]
             self.memo["candidate blocks"] = self.t.new_tensor(
-                (batch, queries, minimum(ceil_div(entries, entry_rows), entry_count)), INT32
+                (batch, queries, minimum(ceil_div(selectable_entries, entry_rows), entry_count)), INT32
             )
         self.bind(
-            operation.outs[0], self.t.new_tensor((batch, queries, minimum(entries, operation.options["top_k"])), INT32)
+            operation.outs[0],
+            self.t.new_tensor((batch, queries, minimum(selectable_entries, operation.options["top_k"])), INT32),
         )
         del logits
 

@@ -15,7 +15,7 @@ from ....ops import BlockLinear, ChunkedScan, DeltaRule, MatrixMemory, Selective
 from ...tensor import FLOAT32, Tensor
 from .scans import ScanKernels
 from .scans.mamba import NORMS
-from .scans.module_steps import Steps
+from .scans.module_steps import ModuleSteps
 
 QKV = ("q_proj", "k_proj", "v_proj")
 """The projections of a delta rule that one convolution reads."""
@@ -34,15 +34,21 @@ class StepKernels(ScanKernels):
         assert cached_states is not None
         return cached_states[0]
 
-    def norm_output(self, operations: Steps, x: Tensor, width: Any) -> Tensor:
+    def norm_output(self, operations: ModuleSteps, x: Tensor, output_width: Any) -> Tensor:
         """Runs a norm on a module's output, group by group if the norm has groups."""
-        norm = operations["norm"]
-        group_count = norm.options.get("groups")
-        return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if group_count is None else group_count.size)
+        norm_step = operations["norm"]
+        group_count = norm_step.options.get("groups")
+        return self.norm(
+            x,
+            norm_step.options["spec"],
+            norm_step.name,
+            (output_width,),
+            1 if group_count is None else group_count.size,
+        )
 
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
-    def decode_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba, as MambaReference.forward does."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         has_heads = operations["x_proj"].verb == "experts"
@@ -81,9 +87,11 @@ class StepKernels(ScanKernels):
 
     def _head_map(self, operation: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
         """Applies one linear layer per head, as HeadMap.forward does."""
-        aten, width = self.t, exact_div(x.shape[-1], heads)
-        weight = self.weight(f"{operation.name}.weight", (heads, output_width, width))
-        y = aten.matmul(aten.transpose(aten.unflatten(x, -1, (heads, width)), 1, 2), aten.transpose(weight, -1, -2))
+        aten, head_width = self.t, exact_div(x.shape[-1], heads)
+        weight = self.weight(f"{operation.name}.weight", (heads, output_width, head_width))
+        y = aten.matmul(
+            aten.transpose(aten.unflatten(x, -1, (heads, head_width)), 1, 2), aten.transpose(weight, -1, -2)
+        )
         if operation.options["bias"]:
             y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (heads, output_width)), 1))
         return aten.flatten(aten.transpose(y, 1, 2), 2)
@@ -97,12 +105,12 @@ class StepKernels(ScanKernels):
                 aten.reshape(self.decay(shape), previous_state.shape[1:]),
             )
         )
-        state = aten.mul(aten.unsqueeze(aten.to(aten.mul(time_step, x), FLOAT32), -1), aten.to(b, FLOAT32))
+        next_state = aten.mul(aten.unsqueeze(aten.to(aten.mul(time_step, x), FLOAT32), -1), aten.to(b, FLOAT32))
         first_state = aten.add(
-            aten.slice(state, 1, 1), aten.mul(aten.slice(decay, 1, 1), aten.unsqueeze(previous_state, 1))
+            aten.slice(next_state, 1, 1), aten.mul(aten.slice(decay, 1, 1), aten.unsqueeze(previous_state, 1))
         )
-        state = aten.cat([first_state, aten.slice(state, 0, 1)], 1)
-        state_copy = aten.to(state, x.dtype)
+        next_state = aten.cat([first_state, aten.slice(next_state, 0, 1)], 1)
+        state_copy = aten.to(next_state, x.dtype)
         y = aten.matmul(
             aten.unflatten(state_copy, 2, (c.shape[2], exact_div(state_copy.shape[2], c.shape[2]))),
             aten.unsqueeze(c, -1),
@@ -110,23 +118,23 @@ class StepKernels(ScanKernels):
         del state_copy
         y = aten.flatten(y, 2)
         skip_output = aten.mul(aten.reshape(self.weight("D", shape[:-1]), (previous_state.shape[1],)), x)
-        return aten.add(y, skip_output), aten.select(state, 1)
+        return aten.add(y, skip_output), aten.select(next_state, 1)
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
-    def decode_ChunkedScan(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_ChunkedScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Mamba-2, as Mamba2Reference.forward does."""
         aten, op, activation_name = self.t, operations.op("scan", ChunkedScan), operations.acts[0]
         inner_width = op.heads * op.head_dim
         group_width = exact_div(operations["conv1d"].outs[0].width - inner_width, 2)
-        groups = exact_div(group_width, op.state)
+        group_count = exact_div(group_width, op.state)
         gate, conv_input, time_step = aten.split(
             self.project(operations["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )
         conv_input = self.conv_with_state(operations["conv1d"], aten.transpose(conv_input, 1, 2), "conv_state")
         conv_input = aten.transpose(self.apply_activation(conv_input, activation_name), 1, 2)
         x, b, c = aten.split(conv_input, [inner_width, group_width, group_width])
-        b, c = (aten.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, groups), 2) for y in (b, c))
+        b, c = (aten.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, group_count), 2) for y in (b, c))
         _cached_state = self.cached("ssm_state")
         y, last_state = self._decode_chunked_scan(self.by_head(x, op.head_dim), time_step, b, c)
         self.keep("ssm_state", last_state)
@@ -151,14 +159,16 @@ class StepKernels(ScanKernels):
         decayed_state = aten.mul(
             previous_state, aten.unsqueeze(aten.unsqueeze(aten.select(aten.exp(log_decay), 1), -1), -1)
         )
-        state = aten.add(
+        next_state = aten.add(
             decayed_state, aten.mul(aten.unsqueeze(aten.select(x, 1), -1), aten.unsqueeze(aten.select(b, 1), -2))
         )
         del decayed_state
-        return aten.unsqueeze(aten.select(aten.matmul(state, aten.unsqueeze(aten.select(c, 1), -1)), -1), 1), state
+        return aten.unsqueeze(
+            aten.select(aten.matmul(next_state, aten.unsqueeze(aten.select(c, 1), -1)), -1), 1
+        ), next_state
 
     def _gate_output(
-        self, operations: Steps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any
+        self, operations: ModuleSteps, y: Tensor, gate: Tensor, activation_name: str, inner_width: Any
     ) -> Tensor:
         """Gates Mamba-2's output, as Mamba2Reference._gated_output does."""
         activated_gate = self.apply_activation(gate, activation_name)
@@ -171,21 +181,21 @@ class StepKernels(ScanKernels):
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
 
-    def decode_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_DeltaRule(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
         self.refuse_dynamic_filters(operations)
         return (self._decode_kimi_delta if operations["core"].op.by_channel else self._decode_gated_delta)(
             operations, x
         )
 
-    def _decode_gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
+    def _decode_gated_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Gated DeltaNet, as GatedDeltaNetReference.forward does."""
         aten, op = self.t, operations.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(operations, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        widths = [operations[operation_name].outs[0].width for operation_name in QKV]
-        q, k, v = aten.split(convolved_qkv, widths)
-        heads_per_group = exact_div(op.heads * op.key_dim, widths[0])
+        projection_widths = [operations[operation_name].outs[0].width for operation_name in QKV]
+        q, k, v = aten.split(convolved_qkv, projection_widths)
+        heads_per_group = exact_div(op.heads * op.key_dim, projection_widths[0])
         q, k = (self._split_and_repeat_heads(y, op.key_dim, heads_per_group) for y in (q, k))
         decay_rate = aten.scale(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
         raw_decay = aten.to(self.project(operations["a_proj"], x), FLOAT32)
@@ -203,7 +213,7 @@ class StepKernels(ScanKernels):
         )
         return self.project(operations["o_proj"], aten.flatten(normed, 2))
 
-    def _convolved_qkv(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _convolved_qkv(self, operations: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
         qkv = self.t.transpose(self.t.cat([self.project(operations[proj_name], x) for proj_name in QKV]), 1, 2)
         return qkv, self.t.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
@@ -211,12 +221,12 @@ class StepKernels(ScanKernels):
     def _split_and_repeat_heads(self, x: Tensor, head_size: Any, heads_per_group: Any) -> Tensor:
         return self.t.repeat_interleave(self.t.transpose(self.by_head(x, head_size), 1, 2), heads_per_group, 1)
 
-    def _decode_kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
+    def _decode_kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Kimi Delta Attention, as KimiDeltaAttentionReference.forward does."""
         aten, op = self.t, operations.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(operations, x)
-        width = op.heads * op.key_dim
-        q, k, v = aten.split(aten.transpose(convolved_qkv, 1, 2), [width, width, width])
+        channel_count = op.heads * op.key_dim
+        q, k, v = aten.split(aten.transpose(convolved_qkv, 1, 2), [channel_count, channel_count, channel_count])
         del convolved_qkv
         beta = aten.transpose(aten.function("sigmoid", self.project(operations["b_proj"], x)), 1, 2)
         q_heads, k_heads, v_heads = (aten.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k, v))
@@ -225,7 +235,7 @@ class StepKernels(ScanKernels):
         normed = aten.mul(aten.flatten(normed, 2), aten.function("sigmoid", self._gate_projection("g", operations, x)))
         return self.project(operations["o_proj"], normed)
 
-    def _log_decay(self, operations: Steps, x: Tensor) -> Tensor:
+    def _log_decay(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay, as KimiDeltaAttentionReference._log_decay does."""
         aten, op = self.t, operations.op("core", DeltaRule)
         raw_decay, bias = self._gate_projection("f", operations, x), self.weight("dt_bias", (op.heads * op.key_dim,))
@@ -261,16 +271,16 @@ class StepKernels(ScanKernels):
         aten = self.t
         state = aten.mul(state, aten.exp(aten.unsqueeze(aten.select(output_gradient, 2), -1)))
         predicted_values = aten.sum(aten.mul(state, aten.unsqueeze(aten.select(k, 2), -1)), -2)
-        correction = aten.mul(aten.sub(aten.select(v, 2), predicted_values), beta)
-        state = aten.add(state, aten.mul(aten.unsqueeze(aten.select(k, 2), -1), aten.unsqueeze(correction, -2)))
+        value_correction = aten.mul(aten.sub(aten.select(v, 2), predicted_values), beta)
+        state = aten.add(state, aten.mul(aten.unsqueeze(aten.select(k, 2), -1), aten.unsqueeze(value_correction, -2)))
         return aten.unsqueeze(aten.sum(aten.mul(state, aten.unsqueeze(aten.select(q, 2), -1)), -2), 2), state
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
-    def decode_LightningCore(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_LightningCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         return self.decode_tokens(operations, x)
 
-    def decode_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""
         aten, op = self.t, operations.op("core", MatrixMemory)
         q, k, v = (self._float_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
@@ -306,12 +316,12 @@ class StepKernels(ScanKernels):
         return self.t.scale(scaled_gate)
 
     def _decode_memory_token(
-        self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: list[Tensor]
+        self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, matrix_states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs Core.forward of mLSTM's reference for one token."""
         aten = self.t
-        log_f, q = self._log_sigmoid(f), aten.scale(q)
-        h, next_states = self._matrix_memory_step(q, k, v, i, log_f, states)
+        log_f, q = self._log_sigmoid(forget_gate), aten.scale(q)
+        h, next_states = self._matrix_memory_step(q, k, v, input_gate, log_f, matrix_states)
         return aten.cat([h], 2), next_states
 
     def _log_sigmoid(self, x: Tensor) -> Tensor:
@@ -320,14 +330,14 @@ class StepKernels(ScanKernels):
         return output
 
     def _matrix_memory_step(
-        self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, states: list[Tensor]
+        self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, log_f: Tensor, matrix_states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Updates mLSTM's matrix memory, as Core._run_token does."""
         aten = self.t
-        matrix_memory, norm, largest_exponent = states
-        next_exponent = aten.like(aten.add(log_f, largest_exponent), i)
+        matrix_memory, norm, largest_exponent = matrix_states
+        next_exponent = aten.like(aten.add(log_f, largest_exponent), input_gate)
         decay = aten.exp(aten.sub(aten.add(log_f, largest_exponent), next_exponent))
-        write_weight = aten.exp(aten.sub(i, next_exponent))
+        write_weight = aten.exp(aten.sub(input_gate, next_exponent))
         decayed_memory = aten.mul(aten.unsqueeze(decay, -1), matrix_memory)
         matrix_memory = aten.add(
             decayed_memory, aten.mul(aten.unsqueeze(write_weight, -1), aten.matmul(aten.transpose(k, -1, -2), v))
@@ -393,7 +403,7 @@ class StepKernels(ScanKernels):
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
-    def decode_rglru(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_rglru(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
         aten, conv_step = self.t, operations["conv_1d"]
         gate = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])
@@ -414,9 +424,9 @@ class StepKernels(ScanKernels):
             aten.to(aten.mul(u, self._sigmoid_gate(operations["input_gate"], u)), FLOAT32), saved_gates
         )
         _cached_state = self.cached("recurrent_state")
-        states = self._recurrence_step(aten.exp(log_a), gated_input, self.state_before("recurrent_state"))
-        self.keep("recurrent_state", aten.select(states, 1))
-        return self.project(operations["linear_out"], aten.mul(aten.to(states, x.dtype), gate))
+        next_states = self._recurrence_step(aten.exp(log_a), gated_input, self.state_before("recurrent_state"))
+        self.keep("recurrent_state", aten.select(next_states, 1))
+        return self.project(operations["linear_out"], aten.mul(aten.to(next_states, x.dtype), gate))
 
     def _sigmoid_gate(self, operation: Step, x: Tensor) -> Tensor:
         return self.t.function("sigmoid", self._block_linear(operation, x))

@@ -9,7 +9,7 @@ from ...lowering import Lowering
 from ...tensor import FLOAT32, INT64, Tensor
 
 
-@kernels_compared(BY_TORCH, unchecked=("do_received",))
+@kernels_compared(BY_TORCH, unchecked_kernels=("do_received",))
 class StreamKernels(Lowering):
     """Kernels that split, mix and merge residual streams, [batch, rows, streams, width]."""
 

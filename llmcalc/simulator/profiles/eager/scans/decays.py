@@ -11,15 +11,15 @@ from .....ops import DecayScan, LightningCore, MatrixMemory
 from ....published import lightning_attn, mlstm_kernels, rwkv
 from ....tensor import FLOAT32, INT64, Tensor
 from ..attention import AttentionKernels
-from .module_steps import Steps
+from .module_steps import ModuleSteps
 from .modules import ScanModules
 
 
-@kernels_compared(PUBLISHED, unchecked=("decode_tokens",))
+@kernels_compared(PUBLISHED, unchecked_kernels=("decode_tokens",))
 class DecayKernels(AttentionKernels, ScanModules):
     """Kernels of lightning attention, mLSTM and RWKV-4."""
 
-    def module_LightningCore(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_LightningCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs `LightningAttention.forward` of the reference, with the library's kernel."""
         aten, op = self.t, operations.op("core", LightningCore)
         if self.has_earlier_tokens:
@@ -34,30 +34,32 @@ class DecayKernels(AttentionKernels, ScanModules):
         gate = aten.function("sigmoid", self.project(operations["g_proj"], x))
         return self.project(operations["o_proj"], aten.mul(gate, normed))
 
-    def _lightning_heads(self, operations: Steps, x: Tensor, head_dim: Any) -> list[Tensor]:
+    def _lightning_heads(self, operations: ModuleSteps, x: Tensor, head_dim: Any) -> list[Tensor]:
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
-        projections = {letter: self.project(operations[f"{letter}_proj"], x) for letter in "qkv"}
+        projections = {
+            projection_letter: self.project(operations[f"{projection_letter}_proj"], x) for projection_letter in "qkv"
+        }
         rope_operations = dict(
             zip("qk", (operation for operation in operations.all if operation.verb == "rope"), strict=False)
         )
         heads = []
-        for letter, projected in projections.items():
+        for projection_letter, projected in projections.items():
             y = self.by_head(projected, head_dim)
-            if f"{letter}_norm" in operations:
-                y = self._normalize_with(operations[f"{letter}_norm"], y)
+            if f"{projection_letter}_norm" in operations:
+                y = self._normalize_with(operations[f"{projection_letter}_norm"], y)
             y = self.t.transpose(y, 1, 2)
-            if letter in rope_operations:
-                y = self.rotate(y, rope_operations[letter])
+            if projection_letter in rope_operations:
+                y = self.rotate(y, rope_operations[projection_letter])
             heads.append(self.apply_activation(y, operations.acts[0]))
         return heads
 
-    def decode_tokens(self, operations: Steps, x: Tensor) -> Tensor:
+    def decode_tokens(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs tokens in sequence from a state (LightningReference.forward)."""
         aten, op = self.t, operations.op("core", DecayScan)
         _cached_state = self.cached("recurrent_state")
         q, k, v = self._lightning_heads(operations, x, op.head_dim)
-        output, state = self._decode_from_state(q, k, v)
-        self.keep("recurrent_state", state)
+        output, next_state = self._decode_from_state(q, k, v)
+        self.keep("recurrent_state", next_state)
         normed = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
         gate = aten.function("sigmoid", self.project(operations["g_proj"], x))
         gate = aten.mul(gate, normed)
@@ -66,7 +68,7 @@ class DecayKernels(AttentionKernels, ScanModules):
     def _decode_from_state(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Runs the reference's Core.forward, with the outputs of all but the last token in one tensor."""
         aten, (batch, heads, tokens, head_size) = self.t, q.shape
-        slope = self._decay_slopes(heads)
+        decay_slope = self._decay_slopes(heads)
         cached_state = self.cached("recurrent_state")
         assert cached_state is not None
         state, output = cached_state[0], []
@@ -74,7 +76,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         if tokens > 1:
             output.append(aten.new_tensor((batch, heads, tokens - 1, head_size), q.dtype))
         for _ in range(min(tokens, 2)):
-            decayed_state = aten.mul(aten.to(aten.exp(aten.scale(slope, "neg")), q.dtype), state)
+            decayed_state = aten.mul(aten.to(aten.exp(aten.scale(decay_slope, "neg")), q.dtype), state)
             state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
             del decayed_state
         output.append(aten.matmul(q, state))
@@ -83,14 +85,17 @@ class DecayKernels(AttentionKernels, ScanModules):
     def _decay_slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
 
-    def module_MatrixMemory(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
         aten, op = self.t, operations.op("core", MatrixMemory)
         chunk_rows = x.shape[1] if self.store is None else op.chunk
         if not mlstm_kernels.supports(chunk_rows, op.chunk):
-            lengths, smallest_chunk = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST
+            lengths_text, smallest_chunk = (
+                f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}",
+                mlstm_kernels.LEAST,
+            )
             raise self.unsupported(
-                f"mlstm_kernels has no kernel for {lengths}; expected powers of two from {smallest_chunk}", "core"
+                f"mlstm_kernels has no kernel for {lengths_text}; expected powers of two from {smallest_chunk}", "core"
             )
         q, k, v = (self.project(operations[operation_name], x) for operation_name in "qkv")
         output_gate = self.project(operations["ogate"], x)
@@ -108,8 +113,10 @@ class DecayKernels(AttentionKernels, ScanModules):
             )
             self.states(operations["recurrent_state"], *self.memory_shapes(op))
         h = aten.transpose(h, 1, 2)
-        norm = operations["norm"]
-        normed = self.norm(aten.flatten(h, 2), norm.options["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
+        norm_step = operations["norm"]
+        normed = self.norm(
+            aten.flatten(h, 2), norm_step.options["spec"], norm_step.name, (op.heads * op.value_dim,), op.heads
+        )
         output = aten.mul(aten.function("sigmoid", output_gate), normed)
         return self.project(operations["out_proj"], output)
 

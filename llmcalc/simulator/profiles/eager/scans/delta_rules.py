@@ -10,7 +10,7 @@ from .....flow.program import Step
 from .....ops import DeltaRule
 from ....published import fla, jet_nemotron
 from ....tensor import FLOAT32, Tensor
-from .module_steps import Steps
+from .module_steps import ModuleSteps
 from .modules import ScanModules
 
 
@@ -18,7 +18,7 @@ class DeltaRuleKernels(ScanModules):
     """Kernels of gated DeltaNet and Kimi delta attention."""
 
     @compared(PUBLISHED)
-    def module_DeltaRule(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_DeltaRule(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         assert isinstance(operations["core"].op, DeltaRule)
         if "conv1d" not in operations:
             return self.jet_block(operations, x)
@@ -27,26 +27,26 @@ class DeltaRuleKernels(ScanModules):
             return (self.kimi_delta_of_class if is_class else self.kimi_delta)(operations, x)
         return (self.gated_delta_of_class if is_class else self.gated_delta)(operations, x)
 
-    def gated_delta(self, operations: Steps, x: Tensor) -> Tensor:
+    def gated_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
         if self.store is None:
             projections = [
                 self.project(operations[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")
             ]
-            widths = [projection.shape[-1] for projection in projections]
+            projection_widths = [projection.shape[-1] for projection in projections]
             qkv = aten.cat(projections)
             del projections
             kernel = operations["conv1d"].options["kernel"]
             qkv_weight = aten.cat(
                 [
                     self._convolution_weight(operation_name, part_width, kernel)
-                    for operation_name, part_width in zip("qkv", widths, strict=True)
+                    for operation_name, part_width in zip("qkv", projection_widths, strict=True)
                 ],
                 0,
             )
             qkv = fla.causal_conv1d(aten, qkv, qkv_weight)
-            q, k, v = aten.split(qkv, widths)
+            q, k, v = aten.split(qkv, projection_widths)
         else:
             self._keep_convolved(operations)
             q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
@@ -69,7 +69,7 @@ class DeltaRuleKernels(ScanModules):
         o = aten.flatten(o, 2)
         return self.project(operations["o_proj"], o)
 
-    def refuse_dynamic_filters(self, operations: Steps) -> None:
+    def refuse_dynamic_filters(self, operations: ModuleSteps) -> None:
         """Raises `Unsupported` for values with per-token convolution filters (JetBlock) in a pass with a cache."""
         if "conv1d" not in operations:
             raise self.unsupported(
@@ -78,7 +78,7 @@ class DeltaRuleKernels(ScanModules):
                 "convolution",
             )
 
-    def gated_delta_of_class(self, operations: Steps, x: Tensor) -> Tensor:
+    def gated_delta_of_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs transformers/models/olmo_hybrid/modeling_olmo_hybrid.py (`OlmoHybridGatedDeltaNet.forward`).
 
         The classes of Qwen3-Next and Qwen3.5 differ in which projections are one product. Convolution and delta rule
@@ -90,7 +90,7 @@ class DeltaRuleKernels(ScanModules):
         gate = self.by_head(self.project(operations["g_proj"], x), op.value_dim)
         return self.project(operations["o_proj"], aten.flatten(self._gated_norm(operations["norm"], o, gate), 2))
 
-    def kimi_delta_of_class(self, operations: Steps, x: Tensor) -> Tensor:
+    def kimi_delta_of_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs transformers/models/kimi_linear/modeling_kimi_linear.py (`KimiLinearDeltaAttention.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
         q, k, v = self._convolved_heads(operations, x)
@@ -102,20 +102,20 @@ class DeltaRuleKernels(ScanModules):
         o = aten.flatten(self._gated_float32_norm(operations["norm"], o, gate), 2)
         return self.project(operations["o_proj"], o)
 
-    def _channel_decays(self, operations: Steps, x: Tensor) -> Tensor:
-        """Computes the log decay of each channel (`KimiLinearForgetGate.forward`). Others cast that of one product."""
+    def _channel_decays(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+        """Computes the log decay of each channel (`KimiLinearForgetGate.forward`), cast after a single product."""
         aten, op = self.t, operations.op("core", DeltaRule)
         g = aten.to(self._gate_projection("f", operations, x), FLOAT32)
         g = self.by_head(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
-        rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
+        decay_rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
         if "softplus" not in operations.acts:
-            g = aten.scale(aten.function("sigmoid", aten.mul(rate, g)))
+            g = aten.scale(aten.function("sigmoid", aten.mul(decay_rate, g)))
         elif "f_proj" in operations:
-            g = aten.mul(aten.scale(rate, "neg"), aten.function("softplus", g))
+            g = aten.mul(aten.scale(decay_rate, "neg"), aten.function("softplus", g))
         else:
             is_large = aten.compare(g)
             g = aten.where(is_large, g, aten.function("log", aten.add_number(aten.exp(g))))
-            g = aten.mul(aten.scale(rate, "neg"), g)
+            g = aten.mul(aten.scale(decay_rate, "neg"), g)
         return aten.to(g, x.dtype) if "f_proj" in operations else g
 
     def _gated_float32_norm(self, norm_step: Step, x: Tensor, gate: Tensor) -> Tensor:
@@ -127,15 +127,15 @@ class DeltaRuleKernels(ScanModules):
         y = aten.mul(y, aten.function("sigmoid", aten.to(gate, FLOAT32)))
         return aten.to(y, x.dtype)
 
-    def _convolved_heads(self, operations: Steps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _convolved_heads(self, operations: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values by head, behind one convolution of causal-conv1d."""
         aten, op = self.t, operations.op("core", DeltaRule)
         projections = [self.project(operations[f"{proj_name}_proj"], x) for proj_name in "qkv"]
-        widths = [projection.shape[-1] for projection in projections]
+        projection_widths = [projection.shape[-1] for projection in projections]
         qkv = aten.transpose(aten.cat(projections), 1, 2)
         del projections
         qkv = aten.transpose(self.convolve_with_cached(operations, qkv, "silu"), 1, 2)
-        q, k, v = aten.split(qkv, widths)
+        q, k, v = aten.split(qkv, projection_widths)
         return self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
 
     def _gated_norm(self, norm_step: Step, x: Tensor, gate: Tensor) -> Tensor:
@@ -149,15 +149,15 @@ class DeltaRuleKernels(ScanModules):
         y = aten.mul(y, self.apply_activation(aten.to(gate, FLOAT32), "silu"))
         return aten.to(y, x.dtype)
 
-    def jet_block(self, operations: Steps, x: Tensor) -> Tensor:
+    def jet_block(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs `JetBlock.forward` of NVlabs/Jet-Nemotron at 94cbd12, jetai/modeling/hf/jet_block.py, in training."""
         if self.store is not None:
             self.refuse_dynamic_filters(operations)
         aten, op = self.t, operations.op("core", DeltaRule)
         q, k = (self.apply_activation(self.project(operations[f"{proj_name}_proj"], x), "silu") for proj_name in "qk")
         v = self.project(operations["v_proj"], x)
-        filters = self.project(operations["w2"], self.apply_activation(self.project(operations["w1"], x), "silu"))
-        v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, filters), "silu")
+        conv_filters = self.project(operations["w2"], self.apply_activation(self.project(operations["w1"], x), "silu"))
+        v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, conv_filters), "silu")
         q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
         o, _log_decay = self._delta_rule_behind_gates(operations, x, q, k, v)
         gate = self.by_head(self.project(operations["g_proj"], x), op.value_dim)
@@ -166,7 +166,7 @@ class DeltaRuleKernels(ScanModules):
         return self.project(operations["o_proj"], aten.flatten(o, 2))
 
     def _delta_rule_behind_gates(
-        self, operations: Steps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
+        self, operations: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Runs the delta rule with β and log decay from torch operations. Returns the output and the log decay."""
         aten, op = self.t, operations.op("core", DeltaRule)
@@ -178,16 +178,18 @@ class DeltaRuleKernels(ScanModules):
         _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         return fla.chunk_gated_delta_rule(aten, q, k, v, g, beta, accelerator=self.accelerator), g
 
-    def _keep_convolved(self, operations: Steps) -> None:
+    def _keep_convolved(self, operations: ModuleSteps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
         conv_step = operations["conv1d"]
         self.states(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
 
-    def _convolution_weight(self, proj_name: str, width: Any, kernel: Any) -> Tensor:
+    def _convolution_weight(self, proj_name: str, channel_count: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
-        return self.t.reshape(self.weight(f"{proj_name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
+        return self.t.reshape(
+            self.weight(f"{proj_name}_conv1d.weight", (channel_count, 1, kernel)), (channel_count, kernel)
+        )
 
-    def kimi_delta(self, operations: Steps, x: Tensor) -> Tensor:
+    def kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
         self._keep_convolved(operations)
@@ -206,13 +208,13 @@ class DeltaRuleKernels(ScanModules):
         o = aten.flatten(o, 2)
         return self.project(operations["o_proj"], o)
 
-    def _convolve_by_name(self, proj_name: str, operations: Steps, x: Tensor) -> Tensor:
+    def _convolve_by_name(self, proj_name: str, operations: ModuleSteps, x: Tensor) -> Tensor:
         y = self.project(operations[f"{proj_name}_proj"], x)
         return fla.causal_conv1d(
             self.t, y, self._convolution_weight(proj_name, y.shape[-1], operations["conv1d"].options["kernel"])
         )
 
-    def _gate_projection(self, proj_name: str, operations: Steps, x: Tensor) -> Tensor:
+    def _gate_projection(self, proj_name: str, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Projects to a gate, by one linear layer or two low-rank layers."""
         if f"{proj_name}_proj" in operations:
             return self.project(operations[f"{proj_name}_proj"], x)

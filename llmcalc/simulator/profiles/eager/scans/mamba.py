@@ -11,7 +11,7 @@ from .....evidence import compared
 from .....ops import ChunkedScan, SelectiveScan
 from ....published import mamba_ssm
 from ....tensor import FLOAT32, Tensor
-from .module_steps import Steps
+from .module_steps import ModuleSteps
 from .modules import ScanModules
 
 NORMS = "dt_norm", "b_norm", "c_norm"
@@ -22,7 +22,7 @@ class MambaKernels(ScanModules):
     """Kernels of Mamba and Mamba-2."""
 
     @compared(PUBLISHED)
-    def module_SelectiveScan(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         if operations["x_proj"].verb == "experts":
             return self.mamba_of_heads(operations, x)
         has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
@@ -30,7 +30,7 @@ class MambaKernels(ScanModules):
             return self.mamba(operations, x)
         return self.mamba_of_steps(operations, x)
 
-    def mamba(self, operations: Steps, x: Tensor) -> Tensor:
+    def mamba(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs mamba_ssm/modules/mamba_simple.py:119 (`Mamba.forward`)."""
         aten, op, conv_step, out_proj_step = (
             self.t,
@@ -82,15 +82,15 @@ class MambaKernels(ScanModules):
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
         return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 
-    def mamba_of_steps(self, operations: Steps, x: Tensor) -> Tensor:
+    def mamba_of_steps(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs `JambaMambaMixer.forward` of transformers/models/jamba/modeling_jamba.py, with norms on Δ, B and C.
 
         An activation that the kernels do not have runs after them.
         """
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
-        projected = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
+        projected_input = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
         a = self.decay((op.inner, op.state))
-        u, gate = mamba_ssm.split_halves(aten, projected)
+        u, gate = mamba_ssm.split_halves(aten, projected_input)
         u = aten.transpose(self.convolve_with_cached(operations, u, activation_name), 1, 2)
         rank = operations["x_proj"].outs[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(operations["x_proj"], u), [rank, op.state, op.state])
@@ -119,14 +119,14 @@ class MambaKernels(ScanModules):
             y = aten.mul(y, self.apply_activation(gate, activation_name))
         return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
 
-    def mamba_of_heads(self, operations: Steps, x: Tensor) -> Tensor:
+    def mamba_of_heads(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`), with one scan per head."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         heads = operations["x_proj"].options["experts"].size
         (batch, tokens), head_width = x.shape[:2], exact_div(op.inner, heads)
         rank = operations["x_proj"].outs[0].width - 2 * op.state
-        projected = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
-        u, gate = aten.split(aten.unflatten(projected, 1, (op.inner, 2)), [1, 1], 2)
+        projected_input = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
+        u, gate = aten.split(aten.unflatten(projected_input, 1, (op.inner, 2)), [1, 1], 2)
         u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
         gate = aten.transpose(aten.reshape(gate, (batch, heads, head_width, tokens)), 0, 1)
         u = self.convolve_with_cached(operations, u, activation_name)
@@ -166,14 +166,16 @@ class MambaKernels(ScanModules):
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
     @compared(PUBLISHED)
-    def module_ChunkedScan(self, operations: Steps, x: Tensor) -> Tensor:
-        norm: Norm | None = operations["norm"].options["spec"] if "norm" in operations else None
-        has_fused_norm = norm is None or (norm.type == "rmsnorm" and norm.weight and not norm.has_bias)
+    def module_ChunkedScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+        norm_spec: Norm | None = operations["norm"].options["spec"] if "norm" in operations else None
+        has_fused_norm = norm_spec is None or (
+            norm_spec.type == "rmsnorm" and norm_spec.weight and not norm_spec.has_bias
+        )
         has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
         return (self.mamba2 if has_fused_norm and has_fused_kernel else self.mamba2_of_steps)(operations, x)
 
     @compared(PUBLISHED, mamba2="steps")
-    def mamba2(self, operations: Steps, x: Tensor) -> Tensor:
+    def mamba2(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs mamba_ssm/modules/mamba2.py:154 (`Mamba2.forward`)."""
         aten, op, conv_step, out_proj_step = (
             self.t,
@@ -186,7 +188,7 @@ class MambaKernels(ScanModules):
         group_count = exact_div(group_width, op.state)
         zxbcdt = self.project(operations["in_proj"], x)
         a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
-        norm = self.weight("norm.weight", (inner_width,)) if "norm" in operations else None
+        norm_weight = self.weight("norm.weight", (inner_width,)) if "norm" in operations else None
         if self.choices.mamba2 == "combined" and self.store is None:
             return mamba_ssm.mamba_split_conv1d_scan_combined(
                 aten,
@@ -199,7 +201,7 @@ class MambaKernels(ScanModules):
                 op.chunk,
                 op.head_dim,
                 group_count,
-                norm,
+                norm_weight,
                 self.raw_weight(out_proj_step),
                 self.bias(out_proj_step),
                 self.accelerator,
@@ -217,7 +219,7 @@ class MambaKernels(ScanModules):
             self.by_head(c, op.state),
             op.chunk,
             d,
-            self.by_head(z, op.head_dim) if norm is None else None,
+            self.by_head(z, op.head_dim) if norm_weight is None else None,
             dt_bias,
             self.accelerator,
         )
@@ -225,11 +227,11 @@ class MambaKernels(ScanModules):
             del _last_state
         self.states(operations["ssm_state"], (op.heads, op.head_dim, op.state))
         y = aten.flatten(y, 2)
-        if norm is not None:
-            y = mamba_ssm.rmsnorm_fn(aten, y, norm, z, group_count, self.accelerator)
+        if norm_weight is not None:
+            y = mamba_ssm.rmsnorm_fn(aten, y, norm_weight, z, group_count, self.accelerator)
         return self.project(out_proj_step, y)
 
-    def mamba2_of_steps(self, operations: Steps, x: Tensor) -> Tensor:
+    def mamba2_of_steps(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs `Mamba2.forward` of the reference, with the library's convolution and scan."""
         aten, op, conv_step, activation_name = (
             self.t,

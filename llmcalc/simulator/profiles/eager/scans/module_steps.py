@@ -11,7 +11,7 @@ from .....ops import Op
 OpClass = TypeVar("OpClass", bound=Op)
 
 
-class Steps:
+class ModuleSteps:
     """A module's operations by name, without submodules; of alternative branches, the first.
 
     named: name → step. acts: the names of its activations, in their order.

@@ -17,10 +17,10 @@ from ....strides import is_size_one
 from ....tensor import FLOAT32, Tensor
 from ..basic import BasicKernels
 from ..convolution import ConvolutionKernels
-from .module_steps import Steps, module_steps
+from .module_steps import ModuleSteps, module_steps
 
 
-@kernels_compared(BY_TORCH, unchecked=("module_kernel",))
+@kernels_compared(BY_TORCH, unchecked_kernels=("module_kernel",))
 class ScanModules(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
@@ -50,11 +50,11 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """Whether the pass decodes a single token after earlier passes."""
         return self.has_earlier_tokens and is_size_one(self.run_config.new_rows(TOKENS))
 
-    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[Steps, Tensor], Tensor]) -> None:
+    def run_module_at_once(self, module_scope: Scope, compute_module: Callable[[ModuleSteps, Tensor], Tensor]) -> None:
         """Runs all operations of a module by `compute_module`, which returns the last output."""
         assert module_scope.argument is not None
         self._check_number_formats()
-        operations_by_name = Steps(module_scope)
+        operations_by_name = ModuleSteps(module_scope)
         for operation in operations_by_name.all:
             if operation.verb == "keep":
                 raise self.not_modelled(operation, "a recurrence whose output higher layers read")
@@ -123,7 +123,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         y = aten.slice(aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel - 1), x.shape[2])
         return y if activation_name is None else self.apply_activation(y, activation_name)
 
-    def convolve_with_cached(self, operations: Steps, x: Tensor, activation_name: str) -> Tensor:
+    def convolve_with_cached(self, operations: ModuleSteps, x: Tensor, activation_name: str) -> Tensor:
         """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
         aten, state_step, tokens = self.t, operations["conv_state"], x.shape[2]
         if self.store is None:
@@ -142,18 +142,18 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             super().do_conv(operation)
             return
         self._check_number_formats()
-        x, state = self.channels(operation), operation.options["state"]
+        x, state_name = self.channels(operation), operation.options["state"]
         uses_fused_kernel = 2 <= operation.options["kernel"] <= 4 and not self.decodes_one_token
         if self.store is None or not uses_fused_kernel:
-            y = self.causal_conv(operation, x) if self.store is None else self.conv_with_state(operation, x, state)
+            y = self.causal_conv(operation, x) if self.store is None else self.conv_with_state(operation, x, state_name)
         else:
-            self.keep_inputs(self.find_step(state), x)
+            self.keep_inputs(self.find_step(state_name), x)
             y = self.causal_conv(operation, x)
         self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2))
 
-    def conv_with_state(self, operation: Step, x: Tensor, state: str, cached_inputs: Any = None) -> Tensor:
+    def conv_with_state(self, operation: Step, x: Tensor, state_name: str, cached_inputs: Any = None) -> Tensor:
         """Runs CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
-        aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached(state)
+        aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached(state_name)
         cached_inputs = kernel if cached_inputs is None else cached_inputs
         channel_count, tokens = operation.outs[0].width, x.shape[2]
         weight = self.conv_weight(operation, (channel_count, 1, kernel))
@@ -165,7 +165,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             output = aten.convolution(
                 aten.slice(padded_input, tokens + kernel - 1), weight, self.bias(operation), tokens
             )
-        self.keep(state, aten.slice(padded_input, cached_inputs))
+        self.keep(state_name, aten.slice(padded_input, cached_inputs))
         return output
 
     def conv_weight(self, operation: Step, shape: Any) -> Tensor:
@@ -186,10 +186,10 @@ class ScanModules(ConvolutionKernels, BasicKernels):
     def final_state(self, state_step: Step, *shape: Any) -> Optional:
         """Returns the tensor for a kernel's last state: the cache's tensor, or one copied to the cache."""
         is_first_pass = self.cached(state_step.name) is None
-        states = self.states(state_step, shape)
-        if not states or is_first_pass:
-            return states[0] if states else None
-        return self.graph.new_tensor((self.run_config.batch, *shape), states[0].dtype)
+        state_tensors = self.states(state_step, shape)
+        if not state_tensors or is_first_pass:
+            return state_tensors[0] if state_tensors else None
+        return self.graph.new_tensor((self.run_config.batch, *shape), state_tensors[0].dtype)
 
     def channels(self, operation: Step) -> Tensor:
         """Returns the input of a convolution as [batch, channels, tokens]."""
@@ -212,10 +212,10 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == step_name)
 
     def do_shift(self, operation: Step) -> None:
-        aten, x, state = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
-        cached_row = self.cached(state)
+        aten, x, state_name = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
+        cached_row = self.cached(state_name)
         previous_row = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached_row is None else cached_row[0]
-        self.keep(state, aten.slice(x, 1, 1))
+        self.keep(state_name, aten.slice(x, 1, 1))
         self.store_tensor(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
 
     def do_complement(self, operation: Step) -> None:

@@ -11,7 +11,7 @@ from .....flow.program import Step
 from .....ops import BlockLinear
 from ....autograd import record, recorded
 from ....tensor import BOOL, FLOAT32, Tensor
-from .module_steps import Steps
+from .module_steps import ModuleSteps
 from .modules import ScanModules
 
 ONE_BY_ONE = 4
@@ -22,7 +22,7 @@ class RgLruKernels(ScanModules):
     """Kernels of RG-LRU."""
 
     @compared(PUBLISHED)
-    def module_rglru(self, operations: Steps, x: Tensor) -> Tensor:
+    def module_rglru(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs `RecurrentGemmaRecurrentBlock.forward` (transformers, modeling_recurrent_gemma.py).
 
         No library publishes a kernel of this scan: it runs as a loop over the tokens.
@@ -83,19 +83,19 @@ class RgLruKernels(ScanModules):
         """Runs `RecurrentGemmaRglru._rnn_scan` token by token. The module keeps the last state."""
         aten, (batch, tokens, width) = self.t, x.shape
         gate = aten.mul(gate, aten.like(reset_mask))
-        state, states = aten.new_tensor((batch, width), FLOAT32), aten.like(x)
+        first_state, state_sequence = aten.new_tensor((batch, width), FLOAT32), aten.like(x)
         if tokens > ONE_BY_ONE:
-            states, state = self._first_tokens(x, gate, states, state, tokens - ONE_BY_ONE)
+            state_sequence, first_state = self._first_tokens(x, gate, state_sequence, first_state, tokens - ONE_BY_ONE)
         for _ in range(min(tokens, ONE_BY_ONE)):
-            state = aten.mul(aten.to(aten.select(gate, 1), FLOAT32), state)
-            state = aten.add(state, aten.to(aten.select(x, 1), FLOAT32))
-            states = aten.write_into(states, aten.to(state, x.dtype))
+            first_state = aten.mul(aten.to(aten.select(gate, 1), FLOAT32), first_state)
+            first_state = aten.add(first_state, aten.to(aten.select(x, 1), FLOAT32))
+            state_sequence = aten.write_into(state_sequence, aten.to(first_state, x.dtype))
         if self.store is None:
-            self.left[self.module_path()] = state
-        return states
+            self.left[self.module_path()] = first_state
+        return state_sequence
 
     def _first_tokens(
-        self, x: Tensor, gate: Tensor, states: Tensor, state: Tensor, tokens: Any
+        self, x: Tensor, gate: Tensor, state_sequence: Tensor, state: Tensor, tokens: Any
     ) -> tuple[Tensor, Tensor]:
         """Records the operations on the first tokens as one autograd node with saved tensors and gradients.
 
@@ -107,7 +107,7 @@ class RgLruKernels(ScanModules):
             return [autograd_graph.new_tensor(input_shape, dtype)]
 
         input_shape, dtype = x.shape, x.dtype
-        view = Tensor(states.shape, states.dtype, states.storage, states.strides)
+        view = Tensor(state_sequence.shape, state_sequence.dtype, state_sequence.storage, state_sequence.strides)
         if recorded(autograd_graph, (x,)):
             saved_tensors = [
                 autograd_graph.new_tensor((batch, tokens - 1, width), FLOAT32) for _ in range(2)
