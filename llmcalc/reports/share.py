@@ -38,7 +38,10 @@ def candidate_cell(layout: Layout, recompute: str, common_words: Sequence[str] =
 
 
 def common_words(candidates: Sequence[Candidate]) -> list[str]:
-    """Returns what the cells of several layouts share: `sp`, `etp 1`, the ZeRO stage and recomputation; empty for fewer."""
+    """Returns what the cells of several layouts share: `sp`, `etp 1`, the ZeRO stage and recomputation.
+
+    Empty for fewer layouts.
+    """
     if len(candidates) < 2:
         return []
     cells = [

@@ -347,6 +347,7 @@ def _step_seconds(
         stack.host_update * updated_params
         if stack.host_update
         else device.memory_seconds(stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
+        + stack.optimizer_flops * updated_params / device.product_rate("bf16", sustained=True)
     )
     part_seconds = {"work": work, "bubble": bubble, "data": message_seconds, "update": update}
     return Step(
