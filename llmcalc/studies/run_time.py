@@ -24,6 +24,7 @@ from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
+from ..parallel.rank_program import check_exchanged_heads
 from ..timing.calibration import UNCHANGED, Factors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
@@ -418,6 +419,7 @@ class TrainingTimes:
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the timed run of a layout with all of its parts."""
+        check_exchanged_heads(self.memory.spec, layout)
         plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         timed_pass = timed_step.timed_pass
         part_seconds = {part_name: float(seconds) for part_name, seconds in timed_step.parts.items()}

@@ -697,3 +697,15 @@ def test_fused_and_compiled_kernels_are_timed_as_such(run: Any) -> None:
         ("--devices", "8", "--fsdp", "8", "--attn", "eager", "--norm", "eager"),
     ):
         assert not any("timed as without" in note for note in update_of(run, *words)[1])
+
+
+def test_heads_that_ranks_of_a_context_cannot_share_out_have_no_time(run: Any) -> None:
+    """`memory` refuses them, too: 8 heads of keys, of which a rank of --tp 2 has 4."""
+    words = "time", "llama3-8b", *H100, "--devices", "16", "--framework", "megatron", "--seq", "64k", "--cp-comm", "a2a"
+    refused = "divide the 32 and 8 heads of queries and keys of a rank; expected a divisor of both, or --cp-comm p2p"
+    assert refused in run(*words, "--cp", "16").error
+    assert "divide the 16 and 4 heads" in run(*words, "--tp", "2", "--cp", "8").error
+    assert answer(run, *words, "--tp", "2", "--cp", "4")["seconds"]
+    assert answer(run, *words[:-2], "--cp", "16")["seconds"]
+    latent = "time", "deepseek-v2-lite", *H100, "--devices", "16", "--seq", "8k", "--cp", "16", "--cp-comm", "a2a"
+    assert answer(run, *latent, "--framework", "megatron")["seconds"]
