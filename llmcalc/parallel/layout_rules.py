@@ -15,6 +15,7 @@ class LayoutRules:
 
     name: the framework's name in errors.
     zero: default ZeRO stage of a layout with replicas.
+    other_stages: ZeRO stages that a search tries beside the default where no option states one.
     untried: names of group sizes that the search leaves at 1.
     whole_experts: whether each rank of a mixture of experts holds whole experts (`etp` 1).
     sequence_parallel: whether tensor parallelism comes with sequence parallelism.
@@ -28,6 +29,7 @@ class LayoutRules:
 
     name: str
     zero: Zero = 0
+    other_stages: tuple[Zero, ...] = ()
     untried: tuple[str, ...] = ()
     whole_experts: bool = False
     sequence_parallel: bool = False

@@ -491,6 +491,27 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     )
 
 
+def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
+    """Raises `InputError` for an exchange by heads that context-parallel ranks do not divide among themselves.
+
+    Transformer Engine asserts it of a rank's heads of queries and of keys (context_parallel.py,
+    `AttnFuncWithCPAndQKVOA2A`).
+    """
+    if layout.cp == 1 or layout.cp_comm != "a2a":
+        return
+    for operation in spec.shared_program.root.steps():
+        if operation.verb != "attention":
+            continue
+        sources = [flow_value if flow_value.once is None else flow_value.once for flow_value in operation.ins[:2]]
+        head_counts = [axis.size for source in sources for axis in flat_axes(source.axes) if "heads" in axis.name]
+        heads_of_rank = [max(1, head_count // layout.tp) for head_count in head_counts if isinstance(head_count, int)]
+        if any(head_count % layout.cp for head_count in heads_of_rank):
+            raise InputError(
+                f"--cp-comm a2a: --cp {layout.cp} does not divide the {' and '.join(map(str, heads_of_rank))} heads of "
+                "queries and keys of a rank; expected a divisor of both, or --cp-comm p2p"
+            )
+
+
 def has_whole_towers(spec: ModelSpec, rank_axes: RankAxes) -> bool:
     """Whether the model has encoders of images or audio whose sizes the ranks do not divide."""
     if not (spec.towers and rank_axes.divides):

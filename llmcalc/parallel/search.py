@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import cast
@@ -118,7 +118,8 @@ def search(
                 except InputError as error:
                     layout_search.refuse(error)
                     continue
-                _try_layout(layout_search, axes, layers, layout, global_batch, micro_batch, layout_rules)
+            for layout_of_stage in _with_other_stages(layout, layout_rules, layout_request):
+                _try_layout(layout_search, axes, layers, layout_of_stage, global_batch, micro_batch, layout_rules)
         return layout_search
 
     if layout_rules.pipelines_on_request and not layout_request.has_pipeline_options:
@@ -126,6 +127,18 @@ def search(
         if search_without_pipelines.possible:
             return search_without_pipelines
     return search_stages(_sizes_to_try(layout_request.pp, devices, layers))
+
+
+def _with_other_stages(
+    layout: Layout | None, layout_rules: LayoutRules, layout_request: LayoutRequest
+) -> Iterator[Layout | None]:
+    """Yields the layout, and the same layout with the framework's other ZeRO stages unless an option is of a stage."""
+    yield layout
+    stage_options = ("zero", "fsdp", "hsdp_replicas", "zero_group", "reshard", "prefetch")
+    if layout is None or not layout.zero or any(getattr(layout_request, name) is not None for name in stage_options):
+        return
+    for stage in layout_rules.other_stages:
+        yield replace(layout, zero=stage)
 
 
 def check_depth(spec: ModelSpec, most_stages: int) -> None:

@@ -13,7 +13,7 @@ from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.spread import RangedAmount
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import float16_notes, plural, several
-from .seconds import class_text, duration_text, range_unit
+from .seconds import class_text, duration_text, range_unit, unpriced_notes
 from .serve import layout_text
 from .share import candidate_cell
 from .summary import model_data
@@ -159,6 +159,7 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     if run_cost.range is not None:
         time_model = None if run_cost.plan is None else run_cost.plan.times
         notes += float16_notes(hardware, "bf16" if time_model is None else time_model.dtype)
+        notes += unpriced_notes([] if time_model is None else time_model.unpriced)
     if run_cost.assumed_options:
         notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_text(run_cost)}")
     cost_of_run = run_cost.cost

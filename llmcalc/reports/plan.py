@@ -17,7 +17,7 @@ from ..timing.spread import TIE, TimeRange
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
-from .seconds import class_text, duration_text, range_ends_text, range_text
+from .seconds import class_text, duration_text, range_ends_text, range_text, unpriced_notes
 from .share import candidate_cell, shared_layout_words
 from .summary import model_data
 
@@ -76,6 +76,7 @@ def report(
             *notes_on_other_accelerators(layout_plan),
             *warnings,
             other_way_text,
+            *unpriced_notes([] if layout_plan.times is None else layout_plan.times.unpriced),
             *([] if layout_position is None else [_order_position_text(layout_position)]),
             f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
             if layout_plan.assumed_batch

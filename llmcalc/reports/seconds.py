@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -145,6 +146,11 @@ def class_text(seconds_range: TimeRange, title: str) -> str:
     )
 
 
+def unpriced_notes(unpriced: Sequence[str]) -> list[str]:
+    """Returns a note on what changes the kernels of a training step but not its estimated time."""
+    return [f"timed as without {', '.join(unpriced)}: what that changes is not estimated"] if unpriced else []
+
+
 MUCH_WAITING = 0.2
 """Share of a step that waits for the host above which a note names the host's assumed speed."""
 
@@ -192,6 +198,7 @@ def report(
     notes = [
         *warnings,
         class_text(timed_run.range, timed_run.stack.title),
+        *unpriced_notes(timed_run.unpriced),
         *_host_notes(timed_run),
         *_measured_notes(timed_run, measured_run),
         *exchange_notes(timed_run.stack, timed_run.layout),

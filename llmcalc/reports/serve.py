@@ -276,6 +276,24 @@ def _classified_point(servers: Servers) -> LoadPoint | None:
     return servers.curves[0][-1] if servers.curves else None
 
 
+def _most_requests_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
+    """Returns a note on the largest rate of requests within the limits, if no server takes those that arrive."""
+    limits = serve_study.limits
+    if servers.chosen is not None or limits.rate is None or servers.traces:
+        return []
+    rates = [
+        (server.replicas * server.load(concurrency).requests_per_second, server)
+        for server in servers.servers
+        if (concurrency := server.most_requests_within_limits(limits))
+    ]
+    if not rates:
+        return []
+    rate, server = max(rates, key=lambda rate_of_server: rate_of_server[0])
+    devices_text = several(server.devices, serve_study.hardware.title)
+    limits_text = "" if limits.ttft is None and limits.tpot is None else " within the limits"
+    return [f"at most {rate:.3g} requests/s can be served{limits_text}: {layout_text(server)} on {devices_text}"]
+
+
 def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     chosen_server = servers.chosen
     shown_point = _classified_point(servers)
@@ -284,6 +302,7 @@ def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     notes += [] if shown_point is None else [class_text(shown_point.tpot, serve_study.stack.title)]
     notes += [speculation_text(serve_study.speculation)] if serve_study.speculation is not None else []
     notes += [f"ruled out: {reasons_text}"] if reasons_text else []
+    notes = [*_most_requests_notes(serve_study, servers), *notes]
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
         notes += [] if server.group is None else [_group_text(server.group)]

@@ -38,22 +38,28 @@ def candidate_cell(layout: Layout, recompute: str, shared_words: Sequence[str] =
 
 
 def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
-    """Returns the words that several layouts share: `sp`, the ZeRO stage, recomputation; empty for one layout."""
+    """Returns the words that several layouts share: `sp`, `etp 1`, the ZeRO stage, recomputation.
+
+    Empty for one layout.
+    """
     if len(candidates) < 2:
         return []
     cells = [
         {*_group_sizes(candidate.layout), f"recompute {candidate.recompute}"}
-        | ({"sp"} if candidate.layout.tp == 1 else set())
+        | ({"sp", WHOLE_EXPERTS} if candidate.layout.tp == 1 else set())
         for candidate in candidates
     ]
     shared = set.intersection(*cells)
-    words = ["sp"] if any(candidate.layout.tp > 1 for candidate in candidates) else []
+    words = ["sp", WHOLE_EXPERTS] if any(candidate.layout.tp > 1 for candidate in candidates) else []
     words += [f"ZeRO-{stage}" for stage in (1, 2, 3)]
     words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
     return [shared_word for shared_word in words if shared_word in shared]
 
 
 ALONE = "one device"
+
+WHOLE_EXPERTS = "etp 1"
+"""Says that ranks of tensor parallelism divide no expert, as `--etp 1` does."""
 
 
 def _group_sizes(layout: Layout) -> list[str]:
@@ -63,6 +69,8 @@ def _group_sizes(layout: Layout) -> list[str]:
         for group_name in degree_names
         if (degree := getattr(layout, group_name)) not in (None, 1)
     ]
+    if layout.expert_tp == 1 and layout.tp > 1:  # without --etp they divide each expert
+        group_texts.append(WHOLE_EXPERTS)
     if layout.sequence_parallel:
         group_texts.insert(1 if layout.tp > 1 else 0, "sp")
     if layout.zero:

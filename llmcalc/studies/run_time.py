@@ -15,13 +15,16 @@ from ..accelerator import Hardware
 from ..costs.cache_formats import cache_bits_in, cache_format
 from ..costs.flops import FlopCount
 from ..costs.params import ParameterCount
+from ..costs.trained_tensors import trained_tensors
 from ..device_memory.estimate import Memory
-from ..device_memory.settings import NARROW_PRODUCTS
+from ..device_memory.optimizers.registry import optimizer
+from ..device_memory.settings import NARROW_PRODUCTS, Settings
 from ..device_memory.simulated_run import supports_sdpa
 from ..errors import InputError
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
+from ..parallel.rank_program import check_exchanged_heads
 from ..timing.calibration import UNCHANGED, CalibrationFactors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
@@ -34,6 +37,7 @@ from ..timing.stack import (
     stack_of_vendor,
     with_attention,
     with_gradient_buffers,
+    with_optimizer,
     with_overlap,
     with_schedule,
 )
@@ -46,6 +50,7 @@ from ..workload.execution import Execution
 from ..workload.lora import stored_bytes
 from ..workload.recompute import Recompute
 from ..workload.run_config import RunConfig
+from ..workload.setting import option
 from ..workload.workload import Workload
 
 TimePhase: TypeAlias = Literal["training", "prefill", "decode"]
@@ -134,6 +139,7 @@ class TimedRun:
         optimizer states and activations in the layout that was asked for.
     chosen_options: options of a layout that was chosen since the run does not fit without one; empty for none.
     is_planned: whether `plan` has the memory of the run's precision; default true.
+    unpriced: options that change the kernels of a training step but not the estimate; default none.
     alternatives: description of other settings → seconds with them.
     seconds_on: the estimate on another device under another stack.
     """
@@ -158,6 +164,7 @@ class TimedRun:
     chosen_options: str = ""
     is_planned: bool = True
     include: frozenset[str] = frozenset()
+    unpriced: tuple[str, ...] = ()
     alternatives: dict[str, float] = field(default_factory=dict)
     seconds_on: Callable[[Device, TimeStack], float] | None = field(default=None, repr=False)
 
@@ -269,7 +276,7 @@ class TimedRun:
         yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
         yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
         yield "gradients and weights", "network", self.parts.get("data", 0.0)
-        yield "update", "memory", self.parts.get("update", 0.0)
+        yield "update", "compute" if self.stack.optimizer_flops else "memory", self.parts.get("update", 0.0)
         yield "host", "wait", self.parts.get("host", 0.0) + self.hidden_host
         yield "hops between stages", "network", self.parts.get("hops", 0.0)
         yield "server", "wait", self.parts.get("server", 0.0)
@@ -319,7 +326,10 @@ class TrainingTimes:
         self.settings: TimeSettings = time_settings
         self.device: Device = time_settings.device(hardware)
         time_stack = _with_class_attention(time_settings.supporting_stack("training"), model_memory)
-        self.stack: TimeStack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
+        time_stack = with_gradient_buffers(time_stack, _gradient_buffer_bytes(model_memory))
+        updates_on_host = bool(model_memory.settings.optimizer_offload)
+        self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
+        self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_costs(model_memory), updates_on_host)
         self._set_timers()
         self.recompute: Recompute = model_memory.settings.recomputed()
         _refuse_wide_products(model_memory)
@@ -358,6 +368,11 @@ class TrainingTimes:
         times_of_schedule._set_timers()
         return times_of_schedule
 
+    @property
+    def unpriced(self) -> list[str]:
+        """Options of the run that change its kernels, but no estimated time."""
+        return unpriced_options(self.memory, self.stack)
+
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
         workload, extra_parts = self.memory.states.workload, self.memory.states.count.include
@@ -388,6 +403,8 @@ class TrainingTimes:
         untested_reason = f"the schedule {layout.schedule}" if layout.schedule in UNMEASURED_SCHEDULES else ""
         if stack_of_accelerator not in ("", self.stack.name):
             untested_reason = f"{self.hardware.title} devices"
+        if self.assumes_host_update:
+            untested_reason = "an optimizer on the host"
         fast_host_seconds = None
         if self.fast_host_timer is not None:
             fast_host_seconds = self.fast_host_timer.step(self.plan(layout, micro_batches)).seconds
@@ -403,6 +420,7 @@ class TrainingTimes:
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
         """Returns the timed run of a layout with all of its parts."""
+        check_exchanged_heads(self.memory.spec, layout)
         step_plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         timed_pass = timed_step.timed_pass
         part_seconds = {part_name: float(seconds) for part_name, seconds in timed_step.parts.items()}
@@ -434,6 +452,7 @@ class TrainingTimes:
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             hidden_host=host * seconds_scale,
             include=step_plan.include,
+            unpriced=tuple(self.unpriced),
             alternatives=dict(self._slower_settings(layout, micro_batches)),
             seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(step_plan).seconds),
         )
@@ -503,6 +522,52 @@ def _gradient_buffer_bytes(model_memory: Memory) -> float | None:
             "modelled; expected fp32, bf16 or fp16"
         )
     return DTYPE_BITS[model_memory.states.grad_dtype] / 8
+
+
+def _optimizer_costs(memory: Memory) -> tuple[float, float]:
+    """Returns the bytes of the optimizer's states and the FLOPs of its matrix products, per trained parameter."""
+    memory_use = memory.states
+    assert memory_use.optimizer is not None
+    product_flops = optimizer(memory_use.optimizer.name).product_flops
+    count = memory_use.count
+    has_products = product_flops is not None and memory_use.adapters is None
+    flops = product_flops(list(trained_tensors(count.tree, count.include))) if has_products and product_flops else 0
+    state_bytes = [
+        size for state_name, size in memory_use.optimizer.states.items() if state_name != "step"
+    ]  # step: one number per tensor
+    return float(sum(state_bytes) / memory_use.trained), float(flops / memory_use.trained)
+
+
+UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_dtype", "lora_library")
+"""Settings of training that change the kernels of a step, and with which it is timed as without them."""
+
+UNPRICED_OF_EAGER_KERNELS = ("compile", "norm")
+"""Such settings of software without fused kernels; others' kernels are fused already."""
+
+
+def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
+    """Returns what options of a training run add to its kernels, but to no estimated time.
+
+    stack: the software that the run is timed with.
+    """
+    settings, defaults = memory.settings, Settings("training")
+    names = list(UNPRICED_SETTINGS)
+    if not stack.fused:
+        names += UNPRICED_OF_EAGER_KERNELS
+    if not (stack.fused and settings.cross_entropy == "fused"):
+        names.append("cross_entropy")
+    if settings.moe not in (None, "dropless", "capacity:1"):
+        names.append("moe")
+    if settings.optimizer_impl in ("foreach", "loop"):
+        names.append("optimizer_impl")
+    uncounted_work = "" if memory.states.optimizer is None else optimizer(memory.states.optimizer.name).uncounted_work
+    work_of_optimizer = [f"{uncounted_work} (--optimizer {settings.optimizer})"] if uncounted_work else []
+    stated = [(name, getattr(settings, name)) for name in names if getattr(settings, name) != getattr(defaults, name)]
+    return [
+        option(name) if value is True else f"{option(name)} {value}"
+        for name, value in stated
+        if value and value != "eager"
+    ] + work_of_optimizer
 
 
 def _adapters_of_run(model_memory: Memory) -> Adapters | None:

@@ -146,6 +146,7 @@ class TimeStack(Record):
     gradient_bytes: float = 4.0
     sends_gradient_buffers: bool = False
     optimizer_bytes: float = 30.0
+    optimizer_flops: float = 0.0
     logit_bytes: float = 6.0
     product: Share = 1.0
     pads_rows: bool = False
@@ -191,6 +192,7 @@ class TimeStack(Record):
     shared_experts: Share = 0.0
     mixed_steps: bool = True
     host_update: float = 0.0
+    offloaded_update: float = 2e-9
     passes: dict[str, float] = {}
     expert_bias_bytes: tuple[float, float] = (0.0, 0.0)
     adapter_bytes: dict[Literal["input", "output"], tuple[float, float]] = {}

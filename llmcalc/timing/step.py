@@ -365,6 +365,7 @@ def _step_seconds(
         time_stack.host_update * updated_params
         if time_stack.host_update
         else device.memory_seconds(time_stack.optimizer_bytes * updated_params + UPDATED_BYTES * parameters)
+        + time_stack.optimizer_flops * updated_params / device.product_rate("bf16", is_sustained=True)
     )
     part_seconds = {"work": pipeline_seconds, "bubble": bubble, "data": message_seconds, "update": update_seconds}
     return StepTime(

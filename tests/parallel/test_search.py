@@ -310,3 +310,17 @@ def test_nearest_layouts_of_a_search_are_those_that_it_tries() -> None:
         with pytest.raises(InputError):
             check_planned(layout, deepspeed, batch, 1)
     assert (divisible_batch(384, 2048, 1), divisible_batch(384, 100, 2)) == (2304, 768)
+
+
+def test_deepspeed_has_three_stages_unless_an_option_is_of_a_stage() -> None:
+    """A plan of ZeRO-3 alone left out the faster stages of small models."""
+    spec, deepspeed = llmcalc.load("llama3-8b").model, framework_named("deepspeed").layouts
+
+    def stages(request: LayoutRequest, devices: int = 8) -> list[int]:
+        return [layout.zero for layout, _ in search(spec, devices, 8, 1, 2048, deepspeed, request).possible]
+
+    assert stages(LayoutRequest()) == [3, 1, 2]
+    assert stages(LayoutRequest(), 1) == [0]
+    assert [stages(LayoutRequest(zero=stage)) for stage in (1, 2, 3)] == [[1], [2], [3]]
+    assert stages(LayoutRequest(fsdp=8)) == [3]
+    assert stages(LayoutRequest(reshard=False)) == [3]

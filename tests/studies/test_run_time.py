@@ -649,3 +649,76 @@ def test_a_token_in_a_framework_is_that_of_transformers(run: Any) -> None:
     code, _, error = run(*words, "--framework", "torch", "--engine", "vllm")
     assert code == 2
     assert "--framework torch: is no server; expected --engine without it" in error
+
+
+def update_of(run: Any, *words: str) -> tuple[float, list[str]]:
+    """Returns the seconds of an optimizer's step of an 8B model, and the answer's notes."""
+    run_words = "llama3-8b", "--hardware", "b300", "--phase", "training", "--seq", "2k"
+    document = answer(run, "time", *run_words, *words)
+    return document["parts"]["update"], document["notes"]
+
+
+def test_an_update_reads_and_writes_the_states_of_its_optimizer(run: Any) -> None:
+    """AdamW moves 38 bytes per parameter, of which its states are 16; the others have 8 or none in their place."""
+    adamw, _ = update_of(run, "--optimizer", "adamw")
+    assert update_of(run, "--optimizer", "sgd")[0] == pytest.approx(adamw * 22 / 38, rel=1e-6)
+    assert update_of(run, "--optimizer", "lion")[0] == pytest.approx(adamw * 30 / 38, rel=1e-6)
+    assert update_of(run, "--optimizer", "adamw", "--optimizer-dtype", "bf16")[0] == pytest.approx(adamw * 30 / 38)
+    eight_bits, notes = update_of(run, "--optimizer", "adamw-8bit")
+    assert update_of(run, "--optimizer", "sgd")[0] < eight_bits < adamw
+    assert not any("timed as without" in note for note in notes)
+
+
+def test_the_update_of_muon_multiplies_matrices(run: Any) -> None:
+    """Each of 5 iterations takes 4 a² b + 2 a³ FLOPs of a matrix of a rows and b ≥ a columns.
+
+    Of a layer of Llama 3 8B these are q and o (4096 × 4096), k and v (1024 × 4096), and three of 4096 × 14336.
+    """
+    layer = 2 * 6 * 4096**3 + 2 * (4 * 1024**2 * 4096 + 2 * 1024**3) + 3 * (4 * 4096**2 * 14336 + 2 * 4096**3)
+    device = device_of(load_hardware("b300"))
+    muon, adamw = (update_of(run, "--optimizer", name)[0] for name in ("muon", "adamw"))
+    products = 32 * 5 * layer / device.product_rate("bf16", is_sustained=True)
+    assert 0.9 * products < muon - adamw < products  # its momentum has half of the bytes of AdamW's states
+    shards = ("--devices", "8", "--zero", "2", "--framework", "deepspeed", "--optimizer")
+    assert update_of(run, *shards, "muon")[0] < muon / 6
+
+
+def test_an_optimizer_on_the_host_takes_the_host_s_time(run: Any) -> None:
+    words = "--devices", "8", "--framework", "megatron", "--zero", "1", "--optimizer-offload"
+    seconds, notes = update_of(run, *words)
+    assert seconds == pytest.approx(2e-9 * 8_030_261_248 / 8, rel=1e-3)
+    assert any("an optimizer on the host was never tested" in note for note in notes)
+
+
+def test_what_is_timed_as_without_an_option_is_said(run: Any) -> None:
+    options = ("--norm", "liger"), ("--cross-entropy", "chunked"), ("--offload-activations",), ("--compile",)
+    for option in options:
+        _, notes = update_of(run, *option)
+        assert f"timed as without {' '.join(option)}: what that changes is not estimated" in notes
+    _, notes = update_of(run, "--optimizer", "galore")
+    assert "timed as without projections of gradients (--optimizer galore): what that changes is not estimated" in notes
+    words = "llama3-8b", *H100, "--devices", "8", "--framework", "fsdp2", "--seq", "2k", "--norm", "liger"
+    note = "timed as without --norm liger: what that changes is not estimated"
+    assert note in answer(run, "plan", *words)["notes"]
+    assert note in answer(run, "cost", *words, "--tokens", "1B")["notes"]
+
+
+def test_fused_and_compiled_kernels_are_timed_as_such(run: Any) -> None:
+    for words in (
+        ("--devices", "8", "--fsdp", "8", "--compile"),
+        ("--devices", "8", "--framework", "megatron", "--cross-entropy", "fused", "--norm", "fused"),
+        ("--devices", "8", "--fsdp", "8", "--attn", "eager", "--norm", "eager"),
+    ):
+        assert not any("timed as without" in note for note in update_of(run, *words)[1])
+
+
+def test_heads_that_ranks_of_a_context_cannot_share_out_have_no_time(run: Any) -> None:
+    """`memory` refuses them, too: 8 heads of keys, of which a rank of --tp 2 has 4."""
+    words = "time", "llama3-8b", *H100, "--devices", "16", "--framework", "megatron", "--seq", "64k", "--cp-comm", "a2a"
+    refused = "divide the 32 and 8 heads of queries and keys of a rank; expected a divisor of both, or --cp-comm p2p"
+    assert refused in run(*words, "--cp", "16").error
+    assert "divide the 16 and 4 heads" in run(*words, "--tp", "2", "--cp", "8").error
+    assert answer(run, *words, "--tp", "2", "--cp", "4")["seconds"]
+    assert answer(run, *words[:-2], "--cp", "16")["seconds"]
+    latent = "time", "deepseek-v2-lite", *H100, "--devices", "16", "--seq", "8k", "--cp", "16", "--cp-comm", "a2a"
+    assert answer(run, *latent, "--framework", "megatron")["seconds"]

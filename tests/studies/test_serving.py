@@ -403,3 +403,19 @@ def test_a_reserve_without_rest_rules_a_searched_layout_out_and_names_the_option
     reasons: Counter[str] = Counter()
     assert not list(study._replicas_of([LayoutSizes(1, 1, 32, 32)], reasons))
     assert reasons == {"the default --mem-fraction-static leaves no memory": 1}
+
+
+@pytest.mark.parametrize("limits", [(), ("--ttft", "1s", "--tpot", "40ms")], ids=["no limits", "limits"])
+def test_devices_too_few_for_a_rate_have_a_note_on_the_most_requests(run: Any, limits: tuple[str, ...]) -> None:
+    """A little fewer requests per second than the note says are served, and a little more are not."""
+    words = "llama3.1-8b", "--hardware", "h100", "--input", "1k", "--output", "256", "--devices", "1", *limits
+    notes = serve(run, *words, "--rate", "100", code=1)["notes"]
+    within_limits = " within the limits" if limits else ""
+    (note,) = (note for note in notes if note.startswith("at most "))
+    rate_text, rest = note.removeprefix("at most ").split(" ", 1)
+    assert rest == f"requests/s can be served{within_limits}: tp1 on 1 × H100 SXM"
+    served = serve(run, *words, "--rate", f"{0.98 * float(rate_text):.4g}")
+    assert not any(note.startswith("at most ") for note in served["notes"])
+    serve(run, *words, "--rate", f"{1.02 * float(rate_text):.4g}", code=1)
+    unreachable = serve(run, *words[:9], "--rate", "1", "--tpot", "1ms", code=1)["notes"]
+    assert not any(note.startswith("at most ") for note in unreachable)

@@ -159,6 +159,7 @@ OPTIMIZER = Optimizer(
     build_torch_optimizers=build_torch_optimizers,
     reads_values=True,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",
+    uncounted_work="means of rows and columns",
     per_element=lambda flat: (1, 0) if flat else None,
     witness=BY_TORCH,
 )

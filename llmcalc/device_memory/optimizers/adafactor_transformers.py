@@ -109,6 +109,7 @@ OPTIMIZER = Optimizer(
     step=step,
     build_torch_optimizers=build_torch_optimizers,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",
+    uncounted_work="means of rows and columns",
     state_format="float32",
     state_format_note="its states are fp32",
     witness=BY_TORCH,

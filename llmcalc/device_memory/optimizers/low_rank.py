@@ -50,6 +50,7 @@ def low_rank_optimizer(
         aliases=(f"{projection_method}-adamw",) if rank == RANK else (),
         note=NOTE,
         by_matrix=True,
+        uncounted_work="projections of gradients",
         witness=source_code_witness(optimizer_source, COMPARISON_WITH_LIBRARIES),
     )
 

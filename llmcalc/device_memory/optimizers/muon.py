@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...algebra import Number, add
 from ...costs.trained_tensors import TrainedTensor, packed_bytes, total_elements
 from ...workload.execution import OptimizerImplementation
 from . import adamw
@@ -28,6 +29,17 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     matrices = [parameter for parameter in tensors if parameter.is_layer_matrix]
     other_tensors = [parameter for parameter in tensors if not parameter.is_layer_matrix]
     return {"momentum_buffer": packed_bytes(total_elements(matrices), dtype), **adamw.states(other_tensors, dtype)}
+
+
+def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
+    """Returns the FLOPs of the Newton-Schulz iterations, each of three products of the matrix with its shorter side."""
+    total: Number = 0
+    for parameter in tensors:
+        if parameter.is_layer_matrix:
+            shorter, longer = sorted(parameter.tensor.shape)
+            gram, square, product = 2 * shorter**2 * longer, 2 * shorter**3, 2 * shorter**2 * longer
+            total = add(total, parameter.times * ITERATIONS * (gram + square + product))
+    return total
 
 
 def step(optimizer_step: OptimizerStep) -> None:
@@ -89,5 +101,6 @@ OPTIMIZER = Optimizer(
     "biases and other vectors, and for stacked experts",
     by_matrix=True,
     per_element=lambda flat: (1, 1),
+    product_flops=product_flops,
     witness=BY_TORCH,
 )

@@ -69,6 +69,8 @@ class Optimizer:
     by_matrix: whether it updates the matrices of layers apart from all other tensors; false by default.
     per_element: (whether a rank's parameters are one tensor without rows) → states of each element of a layer's matrix,
         and how many more any other element has; None (default) where estimates take the mean over all tensors.
+    product_flops: trained tensors → FLOPs of the matrix products of a step; None (default) for a step without them.
+    uncounted_work: what a step computes beside these and the bytes of its states, not timed; empty by default.
     paged: trained tensors → bytes of states in managed memory, which the driver may move to the host; None (default)
         for an optimizer without them.
     witness: what its steps were compared with; by default nothing.
@@ -93,6 +95,8 @@ class Optimizer:
     by_rows: bool = False
     by_matrix: bool = False
     per_element: Callable[[bool], tuple[int, int] | None] = _mean_over_tensors
+    product_flops: Callable[[Sequence[TrainedTensor]], Number] | None = None
+    uncounted_work: str = ""
     paged: Callable[[Sequence[TrainedTensor]], Number] | None = None
     witness: Witness = UNTESTED
 

@@ -14,7 +14,7 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(under=0.12),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
-    layouts=LayoutRules("deepspeed", zero=3, untried=("tp", "cp", "pp", "vpp", "ep")),
+    layouts=LayoutRules("deepspeed", zero=3, other_stages=(1, 2), untried=("tp", "cp", "pp", "vpp", "ep")),
     implied_by=("with --zero 2", lambda request: request.zero_stage() == 2),
     launcher="deepspeed",
     launch_file=LaunchFile(
