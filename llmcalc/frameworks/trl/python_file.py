@@ -95,6 +95,7 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
         if len(kinds) > 1:
             reader.notes.append(f"the file trains with {', '.join(kinds)}; the run of {kind} is counted")
         config = {**CONFIGS[kind], **_arguments_of(calls, kind), **_model_arguments(reader, calls)}
+        config |= _arguments_of_model_calls(calls)
         for name, argument in list(config.items()):
             if isinstance(argument, Unknown):
                 del config[name]
@@ -127,6 +128,21 @@ def _model_arguments(reader: LaunchReader, calls: list[NamedCall]) -> dict[str, 
     if any(call.name == "LoraConfig" for call in calls):
         arguments = {"lora_r": 8, **arguments}  # peft/tuners/lora/config.py
     return arguments
+
+
+def _arguments_of_model_calls(calls: list[NamedCall]) -> dict[str, Any]:
+    """Returns the arguments that calls on the loaded model stand for: checkpoints of layers, and weights in fp32.
+
+    `prepare_model_for_kbit_training` copies to fp32 what is not quantized, and turns checkpoints on unless its argument
+    says otherwise (peft/utils/other.py). The Trainer turns checkpoints on, and never off.
+    """
+    arguments: dict[str, Any] = {}
+    checkpoints = any(call.name == "gradient_checkpointing_enable" for call in calls)
+    preparation = next((call.arguments for call in calls if call.name == "prepare_model_for_kbit_training"), None)
+    if preparation is not None:
+        arguments |= {"dtype": "float32", "torch_dtype": None}
+        checkpoints = checkpoints or preparation.get("use_gradient_checkpointing", True) is True
+    return {**arguments, "gradient_checkpointing": True} if checkpoints else arguments
 
 
 def _format_name(argument: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import read_launch
 
@@ -92,3 +93,35 @@ def test_the_trainer_of_transformers_has_its_own_defaults(tmp_path: Path) -> Non
 def test_what_a_script_leaves_open_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         settings_of(tmp_path, SUPERVISED.replace(old, new))
+
+
+ADAPTERS = """
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("mistralai/Mistral-7B-v0.1")
+model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+args = TrainingArguments("out", per_device_train_batch_size=4, bf16=True)
+Trainer(model=model, args=args, train_dataset=load("x")).train()
+"""
+
+
+def test_adapters_beside_weights_in_the_published_format(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(ADAPTERS)
+    published = llmcalc.memory(launch=file, seq=512).document["memory"]
+    file.write_text(ADAPTERS.replace('"mistralai/Mistral-7B-v0.1")', '"mistralai/Mistral-7B-v0.1", dtype="bfloat16")'))
+    assert llmcalc.memory(launch=file, seq=512).document["memory"] == published
+
+
+def test_a_model_prepared_for_few_bits_has_checkpoints_and_fp32_beside_them(tmp_path: Path) -> None:
+    loaded = ADAPTERS.replace('Mistral-7B-v0.1")', 'Mistral-7B-v0.1", quantization_config=few)').replace(
+        "\nmodel = AutoModel", "\nfew = BitsAndBytesConfig(load_in_4bit=True)\nmodel = AutoModel"
+    )
+    prepared = loaded.replace("get_peft_model(model, ", "get_peft_model(prepare_model_for_kbit_training(model), ")
+    settings = settings_of(tmp_path, prepared)[1]
+    assert (settings["recompute"], settings["precision"], settings.get("dtype")) == ("full", "autocast", None)
+    kept = prepared.replace("training(model)", "training(model, use_gradient_checkpointing=False)")
+    assert "recompute" not in settings_of(tmp_path, kept)[1]
+    enabled = loaded.replace("model = get_peft", "model.gradient_checkpointing_enable()\nmodel = get_peft")
+    assert settings_of(tmp_path, enabled)[1]["recompute"] == "full"
