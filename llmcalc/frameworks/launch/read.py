@@ -28,6 +28,7 @@ from .command_line import (
     typed_launch,
 )
 from .kinds import kinds, launch_files
+from .notebook import read_launch_text
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, LaunchSource, ReadText
@@ -35,7 +36,7 @@ from .refused_programs import refuse_config
 from .shell import read_script
 from .shell_words import Script
 from .text import LARGEST, parse_braces, parse_yaml
-from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
+from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
 
 
 def read_launch(
@@ -73,7 +74,7 @@ def read_launch(
     typed_text = typed_launch(str(path))
     name_in_errors = Path(typed_text.path)
     return launch_of(
-        read_text(name_in_errors, LARGEST),
+        read_launch_text(name_in_errors),
         typed_text.path,
         world_size,
         allow_unknown,
@@ -269,8 +270,9 @@ def _read_training_command(
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
         world_size = source_file.world_size or processes([*batch, *command_line.launcher], env)
+        read_file = _text_reader_with_written_files(source_file.read_text, script.files)
         if world_size is None:
-            world_size = processes_of(config_table(command_line.launcher, name_in_errors, source_file.read_text))
+            world_size = processes_of(config_table(command_line.launcher, name_in_errors, read_file))
         fetch_config = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
         skipped_variables = {
             printable(command_word)
@@ -285,6 +287,7 @@ def _read_training_command(
             script=command_line.program,
             unset=unset_variables,
             fetch=fetch_config,
+            read_text=read_file,
             launcher=command_line.launcher,
             devices_typed=source_file.world_size is not None,
             unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
@@ -403,6 +406,22 @@ def _read_config(
         ) from None
 
 
+def _text_reader_with_written_files(read_file: ReadText | None, written_files: Mapping[str, str]) -> ReadText | None:
+    """Returns a function that reads a file as (path, text), preferably from the files that the script itself writes.
+
+    A name that the script leaves open stands in the text as the script writes it.
+    """
+    if not written_files or read_file is None:
+        return read_file
+
+    def read_text_file(file_name: str) -> tuple[str, str]:
+        if file_name in written_files:
+            return file_name, written_files[file_name].replace(UNRESOLVED, "")
+        return read_file(file_name)
+
+    return read_text_file
+
+
 def _reader_with_written_files(
     fetch_config: Fetch | None, written_files: Mapping[str, str], name_in_errors: str
 ) -> Fetch | None:
@@ -421,7 +440,8 @@ def _reader_with_written_files(
         if is_unresolved(file_text):
             unknown = next(unknown for unknown in file_text.split() if is_unresolved(unknown))
             raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(unknown)}")
-        config = parse_json(file_text, f"{name_in_errors}: {printable(file_name)}")
+        parse = parse_yaml if file_name.endswith((".yaml", ".yml")) else parse_json
+        config = parse(file_text, f"{name_in_errors}: {printable(file_name)}")
         if not isinstance(config, Mapping):
             raise InputError(f"{name_in_errors}: {printable(file_name)}: expected a JSON object")
         return config

@@ -19,6 +19,8 @@ from ..launch.command_line import (
     typed_launch,
     words_of_typed_command,
 )
+from ..launch.notebook import is_python_name, read_launch_text
+from ..launch.python_source import is_python
 from ..launch.text import LARGEST, parse_braces, parse_yaml
 from ..launch.unresolved import is_unresolved, printable
 from .accelerators import accelerator_of
@@ -67,7 +69,7 @@ def _read_launch(path: str | Path) -> tuple[TypedLaunch, str, Path]:
             return typed_command, typed_text, Path()
     typed_path = typed_launch(typed_text)
     file = Path(typed_path.path)
-    return typed_path, read_text(file, LARGEST), file.parent
+    return typed_path, read_launch_text(file), file.parent
 
 
 def starts_any_server(typed_path: str | Path) -> bool:
@@ -76,7 +78,7 @@ def starts_any_server(typed_path: str | Path) -> bool:
     A Python file that trains is not among them, though a server may write its data before.
     """
     file_path = Path(typed_launch(str(typed_path)).path)
-    if file_path.suffix == ".py" and TRAINS.search(read_text(file_path, LARGEST)) is not None:
+    if is_python_name(file_path.name) and TRAINS.search(read_launch_text(file_path)) is not None:
         return False
     return next(_servers_in_file(typed_path), None) is not None
 
@@ -162,7 +164,7 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
         SERVER_KEYS.search(file_text) is not None and file_text[:2] != "#!"
     )
     if not is_tables:
-        if file_name.endswith(".py"):
+        if is_python(file_text, file_name) and is_python_name(file_name):
             if starts_server(file_text) or any(f"{called_name}(" in file_text for called_name in CONFIGURATION_CALLS):
                 yield from servers_in_python(file_text, server_finder, typed_path.variables)
             return

@@ -159,11 +159,24 @@ def _arguments_of(calls: list[NamedCall], name: str) -> Mapping[str, Any]:
 def _named_calls(syntax_tree: ast.Module) -> Iterator[NamedCall]:
     """Yields every call of the file with its evaluated arguments, in line order."""
     functions = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]
-    variables = constants([*syntax_tree.body, *(statement for function in functions for statement in function.body)])
+    statements = [*syntax_tree.body, *(statement for function in functions for statement in function.body)]
+    assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
+    variables = constants([*statements])  # of a name that is assigned below its use, as in a function, the last value
+    later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
     nodes = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MOST_CALLS]
     for node in sorted(nodes, key=lambda call: (call.lineno, call.col_offset)):
         name = dotted(node.func)
         if name.endswith("okenizer.from_pretrained") or "Processor" in name:
             continue
+        while later_assignments and later_assignments[-1].lineno < node.lineno:
+            variables |= _assigned_value(later_assignments.pop(), variables)
         arguments = {keyword.arg: value_of(keyword.value, variables) for keyword in node.keywords if keyword.arg}
         yield NamedCall(name.rpartition(".")[2], arguments, value_of(node.args[0], variables) if node.args else None)
+
+
+def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variable that a plain assignment sets, with its value; empty for any other assignment."""
+    target = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
+    if not isinstance(target, ast.Name) or assignment.value is None:
+        return {}
+    return {target.id: value_of(assignment.value, variables)}
