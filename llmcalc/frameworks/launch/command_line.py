@@ -137,7 +137,11 @@ def command_line(command: Command) -> CommandLine | None:
             program_name = file_name if in_package is None else in_package[1].replace("/", ".")
             program_name = program_name if trl_script is None else f"trl {trl_script[1]}"
             return CommandLine(
-                command_words[:i], program_name, _without_separator(command_words[i + 1 :]), *line_and_loops
+                command_words[:i],
+                program_name,
+                _without_separator(command_words[i + 1 :]),
+                *line_and_loops,
+                path=command_word,
             )
         if (
             command_word in ("-m", "--module")

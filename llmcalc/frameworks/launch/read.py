@@ -340,6 +340,9 @@ def _read_by_arguments(
         command = _only_command(commands, name_in_errors)
         arguments = arguments_of(command.words, name_in_errors)
         return read_with_options(file_kind, file_kind.read_arguments, arguments, start_source(command), options)
+    launch_of_python = _read_python_of_command(command_lines, start_source, options)
+    if launch_of_python is not None:
+        return launch_of_python
     start_commands = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
         (command.line, command_word)
@@ -356,6 +359,27 @@ def _read_by_arguments(
         f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "
         f"{launch_files()}"
     )
+
+
+def _read_python_of_command(
+    command_lines: Sequence[CommandLine],
+    start_source: Callable[[CommandLine], LaunchSource],
+    options: Mapping[str, Any],
+) -> Launch | None:
+    """Returns the training run of the Python file that a command runs, if it is beside the script and trains."""
+    for program_line in command_lines:
+        source_file = start_source(program_line)
+        if not program_line.path or is_unresolved(program_line.path):
+            continue
+        try:
+            file_path, file_text = (
+                ("", "") if source_file.read_text is None else source_file.read_text(program_line.path)
+            )
+        except InputError:
+            continue
+        if any(kind.read_python is not None and kind.is_python(file_text) for kind in kinds()):
+            return _read_python(file_text, replace(source_file, where=file_path, arguments=program_line.words), options)
+    return None
 
 
 def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> CommandLine:

@@ -183,6 +183,7 @@ class CommandLine(NamedTuple):
     words: the words after it.
     line: its line in the script.
     loops: variables of the loops around it, with their values.
+    path: the path of the Python file, as the script writes it; empty for a module or an installed program.
     """
 
     launcher: Sequence[str]
@@ -190,6 +191,7 @@ class CommandLine(NamedTuple):
     words: Sequence[str]
     line: int = 1
     loops: Sequence[tuple[str, str]] = ()
+    path: str = ""
 
 
 @frozen

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
-from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
+from ..launch.python_source import Unknown, constants, dotted, parse_python, source_of, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of
+from ..launch.script_arguments import ScriptArguments, arguments_of_file
 from ..launch.trainer import read_trainer
 from ..registry import WITHOUT_A_NAME
 from .config_file import read_trl
@@ -28,6 +29,17 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Seq2SeqTrainingArguments": {},
 }
 """Configuration of a trainer → an argument by which the reader of recipes knows the trainer, with its default."""
+
+TRAINERS: Mapping[str, str] = {
+    "SFTTrainer": "SFTConfig",
+    "DPOTrainer": "DPOConfig",
+    "KTOTrainer": "KTOConfig",
+    "GRPOTrainer": "GRPOConfig",
+}
+"""Trainer of TRL → its configuration, whose defaults it fills in (trainer/sft_trainer.py)."""
+
+PLAIN_DEFAULTS: Mapping[str, Any] = {"gradient_checkpointing": False, "bf16": False}
+"""Defaults of `TrainingArguments` that a configuration of TRL has otherwise."""
 
 ADAPTER_ARGUMENTS: Mapping[str, str] = {
     "r": "lora_r",
@@ -85,7 +97,10 @@ def is_python(text: str) -> bool:
 def read_python(text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        calls = list(_named_calls(parse_python(text, source_file.where)))
+        syntax_tree = parse_python(text, source_file.where)
+        script_arguments = arguments_of_file(syntax_tree, source_file.arguments)
+        _refuse_undeclared(reader, script_arguments)
+        calls = list(_named_calls(syntax_tree, script_arguments.variables))
         kinds = dict.fromkeys(call.name for call in calls if call.name in CONFIGS)
         if not kinds:
             raise reader.wrong(
@@ -94,19 +109,51 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
         kind = next(iter(kinds))
         if len(kinds) > 1:
             reader.notes.append(f"the file trains with {', '.join(kinds)}; the run of {kind} is counted")
-        config = {**CONFIGS[kind], **_arguments_of(calls, kind), **_model_arguments(reader, calls)}
+        trl_config = next((TRAINERS[call.name] for call in calls if call.name in TRAINERS), "")
+        is_of_trl = bool(trl_config) or not kind.endswith("TrainingArguments")
+        base_config = {**PLAIN_DEFAULTS, **CONFIGS[trl_config]} if trl_config and kind != trl_config else CONFIGS[kind]
+        config = {**base_config, **_arguments_of(calls, kind), **_model_arguments(reader, calls)}
         config |= _arguments_of_model_calls(calls)
+        if not is_of_trl:
+            config |= _length_of_samples(reader, calls)
         for name, argument in list(config.items()):
             if isinstance(argument, Unknown):
                 del config[name]
                 if name in DECIDING:
-                    reader.unknown[name] = "is known only when the file runs"
+                    reader.unknown[name] = _unknown_reason(argument, script_arguments, source_file.where)
         reader.check_unknown()
+        if script_arguments.values_used:
+            reader.notes.append(f"arguments of the file: {script_arguments.values_used}")
         reader.notes.append("what the file computes otherwise is taken as its program's default")
         notes = tuple(reader.notes)
-    launch = (read_trainer if kind.endswith("TrainingArguments") else read_trl)(config, source_file)
+    launch = (read_trl if is_of_trl else read_trainer)(config, source_file)
     is_published = config.get("dtype") == AUTO and launch.framework == WITHOUT_A_NAME
     return replace(launch, notes=(*launch.notes, *notes), published_weights=is_published or launch.published_weights)
+
+
+def _length_of_samples(reader: LaunchReader, calls: list[NamedCall]) -> dict[str, Any]:
+    """Returns the length at which the file's tokenizer cuts samples; empty where no call cuts them."""
+    lengths = [call.arguments.get("max_length") for call in calls if call.arguments.get("truncation") is True]
+    known_lengths = [length for length in lengths if type(length) is int]
+    if not known_lengths:
+        return {}
+    reader.notes.append(f"samples are counted at the {max(known_lengths):,} tokens at which the tokenizer cuts them")
+    return {"max_length": max(known_lengths)}
+
+
+def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) -> None:
+    """Raises `InputError` for words typed behind the file's name that are no argument of it."""
+    if script_arguments.undeclared:
+        declared = ", ".join(f"--{name}" for name in [*script_arguments.defaults][:6]) or "none"
+        raise reader.wrong(script_arguments.undeclared, f"no argument that the file declares; it declares {declared}")
+
+
+def _unknown_reason(argument: Unknown, script_arguments: ScriptArguments, where: str) -> str:
+    """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
+    holder, _, name = argument.text.partition(".")
+    if holder and script_arguments.defaults.get(name, "") is None:
+        return f"is the file's argument {name}, without a default; expected --launch '{where} --{name} …'"
+    return "is known only when the file runs"
 
 
 def _model_arguments(reader: LaunchReader, calls: list[NamedCall]) -> dict[str, Any]:
@@ -156,12 +203,18 @@ def _arguments_of(calls: list[NamedCall], name: str) -> Mapping[str, Any]:
     return next((call.arguments for call in calls if call.name == name), {})
 
 
-def _named_calls(syntax_tree: ast.Module) -> Iterator[NamedCall]:
-    """Yields every call of the file with its evaluated arguments, in line order."""
+def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> Iterator[NamedCall]:
+    """Yields every call of the file with its evaluated arguments, in line order.
+
+    file_variables: dotted name → value of the arguments that the file takes.
+    """
     functions = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]
     statements = [*syntax_tree.body, *(statement for function in functions for statement in function.body)]
     assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
-    variables = constants([*statements])  # of a name that is assigned below its use, as in a function, the last value
+    variables = {
+        **file_variables,
+        **constants([*statements]),
+    }  # of a name that is assigned below its use, as in a function, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
     nodes = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MOST_CALLS]
     for node in sorted(nodes, key=lambda call: (call.lineno, call.col_offset)):
@@ -170,8 +223,8 @@ def _named_calls(syntax_tree: ast.Module) -> Iterator[NamedCall]:
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
-        arguments = {keyword.arg: value_of(keyword.value, variables) for keyword in node.keywords if keyword.arg}
-        yield NamedCall(name.rpartition(".")[2], arguments, value_of(node.args[0], variables) if node.args else None)
+        arguments = {keyword.arg: _value_of(keyword.value, variables) for keyword in node.keywords if keyword.arg}
+        yield NamedCall(name.rpartition(".")[2], arguments, _value_of(node.args[0], variables) if node.args else None)
 
 
 def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,4 +232,23 @@ def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[s
     target = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
     if not isinstance(target, ast.Name) or assignment.value is None:
         return {}
-    return {target.id: value_of(assignment.value, variables)}
+    return {target.id: _value_of(assignment.value, variables)}
+
+
+SUPPORTS_BF16 = re.compile(r"is_bf(loat)?16_supported\(")
+"""A call that asks whether the device computes in bf16, which those of compute capability 8.0 and later do."""
+
+
+def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
+    """Returns the value of an expression, also of a negation and of a choice whose condition is known."""
+    if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(source_of(expression)) is not None:
+        return True
+    if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
+        operand = _value_of(expression.operand, variables)
+        return Unknown("not …") if isinstance(operand, Unknown) else not operand
+    if isinstance(expression, ast.IfExp):
+        condition = _value_of(expression.test, variables)
+        if isinstance(condition, Unknown):
+            return Unknown("a choice")
+        return _value_of(expression.body if condition else expression.orelse, variables)
+    return value_of(expression, variables)
