@@ -198,10 +198,15 @@ def _is_script(file_text: str) -> bool:
     return re.search(r"\A\s*\{", file_text) is None and re.search(r"^[A-Z_]+:[ \t]*$", file_text, re.MULTILINE) is None
 
 
+MOST_FOLDERS = 6
+"""Largest number of folders above a launch file in which a file that it names is looked up."""
+
+
 def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
     """Returns a function that reads a file named in the launch file, as (path, text).
 
-    The file is in that one's folder, in the current folder, or in the folder above.
+    The file is in that one's folder, in the current folder, or below one of the folders above. An absolute path stands
+    for itself.
     """
 
     def read_text_file(file_name: str) -> tuple[str, str]:
@@ -209,13 +214,15 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
             raise InputError(
                 f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
             )
-        candidates = (folder / file_name, Path(file_name), folder.parent / file_name)  # an absolute path stands alone
+        upper_folders = [folder, *folder.resolve().parents][
+            1 : MOST_FOLDERS + 1
+        ]  # scripts run in the repository's root
+        candidates = (folder / file_name, Path(file_name), *(upper / file_name for upper in upper_folders))
         possible_path = next((possible_path for possible_path in candidates if possible_path.exists()), None)
         if possible_path is None:
             raise InputError(
-                f"{name_in_errors}: {file_name[:200]}: no such file beside it, nor in the folder above, nor in the "
-                "current folder; "
-                "expected the file in one of the three"
+                f"{name_in_errors}: {file_name[:200]}: no such file beside it, nor below the folders above, nor in the "
+                "current folder; expected the file in one of them"
             )
         return str(possible_path), read_text(possible_path, LARGEST)
 
