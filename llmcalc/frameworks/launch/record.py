@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -261,6 +262,13 @@ class Plugin:
     trainer: Callable[[LaunchReader, Table, int, dict[str, Any]], LaunchSettings] | None = None
 
 
+DATA_NAME = re.compile(
+    r"(?:(?:train|eval|valid|val|validation|test|dev|hf|sft|custom|local)(?:ing)?_)?(?:data|dataset|datasets)"
+    r"(?:_(?:id|or|name|path|paths|dir|file|files|folder|root|url|split|config|subset))*"
+)
+"""An argument of a script of its own that says where its data is, which changes no memory."""
+
+
 @dataclass
 class LaunchReader:
     """The state of a launch file's reader: the file, and the notes collected so far.
@@ -314,6 +322,9 @@ class LaunchReader:
 
         known_names: names of arguments that are read. unknown_reason: why the others are unknown.
         """
+        data_names = [argument for argument in config if DATA_NAME.fullmatch(str(argument)) is not None]
+        known_names = [*known_names]
+        ignored_names = (*ignored_names, *(name for name in data_names if name not in known_names))
         self.ignored += [argument for argument in config if argument in ignored_names]
         unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 

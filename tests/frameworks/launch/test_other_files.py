@@ -552,5 +552,5 @@ def test_a_config_that_a_script_names_from_the_root_of_its_repository(tmp_path: 
     script.write_text(command.format("examples/accelerate/two.yaml") + "\n")
     assert read_launch(script).layout.world == 2
     script.write_text(command.format("examples/accelerate/three.yaml") + "\n")
-    with pytest.raises(InputError, match="three.yaml: no such file beside it, nor below the folders above"):
+    with pytest.raises(InputError, match=r"three.yaml: no such file beside it, nor below the folders above"):
         read_launch(script)
