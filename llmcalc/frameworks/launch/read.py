@@ -312,6 +312,14 @@ def _read_training_command(
         if config_words is not None:
             return _read_config(config_words[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
+        if program_line.program == "tune run":
+            recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
+            raise InputError(
+                f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
+                f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
+                "recipe.yaml, and --config recipe.yaml"
+            )
+    for program_line in command_lines:
         reader = next((file for file in kinds() if file.name == TABLES_OF.get(program_line.program)), None)
         if reader is not None and reader.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
