@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -163,11 +164,24 @@ def _parse_tables(file_text: str, name_in_errors: str) -> Any:
     return parse_yaml(file_text, name_in_errors)
 
 
+ARGUMENT_PARSER = re.compile(r"\b(TrlParser|HfArgumentParser|H4ArgumentParser)\(")
+"""A call that takes the arguments of a trainer's configuration from the command line."""
+
+
 def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
     for launch_kind in kinds():
         if launch_kind.read_python is not None and launch_kind.is_python(file_text):
             return read_with_options(launch_kind, launch_kind.read_python, file_text, source_file, options)
+    if ARGUMENT_PARSER.search(file_text) is not None:
+        if source_file.arguments:
+            command_text = f"python {shlex.join([source_file.where, *source_file.arguments])}"
+            return _read_script(read_script(command_text, source_file.where, None, ()), source_file, [], options)
+        raise InputError(
+            f"{source_file.where}: its settings are arguments of its command; expected them behind the file's name, as "
+            f"in --launch '{source_file.where} --model_name_or_path … --per_device_train_batch_size …', or the script or "
+            "YAML file that has them"
+        )
     known_titles = ", ".join(launch_kind.title for launch_kind in kinds() if launch_kind.read_python is not None)
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "

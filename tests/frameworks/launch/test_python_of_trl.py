@@ -213,3 +213,18 @@ def test_samples_are_as_long_as_the_tokenizer_cuts_them(tmp_path: Path) -> None:
     )
     assert settings_of(tmp_path, cut)[1]["seq"] == 384
     assert "seq" not in settings_of(tmp_path, cut.replace("truncation=True", "truncation=False"))[1]
+
+
+def test_a_script_whose_settings_are_arguments_of_its_command(tmp_path: Path) -> None:
+    file = tmp_path / "run_sft.py"
+    file.write_text(
+        "from trl import SFTConfig, TrlParser\nparser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))\n"
+    )
+    with pytest.raises(
+        InputError, match="its settings are arguments of its command; expected them behind the file's name"
+    ):
+        read_launch(file, 1)
+    arguments = "--model_name_or_path gpt2 --per_device_train_batch_size 2 --max_seq_length 64 --bf16"
+    launch = read_launch(f"{file} {arguments}", 1)
+    assert launch.settings == read_launch(f"python {file} {arguments}", 1).settings
+    assert (launch.target, launch.settings["seq"]) == ("gpt2", 64)
