@@ -179,8 +179,8 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             return _read_script(read_script(command_text, source_file.where, None, ()), source_file, [], options)
         raise InputError(
             f"{source_file.where}: its settings are arguments of its command; expected them behind the file's name, as "
-            f"in --launch '{source_file.where} --model_name_or_path … --per_device_train_batch_size …', or the script or "
-            "YAML file that has them"
+            f"in --launch '{source_file.where} --model_name_or_path … --per_device_train_batch_size …', or the script "
+            "or YAML file that has them"
         )
     known_titles = ", ".join(launch_kind.title for launch_kind in kinds() if launch_kind.read_python is not None)
     raise InputError(
