@@ -80,8 +80,20 @@ def starts_any_server(typed_path: str | Path) -> bool:
     file_path = Path(typed_launch(str(typed_path)).path)
     if is_python_name(file_path.name) and TRAINS.search(read_launch_text(file_path)) is not None:
         return False
-    return next(_servers_in_file(typed_path), None) is not None
+    first_server = next(_servers_in_file(typed_path), None)
+    if first_server is None:
+        return False
+    _, launch_text, _ = _read_launch(typed_path)
+    is_modelled = any(server.start.program.engine in FOLDERS for server in _servers_in_file(typed_path))
+    return is_modelled or TRAINING_COMMAND.search(launch_text) is None
 
+
+TRAINING_COMMAND = re.compile(
+    r"^[^#\n]*\b(accelerate\s+launch|torchrun|deepspeed|llamafactory-cli\s+train|axolotl\s+train|tune\s+run|swift\s+(sft|pt|rlhf)"
+    r"|trl\s+(sft|dpo|grpo|kto))\s",
+    re.MULTILINE,
+)
+"""A line of a script that trains, beside which a server of an engine that is not modelled only tries the result."""
 
 TRAINS = re.compile(r"^\s*\w+\s*=\s*\w*Trainer\(", re.MULTILINE)
 """A line of Python that makes a trainer."""

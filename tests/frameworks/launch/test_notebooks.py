@@ -106,3 +106,9 @@ def test_a_config_that_a_script_writes_itself(tmp_path: Path) -> None:
     )
     script.write_text(f"#!/bin/bash\ncat <<EOF > a.yaml\n{processes}EOF\n{command}\n")
     assert read_launch(script).layout.world == 4
+
+
+def test_a_training_after_which_another_server_tries_the_model(tmp_path: Path) -> None:
+    server = "!docker run ghcr.io/huggingface/text-generation-inference:3 --model-id out"
+    path = write_notebook(tmp_path, CONFIG, "!llamafactory-cli train sft.yaml", server)
+    assert llmcalc.memory(launch=path, devices=1).document["launch"]["program"] == "LLaMA-Factory"
