@@ -126,6 +126,13 @@ def _file_exists(file_name: str) -> bool:
         return False
 
 
+TRAINING_COMMAND = re.compile(
+    r"^[^#\n]*\b(accelerate\s+launch|torchrun|deepspeed|llamafactory-cli\s+train|axolotl\s+train|tune\s+run|swift\s+(sft|pt|rlhf)"
+    r"|trl\s+(sft|dpo|grpo|kto))\s",
+    re.MULTILINE,
+)
+"""A line of a script that trains, beside which a server of an engine that is not modelled only tries the result."""
+
 TORCHTITAN_SCRIPTS = ("run_train.sh", "run_llama_train.sh")
 """torchtitan's own scripts, which run the job of `CONFIG_FILE` on `NGPU` devices, 8 by default."""
 

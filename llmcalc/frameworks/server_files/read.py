@@ -13,6 +13,7 @@ from ...sources.files import read_text
 from ..engines.flags import find_flag, flags_by_spelling
 from ..engines.registry import FOLDERS, engine
 from ..launch.command_line import (
+    TRAINING_COMMAND,
     TYPED_COMMAND,
     TypedLaunch,
     trains_by_command,
@@ -87,13 +88,6 @@ def starts_any_server(typed_path: str | Path) -> bool:
     is_modelled = any(server.start.program.engine in FOLDERS for server in _servers_in_file(typed_path))
     return is_modelled or TRAINING_COMMAND.search(launch_text) is None
 
-
-TRAINING_COMMAND = re.compile(
-    r"^[^#\n]*\b(accelerate\s+launch|torchrun|deepspeed|llamafactory-cli\s+train|axolotl\s+train|tune\s+run|swift\s+(sft|pt|rlhf)"
-    r"|trl\s+(sft|dpo|grpo|kto))\s",
-    re.MULTILINE,
-)
-"""A line of a script that trains, beside which a server of an engine that is not modelled only tries the result."""
 
 TRAINS = re.compile(r"^\s*\w+\s*=\s*\w*Trainer\(", re.MULTILINE)
 """A line of Python that makes a trainer."""
