@@ -17,7 +17,14 @@ from ..costs.cache_formats import cache_format
 from ..costs.context_length import longest_sequence, usual_context, usual_sequence
 from ..costs.encoders import EncodedInputs, encoded_inputs
 from ..costs.params import ParameterCount
-from ..costs.quantization import QuantizedSize, Scheme, quantized_size, scheme_named, scheme_of_config
+from ..costs.quantization import (
+    QuantizedSize,
+    Scheme,
+    quantized_size,
+    scheme_named,
+    scheme_of_config,
+    with_published_experts,
+)
 from ..costs.trained_tensors import TrainedTensor, packed_bytes, tensors_from_layer, total_elements, trained_tensors
 from ..errors import InputError
 from ..flow.module_names import Checkpoint
@@ -281,9 +288,12 @@ def _inference_memory(
 
 def quantization_scheme(run_settings: Settings, model_config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
     """Returns the quantization scheme of `quantize` or of the config; None if only `dtype` is set."""
-    if run_settings.quantize is not None:
-        return None if run_settings.quantize.strip().lower() == "none" else scheme_named(run_settings.quantize)
     config_table = model_config.config if isinstance(model_config, Checkpoint) else model_config
+    if run_settings.quantize is not None:
+        if run_settings.quantize.strip().lower() == "none":
+            return None
+        published = None if config_table is None else config_table.get("quantization_config")
+        return with_published_experts(scheme_named(run_settings.quantize), published)
     return scheme_of_config(config_table) if run_settings.dtype is None else None
 
 

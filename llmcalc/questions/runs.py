@@ -309,10 +309,19 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     """Returns the run in the published weights' number format, if the program keeps that format.
 
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
-    no product of weights in bf16.
+    no product of weights in bf16. Adapters stay in fp32 beside them, under autocast where the file has it.
     """
     if not launched_run.published_weights or preset.dtype not in HALF_FORMATS:
         return launched_run
+    if launched_run.settings.get("lora_rank") is not None:
+        is_autocast = launched_run.settings.get("precision") == "autocast"
+        adapter_settings = {
+            name: value for name, value in launched_run.settings.items() if name != "precision" or is_autocast
+        }
+        dtype_note = f"frozen weights in {preset.dtype}, the checkpoint's number format"
+        return replace(
+            launched_run, settings={**adapter_settings, "dtype": preset.dtype}, notes=(*launched_run.notes, dtype_note)
+        )
     settings = {
         setting_name: setting_value
         for setting_name, setting_value in launched_run.settings.items()

@@ -8,7 +8,7 @@ A scheme may be changed or added without reading the others: all that the rest a
 
 from .base import PARTS, QuantizedSize, Scheme, StoredBytes, quantized_size
 from .config import scheme_of_config
-from .named import COMMON, GROUPS, scheme_named
+from .named import COMMON, GROUPS, scheme_named, with_published_experts
 
 __all__ = [
     "COMMON",
@@ -20,4 +20,5 @@ __all__ = [
     "quantized_size",
     "scheme_named",
     "scheme_of_config",
+    "with_published_experts",
 ]

@@ -59,11 +59,14 @@ class GGUFMix(Scheme):
     mix: its name in llama-quantize.
     imatrix: whether an importance matrix is used, which changes the types of some tensors.
     fused: whether q, k and v of a layer are one tensor in the file, also where the model's class computes them apart.
+    has_mxfp4_experts: whether experts stay in MXFP4, as the model is published (convert_hf_to_gguf.py repacks them,
+        and llama-quantize takes no tensor that is quantized); false by default.
     """
 
     mix: str = "Q4_K_M"
     imatrix: bool = False
     fused: bool = False
+    has_mxfp4_experts: bool = False
 
     def store(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
@@ -115,6 +118,8 @@ class GGUFMix(Scheme):
         note_texts.append(
             "norms, biases, routers and position embeddings in F32; metadata and padding of the file are not counted"
         )
+        if self.has_mxfp4_experts:
+            note_texts.append("experts stay in MXFP4, in which the model is published, whatever the file is called")
         separate_text = (
             ""
             if self.fused
@@ -182,6 +187,8 @@ class _ModelRules:
 
     def _type_of_tensor(self, category: str, param: WeightTensor) -> str:
         """Returns the mix's type for a tensor (llama_tensor_get_type)."""
+        if self.mix.has_mxfp4_experts and param.kind == "experts":
+            return "MXFP4"
         mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
         if category == "output" or (category == "token_embd" and self.has_tied_output):
             if mix_name == "MXFP4_MOE" or param.tensor.shape[-1] % BLOCKS[default_type][0]:

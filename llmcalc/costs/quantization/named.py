@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from ...errors import InputError, suggest
 from .base import Scheme
@@ -143,3 +145,12 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> Scheme:
         f"{option} {scheme_name[:40]}: unknown scheme"
         + (f".{suggestion_text}" if suggestion_text else f"; expected none or one of {known_names}")
     )
+
+
+def with_published_experts(scheme: Scheme, quantization_config: Mapping[str, Any] | None) -> Scheme:
+    """Returns the scheme of a model's weights, for llama.cpp with the experts that stay as they are published.
+
+    quantization_config: how the published weights are stored, the table of that name in their config; None for none.
+    """
+    is_mxfp4 = quantization_config is not None and quantization_config.get("quant_method") == "mxfp4"
+    return replace(scheme, has_mxfp4_experts=True) if is_mxfp4 and isinstance(scheme, GGUFMix) else scheme

@@ -114,7 +114,8 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
 def trains_by_command(typed_text: str) -> bool:
     """Whether a `--launch` is the command of a program that trains, such as `tune run … --config FILE`."""
     command_words = words_of_typed_command(typed_text)
-    return bool(command_words) and command_line(ShellCommand(command_words, {}, 1)) is not None
+    typed_variables = dict(re.findall(r"(?:^|\s)([A-Za-z_]\w*)=(\S*)", typed_text)) if command_words else {}
+    return bool(command_words) and command_line(ShellCommand(command_words, typed_variables, 1)) is not None
 
 
 def _file_exists(file_name: str) -> bool:
@@ -125,19 +126,38 @@ def _file_exists(file_name: str) -> bool:
         return False
 
 
+TRAINING_COMMAND = re.compile(
+    r"^[^#\n]*\b(accelerate\s+launch|torchrun|deepspeed|llamafactory-cli\s+train|axolotl\s+train|tune\s+run|swift\s+(sft|pt|rlhf)"
+    r"|trl\s+(sft|dpo|grpo|kto))\s",
+    re.MULTILINE,
+)
+"""A line of a script that trains, beside which a server of an engine that is not modelled only tries the result."""
+
+TORCHTITAN_SCRIPTS = ("run_train.sh", "run_llama_train.sh")
+"""torchtitan's own scripts, which run the job of `CONFIG_FILE` on `NGPU` devices, 8 by default."""
+
+
 def command_line(command: ShellCommand) -> CommandLine | None:
     """Returns a command's launcher, program and arguments; None unless it starts Python or a known program."""
     command_words = list(command.words)
     line_and_loops = (command.line, command.loops)
     for i, command_word in enumerate(command_words):
         file_name = command_word.rpartition("/")[2]
+        if file_name in TORCHTITAN_SCRIPTS and command.env.get("CONFIG_FILE"):
+            launcher = ["torchrun", "--nproc-per-node", command.env.get("NGPU", "8")]
+            config_words = ["--job.config_file", command.env["CONFIG_FILE"]]
+            return CommandLine(launcher, "torchtitan.train", [*config_words, *command_words[i + 1 :]], *line_and_loops)
         next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
         if command_word.endswith(".py") and not command_word.startswith("-"):
             in_package, trl_script = PACKAGE_FILES.search(command_word), TRL_SCRIPT.search(command_word)
             program_name = file_name if in_package is None else in_package[1].replace("/", ".")
             program_name = program_name if trl_script is None else f"trl {trl_script[1]}"
             return CommandLine(
-                command_words[:i], program_name, _without_separator(command_words[i + 1 :]), *line_and_loops
+                command_words[:i],
+                program_name,
+                _without_separator(command_words[i + 1 :]),
+                *line_and_loops,
+                path=command_word,
             )
         if (
             command_word in ("-m", "--module")

@@ -36,7 +36,7 @@ class UnknownValue:
 
 def is_python(file_text: str, name_in_errors: str) -> bool:
     """Whether a file is Python source, by the suffix of its name or by its first statement."""
-    if name_in_errors.endswith(".py"):
+    if name_in_errors.endswith((".py", ".ipynb")) and not file_text.startswith("#!/bin/bash\n"):
         return True
     first_line = next((line for line in file_text.splitlines() if line.strip() and not line.startswith("#")), "")
     return re.match(r"(from [\w.]+ import |import [\w.]+(\s|$)|def \w+\(|class \w+)", first_line) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -28,13 +29,14 @@ from .command_line import (
     typed_launch,
 )
 from .file_kinds import kinds, launch_files
+from .notebook import read_launch_text
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, LaunchSource, ReadText
 from .refused_programs import refuse_config
 from .shell import read_script
 from .shell_words import ShellScript
-from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
+from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
 from .yaml_text import LARGEST, parse_braces, parse_yaml
 
 
@@ -73,7 +75,7 @@ def read_launch(
     typed_text = typed_launch(str(launch_path))
     name_in_errors = Path(typed_text.path)
     return launch_of(
-        read_text(name_in_errors, LARGEST),
+        read_launch_text(name_in_errors),
         typed_text.path,
         world_size,
         allow_unknown,
@@ -162,11 +164,24 @@ def _parse_tables(file_text: str, name_in_errors: str) -> Any:
     return parse_yaml(file_text, name_in_errors)
 
 
+ARGUMENT_PARSER = re.compile(r"\b(TrlParser|HfArgumentParser|H4ArgumentParser)\(")
+"""A call that takes the arguments of a trainer's configuration from the command line."""
+
+
 def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
     for launch_kind in kinds():
         if launch_kind.read_python is not None and launch_kind.is_python(file_text):
             return read_with_options(launch_kind, launch_kind.read_python, file_text, source_file, options)
+    if ARGUMENT_PARSER.search(file_text) is not None:
+        if source_file.arguments:
+            command_text = f"python {shlex.join([source_file.where, *source_file.arguments])}"
+            return _read_script(read_script(command_text, source_file.where, None, ()), source_file, [], options)
+        raise InputError(
+            f"{source_file.where}: its settings are arguments of its command; expected them behind the file's name, as "
+            f"in --launch '{source_file.where} --model_name_or_path … --per_device_train_batch_size …', or the script "
+            "or YAML file that has them"
+        )
     known_titles = ", ".join(launch_kind.title for launch_kind in kinds() if launch_kind.read_python is not None)
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
@@ -199,10 +214,15 @@ def _is_script(file_text: str) -> bool:
     return re.search(r"\A\s*\{", file_text) is None and re.search(r"^[A-Z_]+:[ \t]*$", file_text, re.MULTILINE) is None
 
 
+MOST_FOLDERS = 6
+"""Largest number of folders above a launch file in which a file that it names is looked up."""
+
+
 def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
     """Returns a function that reads a file named in the launch file, as (path, text).
 
-    The file is in that one's folder, in the current folder, or in the folder above.
+    The file is in that one's folder, in the current folder, or below one of the folders above. An absolute path stands
+    for itself.
     """
 
     def read_text_file(file_name: str) -> tuple[str, str]:
@@ -210,13 +230,13 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
             raise InputError(
                 f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
             )
-        tried_paths = (folder / file_name, Path(file_name), folder.parent / file_name)  # an absolute path stands alone
+        upper_folders = [folder, *folder.resolve().parents][1 : MOST_FOLDERS + 1]  # scripts run in a repository's root
+        tried_paths = (folder / file_name, Path(file_name), *(upper / file_name for upper in upper_folders))
         possible_path = next((possible_path for possible_path in tried_paths if possible_path.exists()), None)
         if possible_path is None:
             raise InputError(
-                f"{name_in_errors}: {file_name[:200]}: no such file beside it, nor in the folder above, nor in the "
-                "current folder; "
-                "expected the file in one of the three"
+                f"{name_in_errors}: {file_name[:200]}: no such file beside it, nor below the folders above, nor in the "
+                "current folder; expected the file in one of them"
             )
         return str(possible_path), read_text(possible_path, LARGEST)
 
@@ -273,8 +293,9 @@ def _read_training_command(
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
         world_size = source_file.world_size or processes([*batch, *command_line.launcher], source_env)
+        read_file = _text_reader_with_written_files(source_file.read_text, script.files)
         if world_size is None:
-            world_size = processes_of(config_table(command_line.launcher, name_in_errors, source_file.read_text))
+            world_size = processes_of(config_table(command_line.launcher, name_in_errors, read_file))
         fetch_config = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
         skipped_variables = {
             printable(command_word)
@@ -289,6 +310,7 @@ def _read_training_command(
             script=command_line.program,
             unset=unset_variables,
             fetch=fetch_config,
+            read_text=read_file,
             launcher=command_line.launcher,
             devices_typed=source_file.world_size is not None,
             unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
@@ -305,6 +327,14 @@ def _read_training_command(
         config_words = config_place(program_line)
         if config_words is not None:
             return _read_config(config_words[0], program_line, source_of_command(program_line), options)
+    for program_line in command_lines:
+        if program_line.program == "tune run":
+            recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
+            raise InputError(
+                f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
+                f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
+                "recipe.yaml, and --config recipe.yaml"
+            )
     for program_line in command_lines:
         table_kind = next((file for file in kinds() if file.name == TABLES_OF.get(program_line.program)), None)
         if table_kind is not None and table_kind.read is not None:
@@ -345,6 +375,9 @@ def _read_by_arguments(
         command = _only_command(program_lines, name_in_errors)
         arguments = arguments_of(command.words, name_in_errors)
         return read_with_options(file_kind, file_kind.read_arguments, arguments, start_source(command), options)
+    launch_of_python = _read_python_of_command(command_lines, start_source, options)
+    if launch_of_python is not None:
+        return launch_of_python
     start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
         (command.line, command_word)
@@ -361,6 +394,27 @@ def _read_by_arguments(
         f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "
         f"{launch_files()}"
     )
+
+
+def _read_python_of_command(
+    command_lines: Sequence[CommandLine],
+    start_source: Callable[[CommandLine], LaunchSource],
+    options: Mapping[str, Any],
+) -> Launch | None:
+    """Returns the training run of the Python file that a command runs, if it is beside the script and trains."""
+    for program_line in command_lines:
+        source_file = start_source(program_line)
+        if not program_line.path or is_unresolved(program_line.path):
+            continue
+        try:
+            file_path, file_text = (
+                ("", "") if source_file.read_text is None else source_file.read_text(program_line.path)
+            )
+        except InputError:
+            continue
+        if any(kind.read_python is not None and kind.is_python(file_text) for kind in kinds()):
+            return _read_python(file_text, replace(source_file, where=file_path, arguments=program_line.words), options)
+    return None
 
 
 def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> CommandLine:
@@ -411,6 +465,22 @@ def _read_config(
         ) from None
 
 
+def _text_reader_with_written_files(read_file: ReadText | None, written_files: Mapping[str, str]) -> ReadText | None:
+    """Returns a function that reads a file as (path, text), preferably from the files that the script itself writes.
+
+    A name that the script leaves open stands in the text as the script writes it.
+    """
+    if not written_files or read_file is None:
+        return read_file
+
+    def read_text_file(file_name: str) -> tuple[str, str]:
+        if file_name in written_files:
+            return file_name, written_files[file_name].replace(UNRESOLVED, "")
+        return read_file(file_name)
+
+    return read_text_file
+
+
 def _reader_with_written_files(
     fetch_config: Fetch | None, written_files: Mapping[str, str], name_in_errors: str
 ) -> Fetch | None:
@@ -429,7 +499,8 @@ def _reader_with_written_files(
         if is_unresolved(file_text):
             unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
             raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(unknown_word)}")
-        config = parse_json(file_text, f"{name_in_errors}: {printable(file_name)}")
+        parse = parse_yaml if file_name.endswith((".yaml", ".yml")) else parse_json
+        config = parse(file_text, f"{name_in_errors}: {printable(file_name)}")
         if not isinstance(config, Mapping):
             raise InputError(f"{name_in_errors}: {printable(file_name)}: expected a JSON object")
         return config

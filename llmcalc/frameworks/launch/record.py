@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -184,6 +185,7 @@ class CommandLine(NamedTuple):
     words: the words after it.
     line: its line in the script.
     loops: variables of the loops around it, with their values.
+    path: the path of the Python file, as the script writes it; empty for a module or an installed program.
     """
 
     launcher: Sequence[str]
@@ -191,6 +193,7 @@ class CommandLine(NamedTuple):
     words: Sequence[str]
     line: int = 1
     loops: Sequence[tuple[str, str]] = ()
+    path: str = ""
 
 
 @frozen
@@ -260,6 +263,13 @@ class Plugin:
     trainer: Callable[[LaunchReader, Table, int, dict[str, Any]], LaunchSettings] | None = None
 
 
+DATA_NAME = re.compile(
+    r"(?:(?:train|eval|valid|val|validation|test|dev|hf|sft|custom|local)(?:ing)?_)?(?:data|dataset|datasets)"
+    r"(?:_(?:id|or|name|path|paths|dir|file|files|folder|root|url|split|config|subset))*"
+)
+"""An argument of a script of its own that says where its data is, which changes no memory."""
+
+
 @dataclass
 class LaunchReader:
     """The state of a launch file's reader: the file, and the notes collected so far.
@@ -315,6 +325,9 @@ class LaunchReader:
 
         known_names: names of arguments that are read. unknown_reason: why the others are unknown.
         """
+        data_names = [argument for argument in config if DATA_NAME.fullmatch(str(argument)) is not None]
+        known_names = [*known_names]
+        ignored_names = (*ignored_names, *(name for name in data_names if name not in known_names))
         self.ignored += [argument_name for argument_name in config if argument_name in ignored_names]
         unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 

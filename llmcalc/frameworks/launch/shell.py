@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from .shell_conditions import WHOLE, Branch, holds
 from .shell_words import LONGEST_VALUE, ShellCommand, ShellScript, WordReader
+from .slurm import slurm_variables
 from .unresolved import ITEM, NAME, UNRESOLVED, UNSET, is_unresolved, printable, unresolved
 
 MOST_WORDS = 20_000
@@ -56,7 +57,7 @@ def read_script(
         typed_variables,
         [command_word.replace(UNRESOLVED, "").replace(ITEM, " ") for command_word in arguments],
     )
-    shell_script.variables |= typed_variables
+    shell_script.variables |= {**slurm_variables(text), **typed_variables}
     StatementReader(shell_script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
     return shell_script
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from ...errors import InputError
 from .unresolved import ITEM, NAME, UNRESOLVED, is_unresolved, unresolved
 
+LISTED_DEVICES = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
+"""A command that counts the devices of a machine."""
+
 
 class UnsplittableText(InputError):
     """A text that a shell cannot split into words."""
@@ -297,7 +300,11 @@ class WordReader:
         )
 
     def command_output(self, command_text: str) -> str:
-        """Returns the output of `expr` and of `echo` with known words, or a mark for other commands."""
+        """Returns the output of a command, or a mark if it is unknown.
+
+        Known are those of `expr` and of `echo` with known words, and the number of devices that `nvidia-smi` lists on a
+        machine of Slurm.
+        """
         command_name, _, arguments = command_text.partition(" ")
         if command_name in ("expr", "echo") and self.depth < 3 and not set(arguments) & set("|<>;&`()"):
             arithmetic_text = self.expand_nested_text(
@@ -305,10 +312,13 @@ class WordReader:
             )
             if command_name == "expr" and not is_unresolved(arithmetic_text):
                 result_text = self.evaluate_arithmetic(arithmetic_text)
-                return result_text if not is_unresolved(result_text) else unresolved(f"$({command_text[:20]})")
+                return result_text if not is_unresolved(result_text) else unresolved(f"$({command_name}…)")
             if command_name == "echo" and not is_unresolved(arithmetic_text) and not arithmetic_text.startswith("-"):
                 return arithmetic_text.strip()
-        return unresolved(f"$({command_text[:20]})")
+        devices_of_machine = self.script.variables.get("SLURM_GPUS_ON_NODE")
+        if LISTED_DEVICES.match(command_text) is not None and isinstance(devices_of_machine, str):
+            return devices_of_machine
+        return unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
 
     def script_argument(self, argument_number: int) -> str:
         """Returns the script's positional argument `argument_number`, from 1, or a mark if it was not typed."""

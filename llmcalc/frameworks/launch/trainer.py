@@ -95,8 +95,14 @@ TRAINER_IGNORED = field_names("""
     do_sample special_tokens dataset_train_split dataset_test_split dataset_mixture dataset_prepared_path
     log_completions fp16_opt_level past_index use_mps_device mp_parameters include_inputs_for_metrics
     ddp_bucket_cap_mb fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params packing torch_empty_cache_steps
+    train_file validation_file test_file dataset_config_name validation_split_percentage keep_linebreaks streaming
+    max_train_samples max_eval_samples max_predict_samples overwrite_cache cache_dir tokenizer_name use_fast_tokenizer
+    use_auth_token token low_cpu_mem_usage predict_with_generate
     """)
-"""Arguments that do not change the memory of a training step, or by less than one block."""
+"""Arguments that do not change the memory of a training step, or by less than one block.
+
+The last lines are those of transformers' examples (language-modeling/run_clm.py, summarization/run_summarization.py).
+"""
 
 QUANTIZATION_AWARE = (
     "the rounding of this program is not modelled; --allow-unknown counts plain weights, which need less, and with "

@@ -140,7 +140,11 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         run_settings = trainer_settings(
             reader, _with_kernel_arguments(reader, config), DEFAULTS, length_option="cutoff_len"
         )
-        run_settings |= attention_settings(reader, "flash_attn", _attention_implementation(reader, config))
+        attention = _attention_implementation(reader, config)
+        if config.get("flash_attn") in (None, "auto"):  # sdpa, or eager for a model without it
+            run_settings.pop("attn_implementation", None)
+        else:
+            run_settings |= attention_settings(reader, "flash_attn", attention)
         if run_settings.get("recompute") and reader.flag(config, "use_unsloth_gc"):  # model_utils/checkpointing.py
             run_settings |= {"recompute": "full", "offload_activations": True}
         if reader.flag(config, "upcast_lmhead_output"):

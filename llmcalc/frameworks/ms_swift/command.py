@@ -267,7 +267,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         "use_liger_kernel": reader.flag(swift_config, "use_liger_kernel"),
         "torch_dtype": reader.value(swift_config, "torch_dtype", "bfloat16"),
         "optim": reader.value(swift_config, "optim", "adamw_torch_fused"),
-        "attn_implementation": reader.value(swift_config, "attn_impl", "sdpa"),
+        "attn_implementation": swift_config.get("attn_impl"),  # open: sdpa, or eager for a model without it
     }
     trainer_table["per_device_train_batch_size"] *= _sequences_per_sample(reader, swift_config, rlhf_type)
     trainer_table |= {argument: swift_config.get(argument) for argument in PASSED_ON}

@@ -141,8 +141,42 @@ PROGRAMS = (
         modules=("ktransformers.server.main", "ktransformers.local_chat"),
         model_flags=("--model-path", "--model-name"),
     ),
+    ServerProgram(
+        engine="TGI",
+        commands=("text-generation-launcher",),
+        model_flags=("--model-id",),
+        images=("text-generation-inference",),
+        entry="text-generation-launcher",
+    ),
+    ServerProgram(
+        engine="LMDeploy",
+        commands=("lmdeploy serve",),
+        modules=("lmdeploy.serve",),
+        takes_model=True,
+        images=("lmdeploy",),
+        entry="lmdeploy serve",
+    ),
+    ServerProgram(
+        engine="MLX",
+        commands=("mlx_lm.server", "mlx_lm.generate", "mlx_vlm.server", "mlx_lm server"),
+        modules=("mlx_lm.server", "mlx_lm.generate", "mlx_vlm.server"),
+    ),
+    ServerProgram(engine="MLC LLM", commands=("mlc_llm serve",), takes_model=True),
+    ServerProgram(engine="LightLLM", modules=("lightllm.server.api_server",), model_flags=("--model_dir",)),
+    ServerProgram(
+        engine="Aphrodite",
+        commands=("aphrodite run",),
+        modules=("aphrodite.endpoints.openai.api_server",),
+        takes_model=True,
+        images=("aphrodite",),
+        entry="aphrodite run",
+    ),
+    ServerProgram(engine="KoboldCpp", commands=("koboldcpp",), modules=("koboldcpp",), images=("koboldcpp",)),
 )  # fmt: skip
-"""The programs that start servers. An image is that of the first program that has a part of its name."""
+"""The programs that start servers, in the end those of engines that are not modelled.
+
+An image is that of the first program that has a part of its name.
+"""
 
 WORKER_LAUNCHER = re.compile(r"--[a-z]+\.([a-z]+)\.cli=(.*)", re.DOTALL)
 """A word that hands a flag on to a server, such as `--dynamo.vllm.cli=--max-num-seqs=64`."""

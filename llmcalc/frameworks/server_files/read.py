@@ -13,12 +13,15 @@ from ...sources.files import read_text
 from ..engines.flags import find_flag, flags_by_spelling
 from ..engines.registry import FOLDERS, engine
 from ..launch.command_line import (
+    TRAINING_COMMAND,
     TYPED_COMMAND,
     TypedLaunch,
     trains_by_command,
     typed_launch,
     words_of_typed_command,
 )
+from ..launch.notebook import is_python_name, read_launch_text
+from ..launch.python_source import is_python
 from ..launch.unresolved import is_unresolved, printable
 from ..launch.yaml_text import LARGEST, parse_braces, parse_yaml
 from .accelerators import accelerator_of
@@ -67,7 +70,7 @@ def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
             return typed_command, typed_text, Path()
     typed_path = typed_launch(typed_text)
     launch_file = Path(typed_path.path)
-    return typed_path, read_text(launch_file, LARGEST), launch_file.parent
+    return typed_path, read_launch_text(launch_file), launch_file.parent
 
 
 def starts_any_server(typed_path: str | Path) -> bool:
@@ -76,9 +79,14 @@ def starts_any_server(typed_path: str | Path) -> bool:
     A Python file that trains is not among them, though a server may write its data before.
     """
     file_path = Path(typed_launch(str(typed_path)).path)
-    if file_path.suffix == ".py" and TRAINS.search(read_text(file_path, LARGEST)) is not None:
+    if is_python_name(file_path.name) and TRAINS.search(read_launch_text(file_path)) is not None:
         return False
-    return next(_servers_in_file(typed_path), None) is not None
+    first_server = next(_servers_in_file(typed_path), None)
+    if first_server is None:
+        return False
+    _, launch_text, _ = _read_launch(typed_path)
+    is_modelled = any(server.start.program.engine in FOLDERS for server in _servers_in_file(typed_path))
+    return is_modelled or TRAINING_COMMAND.search(launch_text) is None
 
 
 TRAINS = re.compile(r"^\s*\w+\s*=\s*\w*Trainer\(", re.MULTILINE)
@@ -162,7 +170,7 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
         SERVER_KEYS.search(file_text) is not None and file_text[:2] != "#!"
     )
     if not is_tables:
-        if file_name.endswith(".py"):
+        if is_python(file_text, file_name) and is_python_name(file_name):
             if starts_server(file_text) or any(f"{called_name}(" in file_text for called_name in CONFIGURATION_CALLS):
                 yield from servers_in_python(file_text, server_finder, typed_path.variables)
             return

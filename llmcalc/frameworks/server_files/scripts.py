@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import InputError
+from ..engines.registry import FOLDERS
 from ..launch.command_line import WITHOUT_PROGRAMS
 from ..launch.shell import read_script
 from ..launch.shell_words import ShellScript
@@ -88,6 +89,9 @@ class ServerFinder:
             yield StartedServer(
                 ServerStart(server_program, ()), container, files or {}, version_of_image(container.image)
             )
+        image_program = program_of_image(container.image)
+        if not command_words and image_program is not None and image_program.engine not in FOLDERS:
+            yield StartedServer(ServerStart(image_program, ()), container)  # to be refused by its name
         if depth > DEEPEST or not command_words:
             return
         inner_container = container_of(command_words, container.place)

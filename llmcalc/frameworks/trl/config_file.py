@@ -115,8 +115,12 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a TRL recipe. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         config = _with_model_arguments(reader, config)
+        if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
+            config = {"use_liger_kernel": config["use_liger"], **config}
         is_grpo = any(argument in config for argument in GRPO_SIGNS)
-        ignored_names = TRAINER_IGNORED | IGNORED | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
+        ignored_names = (
+            TRAINER_IGNORED | IGNORED | {"use_liger"} | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
+        )
         reader.check_names(config, (*known_argument_names(), *READ, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names)
         known_loss_keys = (argument for argument in PREFERENCE_SIGNS if config.get(argument) is not None)
         is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
-from ..launch.python_source import UnknownValue, calls_in_order, constants_of_module, dotted, parse_python, value_of
-from ..launch.record import Launch, LaunchSource, reading_of
+from ..launch.python_source import UnknownValue, calls_in_order, constants, dotted, parse_python, source_of, value_of
+from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of
+from ..launch.script_arguments import ScriptArguments, arguments_of_file
 from ..launch.trainer import read_trainer
 from ..registry import WITHOUT_A_NAME
 from .config_file import read_trl
@@ -28,6 +29,17 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Seq2SeqTrainingArguments": {},
 }
 """Configuration of a trainer → an argument by which the reader of recipes knows the trainer, with its default."""
+
+TRAINERS: Mapping[str, str] = {
+    "SFTTrainer": "SFTConfig",
+    "DPOTrainer": "DPOConfig",
+    "KTOTrainer": "KTOConfig",
+    "GRPOTrainer": "GRPOConfig",
+}
+"""Trainer of TRL → its configuration, whose defaults it fills in (trainer/sft_trainer.py)."""
+
+PLAIN_DEFAULTS: Mapping[str, Any] = {"gradient_checkpointing": False, "bf16": False}
+"""Defaults of `TrainingArguments` that a configuration of TRL has otherwise."""
 
 ADAPTER_ARGUMENTS: Mapping[str, str] = {
     "r": "lora_r",
@@ -74,17 +86,20 @@ class NamedCall(NamedTuple):
     first: Any
 
 
-def is_python(file_text: str) -> bool:
+def is_python(text: str) -> bool:
     """Whether a Python file makes a trainer's configuration of TRL or transformers."""
-    import_match = re.search(r"^\s*(from|import) (trl|transformers)\b", file_text, re.MULTILINE) is not None
-    return import_match and re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) is not None
+    imports = re.search(r"^\s*(from|import) (trl|transformers)\b", text, re.MULTILINE) is not None
+    return imports and re.search(rf"\b({'|'.join(CONFIGS)})\(", text) is not None
 
 
-def read_python(file_text: str, source_file: LaunchSource) -> Launch:
+def read_python(text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        named_calls = list(_named_calls(parse_python(file_text, source_file.where)))
-        kinds = dict.fromkeys(named_call.name for named_call in named_calls if named_call.name in CONFIGS)
+        syntax_tree = parse_python(text, source_file.where)
+        script_arguments = arguments_of_file(syntax_tree, source_file.arguments)
+        _refuse_undeclared(reader, script_arguments)
+        calls = list(_named_calls(syntax_tree, script_arguments.variables))
+        kinds = dict.fromkeys(call.name for call in calls if call.name in CONFIGS)
         if not kinds:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
@@ -92,62 +107,144 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         kind = next(iter(kinds))
         if len(kinds) > 1:
             reader.notes.append(f"the file trains with {', '.join(kinds)}; the run of {kind} is counted")
-        arguments = {**CONFIGS[kind], **_arguments_of(named_calls, kind), **_model_arguments(named_calls)}
-        config = {name: argument for name, argument in arguments.items() if not isinstance(argument, UnknownValue)}
-        computed_names = [name for name in arguments if name in DECIDING and name not in config]
-        reader.unknown |= dict.fromkeys(computed_names, "is known only when the file runs")
+        trl_config = next((TRAINERS[call.name] for call in calls if call.name in TRAINERS), "")
+        is_of_trl = bool(trl_config) or not kind.endswith("TrainingArguments")
+        base_config = {**PLAIN_DEFAULTS, **CONFIGS[trl_config]} if trl_config and kind != trl_config else CONFIGS[kind]
+        config = {**base_config, **_arguments_of(calls, kind), **_model_arguments(calls)}
+        config |= _arguments_of_model_calls(calls)
+        if not is_of_trl:
+            config |= _length_of_samples(reader, calls)
+        unknown_arguments = {name: value for name, value in config.items() if isinstance(value, UnknownValue)}
+        config = {name: value for name, value in config.items() if name not in unknown_arguments}
+        reader.unknown |= {
+            name: _unknown_reason(argument, script_arguments, source_file.where)
+            for name, argument in unknown_arguments.items()
+            if name in DECIDING
+        }
         reader.check_unknown()
+        if script_arguments.values_used:
+            reader.notes.append(f"arguments of the file: {script_arguments.values_used}")
         reader.notes.append("what the file computes otherwise is taken as its program's default")
-        reader_notes = tuple(reader.notes)
-    launch = (read_trainer if kind.endswith("TrainingArguments") else read_trl)(config, source_file)
+        notes = tuple(reader.notes)
+    launch = (read_trl if is_of_trl else read_trainer)(config, source_file)
     is_published = config.get("dtype") == AUTO and launch.framework == WITHOUT_A_NAME
-    return replace(
-        launch, notes=(*launch.notes, *reader_notes), published_weights=is_published or launch.published_weights
-    )
+    return replace(launch, notes=(*launch.notes, *notes), published_weights=is_published or launch.published_weights)
 
 
-def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
+def _length_of_samples(reader: LaunchReader, calls: list[NamedCall]) -> dict[str, Any]:
+    """Returns the length at which the file's tokenizer cuts samples; empty where no call cuts them."""
+    lengths = [call.arguments.get("max_length") for call in calls if call.arguments.get("truncation") is True]
+    known_lengths = [length for length in lengths if type(length) is int]
+    if not known_lengths:
+        return {}
+    reader.notes.append(f"samples are counted at the {max(known_lengths):,} tokens at which the tokenizer cuts them")
+    return {"max_length": max(known_lengths)}
+
+
+def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) -> None:
+    """Raises `InputError` for words typed behind the file's name that are no argument of it."""
+    if script_arguments.undeclared:
+        declared = ", ".join(f"--{name}" for name in [*script_arguments.defaults][:6]) or "none"
+        raise reader.wrong(script_arguments.undeclared, f"no argument that the file declares; it declares {declared}")
+
+
+def _unknown_reason(argument: UnknownValue, script_arguments: ScriptArguments, where: str) -> str:
+    """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
+    holder, _, name = argument.text.partition(".")
+    if holder and script_arguments.defaults.get(name, "") is None:
+        return f"is the file's argument {name}, without a default; expected --launch '{where} --{name} …'"
+    return "is known only when the file runs"
+
+
+def _model_arguments(calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments of model, adapters and weights in few bits, under the names of TRL's `ModelConfig`."""
-    load_call = next((named_call for named_call in named_calls if named_call.name == "from_pretrained"), None)
-    trainer_arguments = next(
-        (named_call.arguments for named_call in named_calls if named_call.name.endswith("Trainer")), {}
-    )
-    model = trainer_arguments.get("model") if load_call is None else load_call.first
+    loading = next((call for call in calls if call.name == "from_pretrained"), None)
+    trainer = next((call.arguments for call in calls if call.name.endswith("Trainer")), {})
+    model = trainer.get("model") if loading is None else loading.first
     arguments: dict[str, Any] = {"model_name_or_path": model if isinstance(model, str) else ""}
-    arguments |= {name: trainer_arguments[name] for name in TRAINER_LENGTHS if name in trainer_arguments}
-    if load_call is not None:
+    arguments |= {name: trainer[name] for name in TRAINER_LENGTHS if name in trainer}
+    if loading is not None:
         arguments |= {
-            name: _format_name(load_call.arguments[name]) for name in MODEL_ARGUMENTS if name in load_call.arguments
+            name: _format_name(loading.arguments[name]) for name in MODEL_ARGUMENTS if name in loading.arguments
         }
         if not {"dtype", "torch_dtype"} & {*arguments}:
             arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`
-    for call_name, keywords in (("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS), ("LoraConfig", ADAPTER_ARGUMENTS)):
-        call_arguments = _arguments_of(named_calls, call_name)
-        arguments |= {keywords[name]: call_arguments[name] for name in keywords if name in call_arguments}
-    if any(named_call.name == "LoraConfig" for named_call in named_calls):
+    for call_name, names in (("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS), ("LoraConfig", ADAPTER_ARGUMENTS)):
+        call_arguments = _arguments_of(calls, call_name)
+        arguments |= {names[name]: call_arguments[name] for name in names if name in call_arguments}
+    if any(call.name == "LoraConfig" for call in calls):
         arguments = {"lora_r": 8, **arguments}  # peft/tuners/lora/config.py
     return arguments
 
 
-def _format_name(format_value: Any) -> Any:
-    """Returns the name of a torch number format, such as `torch.bfloat16`; other values unchanged."""
-    if isinstance(format_value, UnknownValue) and format_value.text.startswith("torch."):
-        return format_value.text.removeprefix("torch.")
-    return format_value
+def _arguments_of_model_calls(calls: list[NamedCall]) -> dict[str, Any]:
+    """Returns the arguments that calls on the loaded model stand for: checkpoints of layers, and weights in fp32.
+
+    `prepare_model_for_kbit_training` copies to fp32 what is not quantized, and turns checkpoints on unless its argument
+    says otherwise (peft/utils/other.py). The Trainer turns checkpoints on, and never off.
+    """
+    arguments: dict[str, Any] = {}
+    checkpoints = any(call.name == "gradient_checkpointing_enable" for call in calls)
+    preparation = next((call.arguments for call in calls if call.name == "prepare_model_for_kbit_training"), None)
+    if preparation is not None:
+        arguments |= {"dtype": "float32", "torch_dtype": None}
+        checkpoints = checkpoints or preparation.get("use_gradient_checkpointing", True) is True
+    return {**arguments, "gradient_checkpointing": True} if checkpoints else arguments
 
 
-def _arguments_of(named_calls: list[NamedCall], call_name: str) -> Mapping[str, Any]:
-    return next((named_call.arguments for named_call in named_calls if named_call.name == call_name), {})
+def _format_name(argument: Any) -> Any:
+    """Returns a number format of torch by its name (`torch.bfloat16`); any other argument as it is."""
+    if isinstance(argument, UnknownValue) and argument.text.startswith("torch."):
+        return argument.text.removeprefix("torch.")
+    return argument
 
 
-def _named_calls(syntax_tree: ast.Module) -> Iterator[NamedCall]:
-    """Yields every call of the file with its evaluated arguments, in line order."""
-    variables = constants_of_module(syntax_tree)
+def _arguments_of(calls: list[NamedCall], name: str) -> Mapping[str, Any]:
+    return next((call.arguments for call in calls if call.name == name), {})
+
+
+def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> Iterator[NamedCall]:
+    """Yields every call of the file with its evaluated arguments, in line order.
+
+    file_variables: dotted name → value of the arguments that the file takes.
+    """
+    functions = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]
+    statements = [*syntax_tree.body, *(statement for function in functions for statement in function.body)]
+    assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
+    variables = {**file_variables, **constants(statements)}  # of a name that is assigned below its use, the last value
+    later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
     for node in calls_in_order(syntax_tree):
-        call_name = dotted(node.func)
-        if call_name.endswith("okenizer.from_pretrained") or "Processor" in call_name:
+        name = dotted(node.func)
+        if name.endswith("okenizer.from_pretrained") or "Processor" in name:
             continue
-        arguments = {keyword.arg: value_of(keyword.value, variables) for keyword in node.keywords if keyword.arg}
-        yield NamedCall(
-            call_name.rpartition(".")[2], arguments, value_of(node.args[0], variables) if node.args else None
-        )
+        while later_assignments and later_assignments[-1].lineno < node.lineno:
+            variables |= _assigned_value(later_assignments.pop(), variables)
+        arguments = {keyword.arg: _value_of(keyword.value, variables) for keyword in node.keywords if keyword.arg}
+        yield NamedCall(name.rpartition(".")[2], arguments, _value_of(node.args[0], variables) if node.args else None)
+
+
+def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variable that a plain assignment sets, with its value; empty for any other assignment."""
+    target = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
+    if not isinstance(target, ast.Name) or assignment.value is None:
+        return {}
+    return {target.id: _value_of(assignment.value, variables)}
+
+
+SUPPORTS_BF16 = re.compile(r"is_bf(loat)?16_supported\(")
+"""A call that asks whether the device computes in bf16, which those of compute capability 8.0 and later do."""
+
+
+def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
+    """Returns the value of an expression, also of a negation and of a choice whose condition is known."""
+    if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(source_of(expression)) is not None:
+        return True
+    if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
+        operand = _value_of(expression.operand, variables)
+        return UnknownValue("not …") if isinstance(operand, UnknownValue) else not operand
+    if isinstance(expression, ast.IfExp):
+        condition = _value_of(expression.test, variables)
+        if isinstance(condition, UnknownValue):
+            return UnknownValue("a choice")
+        return _value_of(expression.body if condition else expression.orelse, variables)
+    return value_of(expression, variables)

@@ -16,7 +16,7 @@ import llmcalc
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.costs.params import params
-from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config
+from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config, with_published_experts
 from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.costs.quantization.gguf import BLOCKS, MIXES, GGUFMix, _ModelRules
 from llmcalc.errors import InputError
@@ -417,3 +417,19 @@ def test_memory_counts_deepseek_v3_as_its_checkpoint_stores_it() -> None:
 def test_gpt_oss_checkpoints(name: str, total: int) -> None:
     """Compares with `total_size` of each model.safetensors.index.json."""
     assert quantized_size(llmcalc.load(name).model, scheme_named("mxfp4")).total == total
+
+
+def test_files_of_a_model_that_is_published_in_mxfp4_keep_its_experts() -> None:
+    """unsloth/gpt-oss-20b-GGUF: gpt-oss-20b-Q4_K_M.gguf has 11,624,759,488 bytes, with 13 MB of metadata.
+
+    The other matrices have 2,880 columns, no multiple of 256: Q5_0 in place of Q4_K, Q8_0 in place of Q6_K.
+    """
+    preset = llmcalc.load("gpt-oss-20b")
+    scheme = with_published_experts(scheme_named("q4_k_m"), preset.quantization_config)
+    stored = quantized_size(preset.model, scheme).total
+    assert 12e6 < 11_624_759_488 - stored < 14e6, stored
+    experts = 24 * 32 * 3 * 2880 * 2880
+    assert stored > experts * 17 // 32
+    document = llmcalc.memory("gpt-oss-20b", quantize="q4_k_m").document
+    assert document["memory"]["by_kind"]["weights"] == stored
+    assert with_published_experts(scheme_named("q4_k_m"), None) == scheme_named("q4_k_m")

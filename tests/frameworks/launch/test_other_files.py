@@ -541,3 +541,17 @@ def test_wrong_configs_of_accelerate(more: dict[str, Any], said: str) -> None:
         read_accelerate({**ACCELERATE, **more}, LaunchSource("a.yaml"))
     assert str(stop.value).startswith("a.yaml: ")
     assert said in str(stop.value)
+
+
+def test_a_config_that_a_script_names_from_the_root_of_its_repository(tmp_path: Path) -> None:
+    configs = tmp_path / "examples" / "accelerate"
+    configs.mkdir(parents=True)
+    (configs / "two.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: bf16\n")
+    script = tmp_path / "examples" / "extras" / "small" / "train.sh"
+    script.parent.mkdir(parents=True)
+    command = "accelerate launch --config_file {} run_clm.py --model_name_or_path gpt2 --per_device_train_batch_size 1"
+    script.write_text(command.format("examples/accelerate/two.yaml") + "\n")
+    assert read_launch(script).layout.world == 2
+    script.write_text(command.format("examples/accelerate/three.yaml") + "\n")
+    with pytest.raises(InputError, match=r"three.yaml: no such file beside it, nor below the folders above"):
+        read_launch(script)

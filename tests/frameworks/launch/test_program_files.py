@@ -767,3 +767,17 @@ def test_damaged_files_are_read_or_refused(name: str) -> None:
                 message = str(error)
             assert not set("\n\0") & set(message)
             assert time.process_time() - start < 2
+
+
+def test_attention_that_a_program_leaves_open_is_eager_for_a_model_without_sdpa(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "swift sft --model gpt-oss-20b --tuner_type lora --per_device_train_batch_size 1 --max_length 512\n"
+    )
+    config = tmp_path / "sft.yaml"
+    config.write_text(
+        "model_name_or_path: gpt-oss-20b\nstage: sft\ndo_train: true\nfinetuning_type: lora\ntemplate: gpt\n"
+        "cutoff_len: 512\nbf16: true\nper_device_train_batch_size: 1\n"
+    )
+    for file in (script, config):
+        assert llmcalc.memory("gpt-oss-20b", launch=file, devices=1).document["memory"]["device_bytes"] > 2**35

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import read_launch
 
@@ -92,3 +93,138 @@ def test_the_trainer_of_transformers_has_its_own_defaults(tmp_path: Path) -> Non
 def test_what_a_script_leaves_open_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         settings_of(tmp_path, SUPERVISED.replace(old, new))
+
+
+ADAPTERS = """
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("mistralai/Mistral-7B-v0.1")
+model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+args = TrainingArguments("out", per_device_train_batch_size=4, bf16=True)
+Trainer(model=model, args=args, train_dataset=load("x")).train()
+"""
+
+
+def test_adapters_beside_weights_in_the_published_format(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(ADAPTERS)
+    published = llmcalc.memory(launch=file, seq=512).document["memory"]
+    file.write_text(ADAPTERS.replace('"mistralai/Mistral-7B-v0.1")', '"mistralai/Mistral-7B-v0.1", dtype="bfloat16")'))
+    assert llmcalc.memory(launch=file, seq=512).document["memory"] == published
+
+
+def test_a_model_prepared_for_few_bits_has_checkpoints_and_fp32_beside_them(tmp_path: Path) -> None:
+    loaded = ADAPTERS.replace('Mistral-7B-v0.1")', 'Mistral-7B-v0.1", quantization_config=few)').replace(
+        "\nmodel = AutoModel", "\nfew = BitsAndBytesConfig(load_in_4bit=True)\nmodel = AutoModel"
+    )
+    prepared = loaded.replace("get_peft_model(model, ", "get_peft_model(prepare_model_for_kbit_training(model), ")
+    settings = settings_of(tmp_path, prepared)[1]
+    assert (settings["recompute"], settings["precision"], settings.get("dtype")) == ("full", "autocast", None)
+    kept = prepared.replace("training(model)", "training(model, use_gradient_checkpointing=False)")
+    assert "recompute" not in settings_of(tmp_path, kept)[1]
+    enabled = loaded.replace("model = get_peft", "model.gradient_checkpointing_enable()\nmodel = get_peft")
+    assert settings_of(tmp_path, enabled)[1]["recompute"] == "full"
+
+
+def test_a_trainer_of_trl_with_the_arguments_of_transformers(tmp_path: Path) -> None:
+    pairs = ADAPTERS.replace("import AutoModelForCausalLM, Trainer,", "import AutoModelForCausalLM,").replace(
+        "Trainer(model=model, args=args,",
+        "DPOTrainer(model, args=args, max_length=512, max_prompt_length=128, beta=0.1,",
+    )
+    settings = settings_of(tmp_path, "from trl import DPOTrainer\n" + pairs)[1]
+    assert (settings["batch"], settings["seq"]) == (8, 512)  # 4 pairs
+    assert "recompute" not in settings  # the default of TrainingArguments, not of DPOConfig
+    supervised = pairs.replace("DPOTrainer", "SFTTrainer").replace(
+        " max_length=512, max_prompt_length=128, beta=0.1,", ""
+    )
+    settings = settings_of(tmp_path, "from trl import SFTTrainer\n" + supervised)[1]
+    assert (settings["batch"], settings["seq"]) == (4, 1024)
+
+
+DECLARED = """
+import argparse
+from dataclasses import dataclass, field
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+@dataclass
+class Adapters:
+    rank: int = field(default=16, metadata={"help": "of the adapters"})
+    modules: str = "all-linear"
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-name", "-m", default="Qwen/Qwen2.5-7B")
+    parser.add_argument("--batch", dest="batch_size", type=int, default=4)
+    parser.add_argument("--length", type=int)
+    parser.add_argument("--no_checkpoints", action="store_true")
+    args = parser.parse_args()
+    adapters = Adapters()
+    half = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    model = AutoModelForCausalLM.from_pretrained(args.model_name, dtype=half)
+    config = SFTConfig("out", per_device_train_batch_size=args.batch_size, max_length=args.length,
+        gradient_checkpointing=not args.no_checkpoints)
+    peft = LoraConfig(r=adapters.rank, target_modules=adapters.modules)
+    SFTTrainer(model=model, args=config, peft_config=peft).train()
+"""
+
+
+def test_arguments_that_a_script_declares(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(DECLARED)
+    with pytest.raises(
+        InputError, match=r"max_length \(is the file's argument length, without a default; .* --length …"
+    ):
+        read_launch(file, 1)
+    launch = read_launch(f"{file} --length 512", 1)
+    settings = launch.settings
+    assert launch.target == "Qwen/Qwen2.5-7B"
+    assert (settings["batch"], settings["seq"], settings["lora_rank"]) == (4, 512, 16)
+    assert (settings["dtype"], settings["recompute"]) == ("bf16", "full")
+    assert any("batch_size 4" in note for note in launch.notes)
+    typed = read_launch(f"{file} --length=256 --batch_size 2 --no_checkpoints --rank 8 --model_name gpt2", 1)
+    assert (typed.target, typed.settings["batch"], typed.settings["seq"], typed.settings["lora_rank"]) == (
+        "gpt2",
+        2,
+        256,
+        8,
+    )
+    assert "recompute" not in typed.settings
+    with pytest.raises(InputError, match="--lr: no argument that the file declares; it declares --rank, --modules"):
+        read_launch(f"{file} --lr 1e-4", 1)
+
+
+def test_a_command_that_runs_a_script_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DECLARED)
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2\n"
+        "srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 4 train.py --length 128\n"
+    )
+    launch = read_launch(script)
+    assert (launch.layout.world, launch.settings["seq"], launch.settings["batch"]) == (8, 128, 4)
+
+
+def test_samples_are_as_long_as_the_tokenizer_cuts_them(tmp_path: Path) -> None:
+    cut = (
+        ADAPTERS + "\ndata.map(lambda x: tokenizer(x['text'], truncation=True, max_length=384, padding='max_length'))\n"
+    )
+    assert settings_of(tmp_path, cut)[1]["seq"] == 384
+    assert "seq" not in settings_of(tmp_path, cut.replace("truncation=True", "truncation=False"))[1]
+
+
+def test_a_script_whose_settings_are_arguments_of_its_command(tmp_path: Path) -> None:
+    file = tmp_path / "run_sft.py"
+    file.write_text(
+        "from trl import SFTConfig, TrlParser\nparser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))\n"
+    )
+    with pytest.raises(
+        InputError, match="its settings are arguments of its command; expected them behind the file's name"
+    ):
+        read_launch(file, 1)
+    arguments = "--model_name_or_path gpt2 --per_device_train_batch_size 2 --max_seq_length 64 --bf16"
+    launch = read_launch(f"{file} {arguments}", 1)
+    assert launch.settings == read_launch(f"python {file} {arguments}", 1).settings
+    assert (launch.target, launch.settings["seq"]) == ("gpt2", 64)

@@ -15,7 +15,7 @@ import llmcalc
 from llmcalc import memory
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.accelerate import read_accelerate
-from llmcalc.frameworks.launch.read import launch_of
+from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Launch, LaunchSource
 from llmcalc.frameworks.launch.trainer import read_trainer
 from llmcalc.frameworks.megatron.arguments import MegatronArguments
@@ -363,3 +363,28 @@ def test_entropies_of_verl_that_need_less_are_an_upper_bound() -> None:
     key = "actor_rollout_ref.actor.entropy_checkpointing"
     notes = launch_of(text.replace("main_ppo ", f"main_ppo {key}=True ", 1), "ppo.sh").notes
     assert any("entropy_checkpointing: entropies that need less" in note for note in notes)
+
+
+def test_arguments_of_transformers_examples_and_of_data_change_no_memory(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    plain = "python run_clm.py --model_name_or_path gpt2 --per_device_train_batch_size 2 --block_size 256"
+    data = (
+        "--train_file a.csv --validation_file b.csv --overwrite_cache --use_fast_tokenizer False --max_train_samples 9"
+    )
+    own = "--dataset_id_or_path a/b --train_data_path c --data_dir d"
+    script.write_text(plain)
+    expected = read_launch(script, 1)
+    script.write_text(f"{plain} {data} {own}")
+    launch = read_launch(script, 1)
+    assert launch.settings == expected.settings
+    assert {"train_file", "dataset_id_or_path", "train_data_path", "data_dir"} <= set(launch.ignored)
+    script.write_text(f"{plain} --teacher_data_parallel 2")
+    with pytest.raises(InputError, match="teacher_data_parallel"):
+        read_launch(script, 1)
+
+
+def test_liger_by_its_earlier_name(tmp_path: Path) -> None:
+    recipe = "model_name_or_path: gpt2\nper_device_train_batch_size: 1\nlearning_rate: 1e-4\nmax_length: 64\n"
+    (tmp_path / "a.yaml").write_text(recipe + "use_liger: true\n")
+    (tmp_path / "b.yaml").write_text(recipe + "use_liger_kernel: true\n")
+    assert read_launch(tmp_path / "a.yaml", 1).settings == read_launch(tmp_path / "b.yaml", 1).settings

@@ -119,7 +119,7 @@ def test_a_loop_without_an_end_is_refused() -> None:
     [
         ("run $A", "$A"),
         ("run $1", "$1"),
-        ("run $(hostname -s | head)", "$(hostname-s|head)"),
+        ("run $(hostname -s | head)", "$(hostname…)"),
         ("run `date`", "`…`"),
         ("for i in $B; do A=$i; done\nrun $A", "A"),
         ("while read line; do A=1; done\nrun $A", "A"),
@@ -239,3 +239,28 @@ def test_arithmetic(text: str, value: int | list[int] | None) -> None:
 def test_arithmetic_with_names() -> None:
     assert value_of("A * ${B} + $A", {"A": "2", "B": "5"}) == 12
     assert value_of("A", {"A": "x"}) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        (
+            "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node 2\nrun $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_NTASKS",
+            "4 4 8",
+        ),
+        (
+            "#SBATCH -N 2\n#SBATCH -n 6\n#SBATCH -c 12 # cores\nrun $SLURM_NNODES $SLURM_NPROCS $SLURM_CPUS_PER_TASK",
+            "2 6 12",
+        ),
+        ("#SBATCH --gres=gpu:a100:4\nrun $SLURM_GPUS_ON_NODE $(nvidia-smi --list-gpus | wc -l)", "4 4"),
+        ("#SBATCH --gpus-per-node=h100:8\nrun $((SLURM_GPUS_PER_NODE * 2))", "16"),
+        ("#SBATCH --nodes=4\nSLURM_NNODES=2\nrun $SLURM_NNODES", "2"),
+    ],
+)
+def test_variables_of_slurm(lines: str, wanted: str) -> None:
+    assert words(f"#!/bin/bash\n{lines}") == ["run", *wanted.split()]
+
+
+def test_a_typed_number_of_nodes_replaces_that_of_the_script() -> None:
+    script = read_script("#!/bin/bash\n#SBATCH --nodes=4\nrun $SLURM_NNODES", "x.sh", {"SLURM_NNODES": "16"})
+    assert script.commands[0].words == ("run", "16")

@@ -9,6 +9,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.read import read_launch
 from llmcalc.frameworks.server_files.read import servers_of
 from tests.in_process import Result
 
@@ -40,6 +41,26 @@ def test_the_command_of_a_server_is_read(command: str, engine: str, version: str
         engine,
         version,
     )
+
+
+TITAN = "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n"
+
+
+def test_the_script_of_torchtitan_runs_the_job_that_a_variable_names(tmp_path: Path) -> None:
+    job = tmp_path / "llama3_8b.toml"
+    job.write_text(TITAN)
+    own = f"CONFIG_FILE={job} ./run_train.sh --training.local_batch_size 2"
+    module = f"-m torchtitan.train --job.config_file {job} --training.local_batch_size 2"
+    for variables, processes in (("NGPU=4 ", 4), ("", 8)):
+        launch = read_launch(f"{variables}{own}")
+        expected = read_launch(f"torchrun --nproc-per-node {processes} {module}")
+        assert (launch.settings, launch.layout) == (expected.settings, expected.layout)
+        assert launch.layout.world == processes
+
+
+def test_a_recipe_that_comes_with_torchtune_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"expected a copy of it: tune cp llama3_1/8B_lora recipe\.yaml"):
+        read_launch("tune run lora_finetune_single_device --config llama3_1/8B_lora batch_size=4")
 
 
 @pytest.mark.parametrize("text", ["no such file.yaml", "./missing.sh 8 x"])

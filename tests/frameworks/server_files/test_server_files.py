@@ -394,6 +394,11 @@ REFUSED = {
     "cat > c.yaml <<E\n- 1\nE\nvllm serve --config c.yaml": "the configuration is no table",
     "cat > c.yaml <<E\nmax-model-lenn: 1\nE\nvllm serve --config c.yaml": "--max-model-lenn: vLLM has no such flag",
     "python -m ktransformers.server.main --model-path x": "starts a server of ktransformers, which is not modelled",
+    "text-generation-launcher --model-id gpt2": "starts a server of TGI, which is not modelled",
+    "docker run ghcr.io/huggingface/text-generation-inference:3 --model-id gpt2": "starts a server of TGI",
+    "lmdeploy serve api_server internlm/internlm2_5-7b-chat --tp 2": "starts a server of LMDeploy",
+    "mlx_lm.server --model mlx-community/Qwen3-8B-4bit": "starts a server of MLX",
+    "python -m mlx_lm.server --model mlx-community/Qwen3-8B-4bit": "starts a server of MLX",
     "vllm serve x '": "a quote ' that does not end",
 }
 
@@ -403,6 +408,15 @@ def test_wrong_files_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         read(text)
     assert "\n" not in str(error.value)
+
+
+def test_a_pod_whose_image_starts_a_server_of_another_engine(tmp_path: Path) -> None:
+    container = (
+        "    spec:\n      containers:\n      - {name: a, image: gcr.io/huggingface-text-generation-inference-cu121}\n"
+    )
+    manifest = f"kind: Deployment\nspec:\n  template:\n{container}---\nkind: Service\n"
+    with pytest.raises(InputError, match="Deployment: starts a server of TGI, which is not modelled"):
+        read(manifest, "pod.yaml")
 
 
 def test_a_server_whose_flags_contradict_its_model_names_its_place(tmp_path: Path) -> None:

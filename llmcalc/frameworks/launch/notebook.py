@@ -1,0 +1,148 @@
+"""Reads the code of Jupyter notebooks (nbformat 3 and 4) as a Python file, or as the script of its commands.
+
+A notebook of the nbformat is JSON whose `cells` have a type and a source. IPython's own lines are no Python: `!command`
+starts a shell, `%%bash` and `%%writefile FILE` make a script or a file of a whole cell, `%magic` configures IPython.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...sources.files import parse_json, read_text
+from .python_source import constants
+from .yaml_text import LARGEST
+
+ENDING = ".ipynb"
+"""The ending of a notebook's name."""
+
+LARGEST_NOTEBOOK = 6_000_000
+"""The largest notebook in bytes, with its outputs and their pictures."""
+
+SHELL_CELLS = ("%%bash", "%%sh", "%%script bash", "%%script sh")
+"""First words of cells that are a script."""
+
+PYTHON_CELLS = ("%%capture", "%%time", "%%timeit", "%%python")
+"""First words of cells that are Python."""
+
+LINE_OF_IPYTHON = re.compile(r"^(\s*)(?:[!%?]|\w+\s*=\s*[!%])|\?\s*$")
+"""A line that IPython takes, and not Python."""
+
+FILE_END = "END_OF_THIS_CELL"
+"""The mark that ends a cell's text in a script's here-document."""
+
+
+def read_launch_text(path: Path) -> str:
+    """Returns the text of a launch file, of a notebook its code. Raises `InputError` for a file that is no text."""
+    if path.suffix != ENDING:
+        return read_text(path, LARGEST)
+    return code_of_notebook(read_text(path, LARGEST_NOTEBOOK), str(path))
+
+
+def is_python_name(file_name: str) -> bool:
+    """Whether a file's name is that of Python source, or of a notebook."""
+    return file_name.endswith((".py", ENDING))
+
+
+def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
+    """Returns the Python of a notebook, or the script of its commands if its Python does not train.
+
+    Raises `InputError` for a text that is no notebook.
+    """
+    from .file_kinds import kinds
+
+    cells = list(_code_cells(parse_json(notebook_text, name_in_errors), name_in_errors))
+    python_text = "\n".join(map(_python_of_cell, cells))
+    if any(kind.read_python is not None and kind.is_python(python_text) for kind in kinds()):
+        return _checked(python_text, name_in_errors)
+    commands = [command_text for cell in cells if (command_text := _script_of_cell(cell))]
+    if not commands:
+        return _checked(python_text, name_in_errors)
+    return _checked("\n".join(["#!/bin/bash", *_shell_variables(python_text), *commands]), name_in_errors)
+
+
+def _checked(code: str, name_in_errors: str) -> str:
+    """Returns the code of a notebook. Raises `InputError` if it is empty or too large."""
+    if not code.strip():
+        raise InputError(f"{name_in_errors}: a notebook without code; expected cells that train or start a server")
+    if len(code) > LARGEST:
+        raise InputError(f"{name_in_errors}: {len(code):,} letters of code; expected at most {LARGEST:,}")
+    return code
+
+
+def _code_cells(notebook: Any, name_in_errors: str) -> Iterator[str]:
+    """Yields the text of each cell with code."""
+    sheets = notebook.get("worksheets") if isinstance(notebook, Mapping) else None  # nbformat 3
+    first_sheet = sheets[0] if isinstance(sheets, list) and sheets else notebook
+    cells = first_sheet.get("cells") if isinstance(first_sheet, Mapping) else None
+    if not isinstance(cells, list):
+        raise InputError(f"{name_in_errors}: is no notebook: it has no list of cells; expected Jupyter's format")
+    for cell in cells:
+        if not isinstance(cell, Mapping) or cell.get("cell_type") != "code":
+            continue
+        source = cell.get("source", cell.get("input", ""))
+        lines = source if isinstance(source, list) else [source]
+        yield "".join(line for line in lines if isinstance(line, str))
+
+
+def _python_of_cell(cell: str) -> str:
+    """Returns the Python of a cell, in which `pass` stands for IPython's own lines; empty for a cell without Python."""
+    first_line, _, rest = cell.lstrip().partition("\n")
+    if first_line.startswith("%%"):
+        if not first_line.startswith(PYTHON_CELLS):
+            return ""
+        cell = rest
+    if _is_valid(cell):
+        return cell
+    python_lines: list[str] = []
+    is_continued = False
+    for line in cell.split("\n"):
+        match = None if is_continued else LINE_OF_IPYTHON.search(line)
+        if match is not None:
+            python_lines.append(f"{match[1] or ''}pass")
+        elif not is_continued:
+            python_lines.append(line)
+        is_continued = (match is not None or is_continued) and line.rstrip().endswith("\\")
+    python_text = "\n".join(python_lines)
+    return python_text if _is_valid(python_text) else ""
+
+
+def _is_valid(python_text: str) -> bool:
+    """Whether a text is Python."""
+    try:
+        ast.parse(python_text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _script_of_cell(cell: str) -> str:
+    """Returns the commands of a cell as lines of a script; empty for a cell without commands."""
+    first_line, _, rest = cell.lstrip().partition("\n")
+    if first_line.startswith(SHELL_CELLS):
+        return rest
+    if first_line.startswith("%%writefile"):
+        file_name = first_line.split()[-1]
+        return f"cat > {file_name} <<'{FILE_END}'\n{rest}\n{FILE_END}" if FILE_END not in rest else ""
+    command_lines: list[str] = []
+    is_continued = False
+    for line in cell.split("\n"):
+        command = re.match(r"\s*!+(.*)", line)
+        if command is not None or is_continued:
+            command_text = line if command is None else command[1]
+            command_lines.append(re.sub(r"\$?\{(\w+)\}", r"${\1}", command_text))
+            is_continued = command_text.rstrip().endswith("\\")
+    return "\n".join(command_lines)
+
+
+def _shell_variables(python_text: str) -> Iterator[str]:
+    """Yields assignments of the texts and numbers that a notebook's Python names, which its commands use."""
+    if not _is_valid(python_text):
+        return
+    for name, constant in constants(ast.parse(python_text).body).items():
+        if isinstance(constant, str | int) and re.fullmatch(r"[\w./:@ -]{1,200}", str(constant)) is not None:
+            yield f"{name}='{constant}'"

@@ -1,0 +1,44 @@
+"""Reads the variables that Slurm sets in a batch script from the script's `#SBATCH` lines.
+
+Source: the manual page of sbatch, "OUTPUT ENVIRONMENT VARIABLES".
+"""
+
+from __future__ import annotations
+
+import re
+
+SBATCH_LINE = re.compile(r"^#SBATCH[ \t]+(--?[A-Za-z][\w-]*)[ \t=]*([^\s#]*)", re.MULTILINE)
+"""A line with an option and its value."""
+
+VARIABLES: dict[str, tuple[str, ...]] = {
+    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "--ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+    "--cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+    "--gpus": ("SLURM_GPUS",),
+    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "--gpus-per-task": ("SLURM_GPUS_PER_TASK",),
+    "--gres": ("SLURM_GPUS_ON_NODE",),
+}
+"""Option → the variables with its number."""
+
+LONG_OPTIONS = {"-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-G": "--gpus"}
+"""Option of one letter → its long form."""
+
+NUMBER = re.compile(r"(?:gres/)?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?([1-9][0-9]{0,5})")
+"""A whole number, also that of accelerators, such as `gpu:a100:8`."""
+
+
+def slurm_variables(script_text: str) -> dict[str, str]:
+    """Returns the variables that Slurm sets for a batch script; empty for a script without `#SBATCH` lines."""
+    variables: dict[str, str] = {}
+    for option_word, option_value in SBATCH_LINE.findall(script_text):
+        option_name = LONG_OPTIONS.get(option_word, option_word)
+        number = NUMBER.fullmatch(option_value)
+        if number is not None:
+            variables |= dict.fromkeys(VARIABLES.get(option_name, ()), number[1])
+    nodes, tasks = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
+    if nodes is not None and tasks is not None:
+        task_count = str(int(nodes) * int(tasks))
+        variables = {"SLURM_NTASKS": task_count, "SLURM_NPROCS": task_count, **variables}
+    return variables
