@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmcalc import load
-from llmcalc.device_memory.cuda_runtime import Runtime
+from llmcalc.device_memory.cuda_runtime import CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.ranks import Cluster, RankMemory
@@ -96,7 +96,7 @@ def test_ranks_of_a_layout_that_does_not_fit_are_not_replayed_beyond_the_fullest
     replayed: Counter[int] = Counter()
     replay = Cluster._replay
 
-    def watched(cluster: Cluster, rank: int, runtime: Runtime) -> RankMemory:
+    def watched(cluster: Cluster, rank: int, runtime: CudaRuntime) -> RankMemory:
         replayed[cluster.layout.world] += 1
         return replay(cluster, rank, runtime)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
+from ...costs.trained_tensors import TrainedTensor, packed_bytes, total_elements
 from .record import Optimizer, States
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """The momentum."""
-    return {"exp_avg": bytes_of(elements_of(tensors), dtype)}
+    return {"exp_avg": packed_bytes(total_elements(tensors), dtype)}
 
 
 def step(run: OptimizerStep) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...device_memory.cuda_runtime import Runtime
+from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.device_memory import DeviceMemory
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout
@@ -16,7 +16,7 @@ from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_tor
 from ..transient_bytes import no_transient_bytes
 
 
-def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
+def rank_memory(run: RunOnRanks, rank: int, runtime: CudaRuntime) -> DeviceMemory:
     """The memory of one rank: that of one device."""
     return run.memory.memory_on(runtime)
 
