@@ -118,8 +118,8 @@ def search(
                 except InputError as error:
                     layout_search.refuse(error)
                     continue
-            for layout_of_stage in _with_other_stages(layout, layout_rules, layout_request):
-                _try_layout(layout_search, axes, layers, layout_of_stage, global_batch, micro_batch, layout_rules)
+                for layout_of_stage in _with_other_stages(layout, layout_rules, layout_request):
+                    _try_layout(layout_search, axes, layers, layout_of_stage, global_batch, micro_batch, layout_rules)
         return layout_search
 
     if layout_rules.pipelines_on_request and not layout_request.has_pipeline_options:
