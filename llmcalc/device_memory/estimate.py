@@ -410,7 +410,7 @@ def memory(
 ) -> Memory:
     """Returns the memory of a model under these settings. The first access to `device` replays the run.
 
-    published, extra_parts, model_config: as in `static.memory`.
+    published_dtype, extra_parts, model_config: as in `static.memory`.
     cuda_runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.
     other_models: as in `Memory`.
     quantized_sizes: as in `static.memory`.

@@ -305,7 +305,7 @@ def replay_inference(
     the cache: logits and token ids are freed. `peaks` lists several chunks of a prompt separately; `highest_pass` joins
     them.
 
-    repeats, workspace: as in `InferenceRun`.
+    repeats_by_stack, workspace: as in `InferenceRun`.
     """
     memory_meter = Meter(device)
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)

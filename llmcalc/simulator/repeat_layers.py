@@ -320,7 +320,7 @@ class RepeatAnalysis:
     ) -> tuple[LayerSweep | None, int]:
         """Returns the run through a stack's layers that starts at this index, and the next index; None without a run.
 
-        stack_index, repeat: of the run at `first_index`, which is that of the stack's first or last repeat.
+        stack_index, repeat_index: of the run at `first_index`, which is that of the stack's first or last repeat.
         """
         is_rising = repeat_index == 0
         direction_step, last_repeat = (1, LAST) if is_rising else (-1, 0)

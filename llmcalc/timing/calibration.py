@@ -358,7 +358,7 @@ def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -
 def _is_proved(log_errors: Sequence[float], errors_of_fits: Sequence[float]) -> bool:
     """Whether factors fitted to the other runs estimate a left-out run clearly better than no factors.
 
-    errors, errors_of_fits: logarithms of estimated over measured seconds, of each run without a fit, and by a fit of
+    log_errors, errors_of_fits: logs of estimated over measured seconds, of each run without a fit, and by a fit to
         the others.
     """
     gains = [

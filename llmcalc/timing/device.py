@@ -107,7 +107,7 @@ class Device:
     def wave_factor(self, row_count: Number, column_count: Number) -> Number:
         """Returns the slowdown of a matrix product whose last tiles leave compute units idle, over large products.
 
-        rows, columns: sizes of its output. The units compute tiles in waves; of the tiles the best one is taken.
+        row_count, column_count: sizes of its output. Units compute tiles in waves; of the tiles the best one is taken.
         """
         tiles = self.generation.tiles
         if not tiles or not self.units:

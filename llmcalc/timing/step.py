@@ -464,7 +464,7 @@ def _group_messages(
 ) -> tuple[Number, Number, Number]:
     """Returns the seconds of weight and gradient collectives, and the number of parameters that each rank updates.
 
-    ranks, stride: of a group, which replicates the weights, and the devices from one of its ranks to the next.
+    ranks, rank_stride: of a group, which replicates the weights, and the devices from one of its ranks to the next.
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
     gradients = time_stack.gradient_bytes * trained_params

@@ -39,7 +39,7 @@ def low_rank_optimizer(
     """Returns the record of an optimizer with projections of a rank.
 
     projection_method: the optimizer's name without a rank. library: its package.
-    optimizer_name, state_bytes, step: as of `Optimizer`. optimizer_source: the file of the package that was read.
+    optimizer_name, state_bytes, run_step: as of `Optimizer`. optimizer_source: the file of the package that was read.
     """
     return Optimizer(
         name=optimizer_name,

@@ -49,7 +49,7 @@ def mlstm_chunkwise(
 ) -> Tensor:
     """Runs triton_xl_chunk/fwbw.py:18 for any number of tokens.
 
-    i, f: [batch, heads, tokens], before their exponential and sigmoid.
+    input_gate, forget_gate: [batch, heads, tokens], before their exponential and sigmoid.
     """
     tokens = q.shape[2]
     padded_tokens = pad_to_chunks(tokens, chunk)
