@@ -61,8 +61,8 @@ HEADINGS = {
         "| 类别 | 偏差最大的三行（估计 ÷ 实测） |",
     ),
     "time": (
-        "| class | rows | sources | median error | one in ten above | in the range | source with the largest error |",
-        "| 类别 | 行数 | 来源 | 中位误差 | 十分之一超过 | 落在区间内 | 误差最大的来源 |",
+        "| class | rows | sources | median error | one in ten above | bias | in the range | naive | largest error |",
+        "| 类别 | 行数 | 来源 | 中位误差 | 十分之一超过 | 偏差 | 落在区间内 | 朴素法则 | 最大误差 |",
     ),
 }
 LANGUAGES = ("en", "zh")
@@ -174,7 +174,9 @@ def time_table(language: str, scores: Sequence[Score]) -> str:
                 str(len(by_set)),
                 percent(summary.median),
                 percent(summary.p90),
+                percent(summary.bias),
                 f"{summary.covered:.0%}".replace("%", " %"),
+                percent(summary.naive),
                 f"{worst}: {percent(median(by_set[worst]))}",
             )
         )
