@@ -50,7 +50,7 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime:
 
 
 def rank_memory(memory_estimate: Memory) -> DeviceMemory:
-    """Returns a rank's device memory with the whole model's layer indices. memory_estimate: from `inference_rank`.
+    """Returns a rank's device memory, with layers numbered as in the whole model.
 
     memory_estimate: from `inference_rank`.
     """

@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's logs: estimates of model states (runtime/zero/stage3.py, stage_1_and_2.py), see_memory_usage."""
+"""Reads DeepSpeed's estimates of model states and the measurements of `see_memory_usage` from a log."""
 
 from __future__ import annotations
 

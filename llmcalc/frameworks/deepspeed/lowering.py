@@ -61,7 +61,7 @@ class GatheringProfile(Eager):
         ]
 
     def unread_parameters(self, module_name: str, parameter_use: OpUse) -> list[Tensor]:
-        """Returns the parameters of a module that no pass reads."""
+        """Returns a module's parameters that neither the forward nor the backward pass reads."""
         unread_weights = super().unread_parameters(module_name, parameter_use)
         if self.coordinator is None:
             return unread_weights

@@ -323,7 +323,7 @@ class ParameterCoordinator:
         """Returns the backward hook of a module's output, which gathers the module (`PreBackwardFunctionForModule`)."""
 
         def fetch_before_backward() -> None:
-            """Gathers the module, and releases modules after their backward pass."""
+            """Gathers the module for its backward pass, and releases modules whose backward pass has ended."""
             if module_path in self.backward_modules:
                 return
             for open_module in [

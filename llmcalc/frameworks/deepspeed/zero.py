@@ -43,7 +43,7 @@ def number_format(deepspeed_name: str | None, default_dtype: Dtype) -> Dtype:
 
 @frozen
 class ZeroSetup:
-    """The training of one rank under ZeRO.
+    """The model, training configuration and DeepSpeed settings of one rank under ZeRO.
 
     ranks: number of partitions. rank: index of the rank; 0 by default. workspace: bytes of products' workspace.
     """

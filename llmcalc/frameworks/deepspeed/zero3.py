@@ -30,7 +30,7 @@ NORM_BUFFER = 250_000_000
 
 
 class Stage3Run(ZeroRun):
-    """Training steps of one rank under ZeRO stage 3, which represents all ranks."""
+    """Training steps of one rank under ZeRO stage 3. Every other rank allocates the same bytes."""
 
     profile = GatheringProfile
     lowering: GatheringProfile

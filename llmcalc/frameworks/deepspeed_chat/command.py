@@ -126,7 +126,7 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the settings of adapters, which have the format of the weights (dschat/utils/module/lora.py).
+    """Returns the settings of adapters in the weights' number format (dschat/utils/module/lora.py).
 
     They are beside all linear layers of the layers. Without `--only_optimize_lora` all other parameters are trained:
     the embedding, the head, norms and biases.

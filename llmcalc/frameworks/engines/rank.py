@@ -180,7 +180,7 @@ class EngineRank:
 
     @property
     def _remark_on_sizes(self) -> str:
-        """A remark for errors about sizes that may differ from the checkpoint's; otherwise empty."""
+        """A remark for error messages if the preset's sizes may differ from the checkpoint's; otherwise empty."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)

@@ -88,8 +88,7 @@ class EngineServer:
                 )
 
     def used_kernels(self, rank: EngineRank) -> frozenset[str]:
-        """Returns the kernels that the server needs for its weights, cache and attention
-        (`LeastCapability.kernels`)."""
+        """Returns the kernels for the server's weights, cache and attention, named as in `LeastCapability.kernels`."""
         used_kernels = set(rank.weight_kernels)
         if self.cached_element_bytes == 1:
             used_kernels.add("fp8 latents" if rank.latent_projections else "fp8 cache")

@@ -167,7 +167,7 @@ class FsdpProfile(RingAttention):
         return False
 
     def prepare_unread(self, program: Flow) -> None:
-        """Creates the shards of parameters that no pass reads."""
+        """Rejects parameters that neither the forward nor the backward pass reads, since they are not modelled."""
         for module_name, parameter_use, _ in unused_modules(program.root):
             if parameter_use.tensors():
                 raise self.unsupported("FSDP2 of parameters that no pass reads is not modelled", module_name)
@@ -303,7 +303,7 @@ class FsdpProfile(RingAttention):
 
     @compared(BY_TORCH)
     def do_dispatch(self, operation: Step) -> None:
-        """Sends the rows to the ranks of their experts, and sorts received rows by expert.
+        """Sends token rows to the ranks of the selected experts, and sorts the received rows by expert.
 
         Source: torchtitan, models/common/token_dispatcher.py, `AllToAllTokenDispatcher.dispatch`. Routing is even.
         """
@@ -326,7 +326,7 @@ class FsdpProfile(RingAttention):
 
     @property
     def sends_rows(self) -> bool:
-        """Whether ranks divide the experts."""
+        """Whether expert parallelism divides the experts over ranks, so that ranks exchange token rows."""
         return self.traffic is not None and self.traffic.sharding.experts is not None
 
     def _reorder_rows(self, expert_rows: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ NEWEST = ScheduleSettings()
 
 @frozen
 class ShardedSetup(RankSetup):
-    """The training of one rank under `fully_shard`. schedule_settings: settings of the pipeline schedule."""
+    """The settings of one rank's training under `fully_shard`. schedule_settings: settings of the pipeline schedule."""
 
     fsdp: FsdpSettings = TITAN
     schedule_settings: ScheduleSettings = NEWEST
@@ -167,7 +167,7 @@ class ShardedChunk(Chunk):
         self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not keeps_unsharded
 
     def groups(self, phase: str) -> Iterator[ParamGroup]:
-        """Yields the FSDP parameter groups in order, and makes each group the meter's current module."""
+        """Yields the FSDP parameter groups in order, and attributes new allocations to the yielded group."""
         for layer, parameter_group in self.lowering.groups.items():
             self.meter.place = (
                 AllocationPlace(phase)

@@ -51,7 +51,7 @@ Rehearsals: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 class SchedulePasses(PassCounter):
-    """Counts passes per schedule, whose first passes differ from later passes.
+    """Counts each chunk's passes in every pipeline schedule; the first passes of a schedule differ from later ones.
 
     schedule: number of schedules that have begun.
     starts: per chunk, its forward passes before the current schedule.
@@ -68,7 +68,7 @@ class SchedulePasses(PassCounter):
         self.starts = list(self.forwards)
 
     def _schedule_position(self, chunk_index: int, pass_number: int) -> int:
-        """Returns a pass's position in its schedule: 0, 1, or 2 for all later ones; plus 3 after the first schedule."""
+        """Returns a pass's position in its schedule (0, 1, or 2 for later passes), plus 3 after the first schedule."""
         return min(pass_number - self.starts[chunk_index], 2) + 3 * (self.schedule > 1)
 
     def _pass_case(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
@@ -137,7 +137,7 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
 
 
 class AccumulatedGradient:
-    """A gradient leaf whose `grad` is a parameter's accumulated gradient."""
+    """A parameter's accumulated gradient in the form of a graph leaf with the attribute `grad`."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter

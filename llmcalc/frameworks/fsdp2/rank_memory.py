@@ -127,7 +127,7 @@ def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
 def counted_rank(
     sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, shared_results: dict[Any, Any] | None = None
 ) -> CountedRun:
-    """Returns the run of a rank without a pipeline, whose tensors are counted.
+    """Returns the counted tensors of a rank without a pipeline, from a cache for ranks with equal recorded events.
 
     shared_results: as of `fsdp_memory`. Ranks whose recorded events are equal have one run, which is replayed on an
     allocator once.

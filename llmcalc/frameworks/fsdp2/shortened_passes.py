@@ -17,7 +17,7 @@ from .pipeline import ShardedChunk
 
 
 def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
-    """Returns the only stack of a chunk if it has more layers than are recorded; otherwise no stack."""
+    """Returns a chunk's only layer stack if the stack has more repeats than are recorded; otherwise no stack."""
     long_stacks = program_stacks(
         model_chunk.program.root, model_chunk.training.layer_period, model_chunk.lowering.first_layer_index
     )
@@ -25,7 +25,7 @@ def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
 
 
 class ShortenedStagePasses(ShortenedPasses):
-    """Derives the events of a stage's passes with all layers, and the gathered parameters that outlive them.
+    """Derives the events of passes with all layers, and the gathered parameters that remain after these passes.
 
     events, passes: of the recorded run.
     chunks: chunks of the recorded run.
@@ -110,7 +110,7 @@ class ShortenedStagePasses(ShortenedPasses):
         return unfolded_outputs
 
     def _storage_in_repeat(self, storage_number: int, inner_repeat: int | None) -> int:
-        """Returns a storage's number in passes with all layers.
+        """Converts a recorded storage's number to the storage's number in passes with all layers.
 
         inner_repeat: its layer repeat; None outside of the inner repeats.
         """

@@ -385,7 +385,7 @@ FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def _precision_settings(job_config: _Job, layout: Layout) -> dict[str, str]:
-    """Returns the number format of products, and whether fp32 weights are updated.
+    """Returns the number format of matrix products, and whether the optimizer updates fp32 weights.
 
     `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
     parallelism, with a pipeline, and before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).

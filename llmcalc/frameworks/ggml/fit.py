@@ -43,7 +43,7 @@ class _GpuLayers:
 
 
 def fit(server: GgmlServer) -> FittedServer:
-    """Returns the server with the flags of --fit, which leave a free margin on each GPU."""
+    """Returns the server after --fit has changed flags until each GPU has its free margin."""
     tensor_placement = server.placement
     fitted_server = FittedServer(server, tensor_placement, server.buffers(tensor_placement))
     if not server.adjusts_flags or not server.devices:

@@ -299,7 +299,7 @@ class GgufModel:
 
 
 def _layer_places(tree_node: Place) -> Iterator[Place]:
-    """Yields each group of equal decoder layers as a place in the model's tree."""
+    """Yields the nodes of the model's tree that are groups of equal decoder layers."""
     for child_place in tree_node.children():
         if child_place.optional:
             continue

@@ -52,12 +52,12 @@ _Step: TypeAlias = CharacterTest | _Anchor | None
 
 
 def _range_test(first_character: str, last_character: str) -> CharacterTest:
-    """Returns a test whether a character lies between two characters, both included."""
+    """Returns a function that tests whether a character lies in a range, both ends included."""
     return lambda character: first_character <= character <= last_character
 
 
 class NamePattern:
-    """A compiled regular expression. Raises `InputError` for an invalid one, which names its flag."""
+    """A compiled regular expression. Raises `InputError` with the flag's name for an invalid expression."""
 
     def __init__(self, pattern_text: str, flag: str) -> None:
         self._text, self._flag, self._at, self._depth, self._steps = pattern_text, flag, 0, 0, 0

@@ -91,7 +91,7 @@ class LayerDevices:
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of all tensors. overrides: the user's, in order. host_experts: layers with host experts.
+    """The devices of all tensors. overrides: the user's overrides. host_experts: layers with experts on the host.
 
     host_networks: layers whose dense networks are on the host.
     partial: layers of which only some experts' tensors are on the host: layer → the parts that are

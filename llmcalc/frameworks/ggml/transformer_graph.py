@@ -250,7 +250,7 @@ class ModelGraph:
 
     @property
     def _has_delta_nets(self) -> bool:
-        """Whether the model is a Qwen3-Next or 3.5, whose query projection also gives the output gate."""
+        """Whether the model is Qwen3-Next or Qwen3.5, where the query projection also gives the output gate."""
         return any(layer.delta_net is not None for layer in self.layers.values())
 
     def _attend(

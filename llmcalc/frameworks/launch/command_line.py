@@ -98,7 +98,7 @@ TYPED_COMMAND = "--launch"
 
 
 def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
-    """Returns the words of a command typed as `--launch`, without leading variables; none if it names a file."""
+    """Returns the words of a command typed as `--launch`, without leading variables; none for a file's name."""
     if len(typed_text) > LONGEST_TYPED or not re.search(r"\s", typed_text) or _file_exists(typed_text):
         return ()
     try:
@@ -112,7 +112,7 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
 
 
 def trains_by_command(typed_text: str) -> bool:
-    """Whether a `--launch` is the command of a program that trains, such as `tune run … --config FILE`."""
+    """Whether the value of `--launch` is the command of a training program, such as `tune run … --config FILE`."""
     command_words = words_of_typed_command(typed_text)
     typed_variables = dict(re.findall(r"(?:^|\s)([A-Za-z_]\w*)=(\S*)", typed_text)) if command_words else {}
     return bool(command_words) and command_line(ShellCommand(command_words, typed_variables, 1)) is not None

@@ -1,4 +1,4 @@
-"""Reads the code of Jupyter notebooks (nbformat 3 and 4) as a Python file, or as the script of its commands.
+"""Reads a Jupyter notebook (nbformat 3 and 4) as a Python file, or as a script of the notebook's shell commands.
 
 A notebook of the nbformat is JSON whose `cells` have a type and a source. IPython's own lines are no Python: `!command`
 starts a shell, `%%bash` and `%%writefile FILE` make a script or a file of a whole cell, `%magic` configures IPython.
@@ -37,19 +37,19 @@ FILE_END = "END_OF_THIS_CELL"
 
 
 def read_launch_text(path: Path) -> str:
-    """Returns the text of a launch file, of a notebook its code. Raises `InputError` for a file that is no text."""
+    """Returns a launch file's text, or a notebook's code. Raises `InputError` for a file that is not text."""
     if path.suffix != ENDING:
         return read_text(path, LARGEST)
     return code_of_notebook(read_text(path, LARGEST_NOTEBOOK), str(path))
 
 
 def is_python_name(file_name: str) -> bool:
-    """Whether a file's name is that of Python source, or of a notebook."""
+    """Whether a file's name is the name of a Python file or a notebook."""
     return file_name.endswith((".py", ENDING))
 
 
 def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
-    """Returns the Python of a notebook, or the script of its commands if its Python does not train.
+    """Returns a notebook's Python code, or a script of its shell commands if the Python code starts no training.
 
     Raises `InputError` for a text that is no notebook.
     """
@@ -90,7 +90,7 @@ def _code_cells(notebook: Any, name_in_errors: str) -> Iterator[str]:
 
 
 def _python_of_cell(cell: str) -> str:
-    """Returns the Python of a cell, in which `pass` stands for IPython's own lines; empty for a cell without Python."""
+    """Returns a cell's Python, with `pass` in place of IPython commands; empty for a cell without Python."""
     first_line, _, rest = cell.lstrip().partition("\n")
     if first_line.startswith("%%"):
         if not first_line.startswith(PYTHON_CELLS):
@@ -140,7 +140,7 @@ def _script_of_cell(cell: str) -> str:
 
 
 def _shell_variables(python_text: str) -> Iterator[str]:
-    """Yields assignments of the texts and numbers that a notebook's Python names, which its commands use."""
+    """Yields shell assignments of a notebook's Python constants, for use in the notebook's shell commands."""
     if not _is_valid(python_text):
         return
     for name, constant in constants(ast.parse(python_text).body).items():

@@ -143,7 +143,7 @@ def constants(module_statements: list[ast.stmt]) -> dict[str, Any]:
 
 
 def constants_of_module(syntax_tree: ast.Module) -> dict[str, Any]:
-    """Returns variable → value of the plain assignments of a module, then of its functions, as cells of marimo are."""
+    """Returns variable → value of plain assignments in a module, and in its functions (cells of marimo notebooks)."""
     functions = [statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)]
     return constants([*syntax_tree.body, *(statement for function in functions for statement in function.body)])
 

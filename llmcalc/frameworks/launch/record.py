@@ -522,7 +522,7 @@ MOST_LISTED = 12
 
 @contextmanager
 def reading_of(source_file: LaunchSource) -> Iterator[LaunchReader]:
-    """Returns a context in which a file is read, with the file's name before every error."""
+    """Provides a launch file's reader in a `with` block, and puts the file's name before each error message."""
     name_in_errors = source_file.where
     try:
         yield LaunchReader(source_file)

@@ -1,4 +1,4 @@
-"""Evaluates the arguments that a Python file declares for its command line, from their defaults or as they are typed.
+"""Evaluates the command-line arguments that a Python file declares, from the typed command and the defaults.
 
 Read are `add_argument` of argparse, and the fields of dataclasses (HfArgumentParser, tyro, a table in the file).
 """
@@ -25,7 +25,7 @@ MOST_SHOWN = 12
 
 
 class ScriptArguments(NamedTuple):
-    """The arguments of a Python file.
+    """The command-line arguments of a Python file: declared defaults and typed values.
 
     defaults: argument → its default; None for an argument without one.
     typed: argument → its typed value.
@@ -42,7 +42,7 @@ class ScriptArguments(NamedTuple):
 
 
 def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> ScriptArguments:
-    """Returns the arguments that a file declares, with those that are typed behind its name."""
+    """Returns the arguments that a Python file declares, with the values typed after the file's name."""
     defaults = dict([*_declared(syntax_tree)][:MOST_ARGUMENTS])
     typed = dict(_typed_values(typed_words))
     undeclared = next((f"--{name}" for name in typed if name not in defaults), "")
@@ -63,7 +63,7 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
 
 
 def _declared(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Yields (argument, default) of argparse and of dataclasses."""
+    """Yields (argument, default) of each argument that the file declares, by argparse or in a dataclass."""
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             keywords = {keyword.arg: value_of(keyword.value, {}) for keyword in node.keywords if keyword.arg}
@@ -87,7 +87,7 @@ def _field_default(value: ast.expr | None) -> Any:
 
 
 def _holders(syntax_tree: ast.Module) -> Iterator[str]:
-    """Yields the names of variables that may hold arguments: what a parser returns, and parameters of functions."""
+    """Yields names that may refer to parsed arguments: results of a parser, function parameters, and classes."""
     classes = {node.name for node in ast.walk(syntax_tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.FunctionDef):
@@ -103,7 +103,7 @@ def _holders(syntax_tree: ast.Module) -> Iterator[str]:
 
 
 def _returns_arguments(call: ast.Call, classes: set[str]) -> bool:
-    """Whether a call parses a command line, or makes an object of a class of the file."""
+    """Whether a call parses the command line, or creates an object of a class that the file defines."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
     return PARSERS.search(name) is not None or name in classes
 
@@ -120,7 +120,7 @@ def _typed_values(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain_value(text: str) -> Any:
-    """Returns a typed value as a number or a truth value, or the text itself; unknown for a word of a script."""
+    """Converts a typed text to a number or boolean where possible; an unresolved script word is an `UnknownValue`."""
     if is_unresolved(text):
         return UnknownValue(printable(text))
     if text in ("True", "true", "False", "false"):

@@ -1,4 +1,4 @@
-"""A teacher on the devices of the model that learns from it: its weights and the loss between both models' logits."""
+"""The teacher of distillation on the training devices: its weights, and the loss between both models' logits."""
 
 from __future__ import annotations
 

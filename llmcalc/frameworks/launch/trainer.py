@@ -145,7 +145,7 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
 
 
 def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Launch:
-    """Returns the training run that Trainer arguments describe, as a part of a program's reader.
+    """Returns the training run of a program that runs Hugging Face's Trainer with these arguments.
 
     config: the Trainer's arguments, with the program's defaults.
     model_id: the model's name.
