@@ -319,7 +319,7 @@ class PeakEstimate:
         return peaks
 
     def _distinct_ranks(self, layout: Layout, micro_batches: int) -> dict[int, list[Stage]]:
-        """Returns pipeline rank → stages, without the ranks whose peak equals that of the rank before."""
+        """Returns pipeline rank → stages, without ranks whose peak equals the previous rank's peak."""
         check(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):

@@ -70,7 +70,7 @@ def _read_step3(reader: LaunchReader, arguments: Mapping[str, Any], source_file:
 
 
 def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
-    """Returns the loss of a command's training step (1, 2); empty for step 1.
+    """Returns a command's loss: `rlhf`, `sigmoid` (DPO), `reward`, or empty for supervised fine-tuning (step 1).
 
     name_in_errors: the file's name.
     """

@@ -141,7 +141,7 @@ class GgmlServer(GgmlSettings):
     def graph_buffers(
         self, placements: Placement, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
     ) -> dict[str, int]:
-        """Returns device → bytes of compute buffers for `layers` and the output. other_tensors: other loaded tensors."""
+        """Returns device → bytes of compute buffers for `layers` and output. other_tensors: other loaded tensors."""
         size_and_device = {
             tensor.name: (tensor.nbytes, placements.device(tensor)) for tensor in (*self.model.tensors, *other_tensors)
         }

@@ -58,7 +58,7 @@ class DeviceContext(Record):
 
 
 class GgmlRecord(EngineRecord[GgmlRules]):
-    """The contents of llama_cpp.toml or ik_llama_cpp.toml. compute_logs: number of logs with compared compute buffers."""
+    """The contents of llama_cpp.toml or ik_llama_cpp.toml. compute_logs: logs compared with our compute buffers."""
 
     context: DeviceContext
     fit_margin_mib: int = Field(ge=0)

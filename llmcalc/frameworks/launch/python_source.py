@@ -298,7 +298,7 @@ class Configurations:
     def evaluate(
         self, expression: ast.expr, variables: Config, configs_by_variable: dict[str, Config], depth: int
     ) -> Config:
-        """Returns the configuration that an expression builds, or a plain value in a table with an empty path."""
+        """Returns the configuration that an expression builds; for a plain value, the table `{"": value}`."""
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError

@@ -291,7 +291,7 @@ class StatementReader(WordReader):
         self.branches.append(branch)
 
     def loop_block(self, variable: str, items: list[str]) -> Branch:
-        """Returns the block of a shell loop over values, or over the value that the user typed for the loop variable."""
+        """Returns the block of a shell loop over values, or over the value that the user typed for the variable."""
         if variable in self.script.typed:
             items = [self.script.typed[variable]]
         if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in items) or self.in_unsure_branch():

@@ -117,7 +117,7 @@ class ShardedWeights:
         self.updated_sizes: list[int] = []
 
     def _allocate(self, storage_bytes: int, memory_kind: str) -> Storage:
-        """Allocates bytes that count as a kind of memory, such as weights."""
+        """Allocates bytes under a category of memory, such as weights."""
         with counted_as(self.meter, memory_kind):
             return Storage(self.meter, storage_bytes)
 

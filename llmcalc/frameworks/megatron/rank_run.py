@@ -209,12 +209,12 @@ class RankRun:
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def storage(self, storage_bytes: Any, memory_kind: str) -> Storage:
-        """Allocates bytes that count as a kind of memory, such as gradients."""
+        """Allocates bytes under a category of memory, such as gradients."""
         with counted_as(self.meter, memory_kind):
             return Storage(self.meter, storage_bytes)
 
     def set_up_tables(self) -> None:
-        """Creates the tables that passes read, which are not parameters."""
+        """Creates the RoPE tables, which passes read and no optimizer updates."""
         self.meter.place = AllocationPlace("set-up")
         self._make_rope_tables()
 
@@ -524,7 +524,7 @@ class RankRun:
             self.sharded_weights.end_backward()
 
     def receive_hidden(self) -> Tensor:
-        """Returns the hidden states received from the previous stage, with a place for their gradient."""
+        """Returns the hidden states received from the previous stage, whose gradient the backward pass stores."""
         self.meter.place = AllocationPlace("forward", path="receive")
         hidden_states = self._new_hidden()
         tensor_reference = ref(hidden_states)

@@ -176,7 +176,7 @@ def _recorded_chunk(
 
 
 def repeating_stacks(rank_run: RankRun, model_chunk: Chunk) -> list[LayerStack]:
-    """Returns the only stack of a chunk if it has more layers than need to be recorded; otherwise no stack."""
+    """Returns a chunk's only layer stack if a few recorded repeats can represent the stack; otherwise no stack."""
     kernel_choices = rank_run.rank_choices
     if kernel_choices.recompute == "block" or any(kernel_choices.bf16_layers):  # the number of a layer matters
         return []

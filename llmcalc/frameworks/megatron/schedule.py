@@ -29,7 +29,7 @@ def _run_passes(rank_run: RankRun) -> None:
 
 
 def _run_without_pipeline(rank_run: RankRun) -> None:
-    """Runs Megatron-Core's `forward_backward_no_pipelining`.
+    """Runs the passes of all micro-batches without a pipeline (`forward_backward_no_pipelining`).
 
     Where the passes of two micro-batches overlap, one enters a layer while the other leaves one. Both together save
     as much as one pass, and the loss comes after the last layer of both
@@ -41,7 +41,7 @@ def _run_without_pipeline(rank_run: RankRun) -> None:
 
 
 def _run_1f1b(rank_run: RankRun) -> None:
-    """Runs `forward_backward_pipelining_without_interleaving`."""
+    """Runs the 1F1B pipeline schedule (`forward_backward_pipelining_without_interleaving`)."""
     (chunk,), microbatches = rank_run.chunks, rank_run.microbatches
     warmup_microbatches = min(rank_run.layout.pp - rank_run.coordinates.pp - 1, microbatches)
     stage_inputs: list[Tensor | None] = []

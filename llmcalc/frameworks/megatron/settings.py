@@ -125,7 +125,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def has_experts_by_layer(self) -> tuple[bool, ...]:
-        """Whether each layer has experts, which with a frequency N is the first of every N layers."""
+        """For each layer, whether it has experts; with a frequency N, the first of every N layers has experts."""
         if self.num_experts is None:
             return (False,) * self.layers
         layer_frequency = self.moe_layer_freq
@@ -135,7 +135,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def has_delta_rule_by_layer(self) -> tuple[bool, ...]:
-        """Whether each layer has Gated DeltaNet, which with a frequency N is every layer but the N-th.
+        """For each layer, whether it is a Gated DeltaNet; with a frequency N, every N-th layer is not.
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """

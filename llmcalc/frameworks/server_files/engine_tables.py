@@ -89,7 +89,7 @@ def _recipe_servers(recipe_table: Mapping[str, Any], model: Mapping[str, Any]) -
 
 
 def _words_of_recipe(recipe_list: Any) -> list[str]:
-    """Returns the words of a recipe's list after joining with spaces: `--max-model-len auto` is two words."""
+    """Returns a recipe's arguments as words: the text `--max-model-len auto` becomes two words."""
     recipe_texts = _texts_of(recipe_list)
     return [
         recipe_word

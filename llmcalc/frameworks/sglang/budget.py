@@ -438,7 +438,7 @@ class Server(EngineServer):
 
     @property
     def profile_run_origin(self) -> str:
-        """The origin of the memory for a forward pass, in words."""
+        """A description of the bytes that a forward pass takes from the KV cache's memory."""
         if self.multimodal_bytes:
             return "outputs of encoders (SGLANG_VLM_CACHE_SIZE_MB); activations take what the fraction leaves"
         return "none; activations take what the fraction leaves"

@@ -49,7 +49,7 @@ class MicroBatchInFlight:
 
 @frozen
 class RankSetup:
-    """The training of one rank.
+    """The model, training configuration and layout of one rank.
 
     layout: the parallel layout. rank: index of the rank. workspace: bytes of a workspace of matrix products.
     """

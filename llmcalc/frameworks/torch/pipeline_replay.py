@@ -57,7 +57,7 @@ class RecordedRank:
         return self.prefix_caches.setdefault(expandable_segments, PrefixCache(expandable_segments))
 
     def layer_offsets(self, model_chunks: Sequence[Chunk]) -> list[int]:
-        """Returns for each chunk of a rank how many layers it starts after the recorded chunk."""
+        """Returns, for each chunk, its first layer's index minus the first layer's index of the recorded chunk."""
         chunk_pairs = zip(model_chunks, self.layers_before, strict=True)
         return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in chunk_pairs]
 

@@ -87,7 +87,7 @@ class NamedCall(NamedTuple):
 
 
 def is_python(text: str) -> bool:
-    """Whether a Python file makes a trainer's configuration of TRL or transformers."""
+    """Whether a Python file creates the training configuration of TRL or transformers."""
     imports = re.search(r"^\s*(from|import) (trl|transformers)\b", text, re.MULTILINE) is not None
     return imports and re.search(rf"\b({'|'.join(CONFIGS)})\(", text) is not None
 
@@ -142,7 +142,7 @@ def _length_of_samples(reader: LaunchReader, calls: list[NamedCall]) -> dict[str
 
 
 def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) -> None:
-    """Raises `InputError` for words typed behind the file's name that are no argument of it."""
+    """Raises `InputError` for a typed argument that the Python file does not declare."""
     if script_arguments.undeclared:
         declared = ", ".join(f"--{name}" for name in [*script_arguments.defaults][:6]) or "none"
         raise reader.wrong(script_arguments.undeclared, f"no argument that the file declares; it declares {declared}")
@@ -157,7 +157,7 @@ def _unknown_reason(argument: UnknownValue, script_arguments: ScriptArguments, w
 
 
 def _model_arguments(calls: list[NamedCall]) -> dict[str, Any]:
-    """Returns the arguments of model, adapters and weights in few bits, under the names of TRL's `ModelConfig`."""
+    """Returns the arguments of the model, adapters and quantized weights, with the names in TRL's `ModelConfig`."""
     loading = next((call for call in calls if call.name == "from_pretrained"), None)
     trainer = next((call.arguments for call in calls if call.name.endswith("Trainer")), {})
     model = trainer.get("model") if loading is None else loading.first
@@ -178,7 +178,7 @@ def _model_arguments(calls: list[NamedCall]) -> dict[str, Any]:
 
 
 def _arguments_of_model_calls(calls: list[NamedCall]) -> dict[str, Any]:
-    """Returns the arguments that calls on the loaded model stand for: checkpoints of layers, and weights in fp32.
+    """Returns the arguments equivalent to calls on the loaded model: activation checkpointing, and fp32 weights.
 
     `prepare_model_for_kbit_training` copies to fp32 what is not quantized, and turns checkpoints on unless its argument
     says otherwise (peft/utils/other.py). The Trainer turns checkpoints on, and never off.
@@ -236,7 +236,7 @@ SUPPORTS_BF16 = re.compile(r"is_bf(loat)?16_supported\(")
 
 
 def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
-    """Returns the value of an expression, also of a negation and of a choice whose condition is known."""
+    """Returns the value of an expression, which may be a negation or a conditional expression."""
     if isinstance(expression, ast.Call) and SUPPORTS_BF16.search(source_of(expression)) is not None:
         return True
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):

@@ -145,7 +145,7 @@ def _run_of_calls(
 
 
 def _shared_engine(reader: LaunchReader, model: Mapping[str, Any], is_standby: bool) -> dict[str, Any]:
-    """Returns the rollout's fields of a vLLM engine whose weights the training shares (vllm_utils.py, `load_vllm`)."""
+    """Returns the rollout's fields for a vLLM engine that shares the trained weights (vllm_utils.py, `load_vllm`)."""
     memory_utilization = share_of(reader, "gpu_memory_utilization", model, 0.5)
     flags = {"gpu_memory_utilization": memory_utilization, "max_model_len": reader.size(model, "max_seq_length", 2048)}
     return {

@@ -142,8 +142,7 @@ def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_meg
 
 
 def _critic_place(reader: LaunchReader, config: Table, is_megatron: bool) -> Place:
-    """Returns where the critic's weights are: on the devices or the host; `none` without advantage estimation by
-    GAE."""
+    """Returns where the critic's weights are: `device`, `host`, or `none` if advantages are not estimated by GAE."""
     if str(reader.value(config, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"
     section_name = "critic.megatron" if is_megatron else "critic.model.fsdp_config"

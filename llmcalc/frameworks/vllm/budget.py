@@ -320,8 +320,7 @@ class Server(EngineServer):
 
     @cached_property
     def assumes_torch_sampler(self) -> bool:
-        """Whether torch's sampler is an assumption: an installed FlashInfer, with fewer copies, would be the
-        default."""
+        """Whether torch's sampler is assumed, although vLLM would prefer an installed FlashInfer."""
         has_second_runner = self.second_runner is not None
         return assumes_torch_sampler(self.engine_record, self.version_of_rules, self.flags, has_second_runner)
 

@@ -139,7 +139,7 @@ def _number_of_tuples(group_pages: Iterable[CachePages]) -> int:
 
 
 def _tuples_per_group(tuple_counts: list[int], least_tuples: int) -> int:
-    """Returns the number of tuples per group, at least `least_tuples`, that pads the groups least.
+    """Returns the number of tuples per group, at least `least_tuples`, with the least total padding.
 
     Of equals the larger number (`_approximate_gcd`).
     """

@@ -119,7 +119,7 @@ def patch_of_long_videos(spec: ModelSpec) -> int:
 
 
 def reads_chunks_of_images(spec: ModelSpec) -> bool:
-    """Whether the encoder scales images to a token budget, as Gemma 4's; vLLM encodes a few images at a time."""
+    """Whether the encoder scales images to a token budget, as in Gemma 4; vLLM then encodes a few images at a time."""
     vision_tower = image_tower(spec)
     return vision_tower is not None and isinstance(vision_tower.image, Budget)
 

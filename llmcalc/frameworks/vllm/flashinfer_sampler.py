@@ -43,7 +43,7 @@ def rules_with_sampler(
 def assumes_torch_sampler(
     vllm_record: VLLMRecord, version_numbers: Numbers, flags: Mapping[str, Any], has_second_runner: bool
 ) -> bool:
-    """Whether torch's sampler is an assumption: an installed FlashInfer would be the default instead."""
+    """Whether torch's sampler is assumed, although vLLM would prefer an installed FlashInfer."""
     version_rows = ranges_at(vllm_record.flashinfer_sampler, version_numbers)
     return (
         bool(version_rows) and version_rows[-1].is_automatic and SAMPLER_VARIABLE not in flags and not has_second_runner

@@ -30,10 +30,10 @@ def unused_projection_bytes(rank: EngineRank, class_names: tuple[str, ...]) -> i
 
 
 def layer_embedding_bytes(rank: EngineRank, tokens: int, element_bytes: int) -> int:
-    """Returns the bytes of the embeddings of each layer, for a batch of `tokens`.
+    """Returns the bytes of Gemma's per-layer embeddings for a batch of `tokens` tokens.
 
-    So many have their buffer (gemma4_mm.py), and their sum with the projected hidden states, which all layers read
-    (gemma4.py, `project_per_layer_inputs`).
+    Their buffer has this size (gemma4_mm.py). Their sum with the projected hidden states, which all layers read, has
+    this size too (gemma4.py, `project_per_layer_inputs`).
     """
     decoder = rank.preset.model.decoder
     if decoder is None or decoder.per_layer_embedding is None:

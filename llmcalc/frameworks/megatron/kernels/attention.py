@@ -223,7 +223,7 @@ class AttentionKernels(LinearKernels):
         return self.node_with_new_gradients("all_to_all", (attention_output,), self.like(attention_output))
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, output_width: Number) -> Tensor:
-        """Runs FlashAttention on [batch, tokens, heads, size], which takes copies unless the batch is 1."""
+        """Runs FlashAttention on [batch, tokens, heads, size]; a batch above 1 needs copies of the inputs."""
         autograd_graph, row_count, has_several_sequences = self.graph, q.shape[0], self.run_config.batch != 1
         if has_several_sequences:
             q, k, v = (self.dense_copy(x) for x in (q, k, v))

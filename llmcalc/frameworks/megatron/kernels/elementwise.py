@@ -30,13 +30,13 @@ class ElementwiseKernels(AttentionKernels):
         self.bind(operation.outs[0], self.tensor_of(operation.ins[-1]))
 
     def do_flat(self, operation: Step) -> None:
-        """Returns the tensor unchanged, because heads are already flat."""
+        """Returns the tensor unchanged, because every row already holds all heads of a token."""
         self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------
 
     def do_act(self, operation: Step) -> None:
-        """Runs an activation, except that of a gate, which the multiplication runs."""
+        """Runs an activation, or leaves a gate's activation to the later multiplication."""
         x = self.tensor_read_by(operation, operation.ins[0])
         if self._is_gate(operation.outs[0]):
             self.bind(operation.outs[0], x)

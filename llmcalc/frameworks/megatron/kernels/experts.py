@@ -100,7 +100,7 @@ class ExpertKernels(HeadKernels):
         return router_logits
 
     def do_buffer(self, operation: Step) -> None:
-        """Creates the score correction of the experts, a few bytes without gradient."""
+        """Creates the bias that corrects the experts' scores, without counting the bias's few bytes."""
         self.bind(operation.outs[0], empty(UncountedMeter(), self.shape(operation.outs[0]), FLOAT32))
 
     def do_route(self, operation: Step) -> None:

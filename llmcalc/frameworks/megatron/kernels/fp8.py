@@ -28,7 +28,7 @@ Specs = list[tuple[Shape, Dtype]]
 
 
 class QuantizedTensor(NamedTuple):
-    """An 8-bit tensor with scales, quantized rowwise and columnwise, possibly with shared tensors."""
+    """An 8-bit tensor and its scales in rowwise and columnwise form; both forms may share tensors."""
 
     rows: list[Tensor]
     columns: list[Tensor]
@@ -164,7 +164,7 @@ class Fp8Kernels(DeltaKernels):
         return quantized_tensor, sorting_buffers
 
     def quantize_weight(self, weight: Tensor) -> None:
-        """Allocates the 8-bit copy of a weight at the first use, which is never freed."""
+        """Allocates a weight's 8-bit copy and scales at the first use, and never frees them."""
         data_sizes = [] if self.rank_choices.fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
         self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
 
@@ -176,7 +176,7 @@ class Fp8Kernels(DeltaKernels):
     def engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
     ) -> Tensor:
-        """Runs LayerNormLinear or Linear. With delayed scaling the norm writes 8-bit output directly."""
+        """Runs Transformer Engine's LayerNormLinear or Linear; with delayed scaling the norm writes 8-bit output."""
         if not self.runs_in_fp8:
             return super().engine_column_linear(x, weight, bias, norm, deferred_norm)
         if self.saves_16_bit_input and deferred_norm is None:
@@ -254,7 +254,7 @@ class Fp8Kernels(DeltaKernels):
         return is_shared_expert and self.rank_choices.fp8_recipe != "delayed"
 
     def column_linear_saving_16_bits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Runs Linear with a 16-bit saved input, which is quantized again in the backward pass."""
+        """Runs a column-parallel layer that saves its input in 16 bits, and quantizes it again in the backward pass."""
         is_sharded, gathers_rowwise_only = (
             self.rank_choices.sequence_parallel,
             self.gathers_rowwise_only and self.rank_choices.sequence_parallel,

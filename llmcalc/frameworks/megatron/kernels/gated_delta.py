@@ -51,7 +51,7 @@ class DeltaKernels(MambaKernels):
         return lambda: self._run_delta_mixer(module_scope, delta_step)
 
     def _run_delta_mixer(self, module_scope: Scope, core_scope: Step) -> None:
-        """Runs Megatron-Core's GatedDeltaNet.forward."""
+        """Runs the Gated DeltaNet mixer: projection, convolution, delta rule, gated norm (`GatedDeltaNet.forward`)."""
         aten, delta_op, batch = self.t, core_scope.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
         named_steps = steps_by_name(module_scope)
@@ -99,10 +99,9 @@ class DeltaKernels(MambaKernels):
         beta: Tensor,
         alpha: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Runs Megatron-Core's _prepare_input_for_gated_delta_rule.
+        """Normalizes queries and keys, and computes decay and beta (`_prepare_input_for_gated_delta_rule`).
 
-        It normalizes queries and keys, repeats them for each value head, and computes decay and beta. Values and the
-        output gate are copied.
+        Queries and keys are repeated for each value head. Values and the output gate are copied.
         """
         autograd_graph, (batch, tokens) = self.graph, qkv.shape[:2]
         key_heads = exact_div(key_width, delta_rule.key_dim)

@@ -129,7 +129,7 @@ class HeadKernels(ElementwiseKernels):
         self.values[id(stack_output)] = hidden_states
 
     def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
-        """Runs one layer, whose input may be detached, and whose weights may have to be gathered."""
+        """Runs one layer; depending on the run, detaches the layer's input and gathers the layer's weights first."""
         if self.rank_choices.detaches_layers:
             x = self._detached_input(x)
         if self.weight_gathering is None or module_call.layer_index is None:
@@ -140,7 +140,7 @@ class HeadKernels(ElementwiseKernels):
         )
 
     def _detached_input(self, x: Tensor) -> Tensor:
-        """Detaches a layer's input, which the layer's graph then refers to with its gradient.
+        """Returns a layer's input, detached; the autograd graph keeps the detached input and its gradient referenced.
 
         Source: Megatron-LM, core/pipeline_parallel/utils.py, `ScheduleNode`.
         """
@@ -163,7 +163,7 @@ class HeadKernels(ElementwiseKernels):
         ]
 
         def run_group(arguments: Sequence[Tensor]) -> Tensor:
-            """Runs the layers on a copy of the module stack."""
+            """Runs the layers on an argument tensor, without access to the caller's other tensors."""
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound, self.frames, self.memo = {}, {}, list(outer_frames), {}
             try:

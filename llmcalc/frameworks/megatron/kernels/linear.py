@@ -35,7 +35,7 @@ class LinearKernels(RankKernels):
         self.bind(norm_output, self.norm(x, operation, self.module_path(), row_count))
 
     def is_fused_norm(self, operation: Step) -> bool:
-        """Whether Transformer Engine's linear layers that read a norm compute it too, from a cache."""
+        """Whether the linear layers that read a norm's output compute the norm themselves, as in Transformer Engine."""
         is_fused = self.fused_norms.get(id(operation))
         if is_fused is None:
             next_steps = [reading_step for reading_step, _ in self.readers.get(id(operation.outs[0].storage), ())]
@@ -187,7 +187,7 @@ class LinearKernels(RankKernels):
     def engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], deferred_norm: Step | None
     ) -> Tensor:
-        """Runs LayerNormLinear or Linear, which saves its input and the local rows of the norm's output.
+        """Runs Transformer Engine's LayerNormLinear or Linear, which saves its input and local rows of the norm.
 
         The rows of a frozen weight's product are not saved. For an adapter the norm's output is returned, too
         (`return_layernorm_output`, `return_layernorm_output_gathered`).
@@ -258,7 +258,7 @@ class LinearKernels(RankKernels):
         return norm_output, [self.statistics(x.shape[0]) for _ in range(2 if has_mean else 1)]
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
-        """Runs ColumnParallelLinear, which gathers rows in a buffer for all such layers."""
+        """Runs Megatron-Core's ColumnParallelLinear, which gathers rows in a buffer shared by all such layers."""
         is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
         row_count = local_rows * self.rank_choices.tp if is_sharded else local_rows
         if is_sharded:
@@ -304,7 +304,7 @@ class LinearKernels(RankKernels):
         return self.engine_row_linear(x, weight)
 
     def engine_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Runs Linear in row-parallel mode, which saves its input for the gradient of a trained weight."""
+        """Runs Transformer Engine's row-parallel Linear, which saves its input for the gradient of a trained weight."""
         is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         uses_user_buffers, trains_weight = self.rank_choices.user_buffers, weight.needs_grad
         self.use_overlap_workspaces()
@@ -328,7 +328,7 @@ class LinearKernels(RankKernels):
         return layer_output
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Runs RowParallelLinear, whose reduction over ranks is a separate graph node."""
+        """Runs Megatron-Core's RowParallelLinear, whose reduction over ranks is a separate graph node."""
         is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
         layer_output = self.new_tensor(row_count, n_out)

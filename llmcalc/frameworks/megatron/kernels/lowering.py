@@ -373,7 +373,7 @@ class RankKernels(Lowering):
         return False
 
     def with_role(self, tensor_role: str, make_tensor: Callable[[], Tensor]) -> Tensor:
-        """Returns the parameter that `make_tensor` creates, marked with a role."""
+        """Creates a parameter by `make_tensor`, marked with a role in the model, such as the output head."""
         previous_role, self.role = self.role, tensor_role
         try:
             return make_tensor()
@@ -395,7 +395,7 @@ class RankKernels(Lowering):
         ]
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
-            """Runs the module on a copy of the module stack."""
+            """Runs the module on an argument tensor, without access to the caller's other tensors."""
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound, self.frames, self.memo = (
                 {id(module_input): arguments[0]},
@@ -557,7 +557,7 @@ class RankKernels(Lowering):
 
 
 def direct_steps(module_scope: Scope) -> Iterator[Step]:
-    """Yields a module's operations without submodules, and of alternative branches the first."""
+    """Yields a module's operations outside its submodules; of alternative branches, the first branch's operations."""
     for module_item in module_scope.items:
         if isinstance(module_item, Step):
             yield module_item

@@ -267,7 +267,7 @@ class DiscardedKernels(SparseKernels):
         attention_inputs = attention.ins[:3]
 
         def run_up_projections(input_tensors: Sequence[Tensor]) -> list[Tensor]:
-            """Runs the up-projections on a copy of the module stack."""
+            """Runs the up-projections on argument tensors, without access to the caller's other tensors."""
             caller_state = self.values, self.bound, self.frames, self.memo
             tensors_by_value = {id(value): x for value, x in zip(input_values, input_tensors, strict=True)}
             self.values, self.bound, self.frames, self.memo = tensors_by_value, {}, list(outer_frames), {}

@@ -41,7 +41,7 @@ class SparseKernels(Fp8Kernels):
         return lambda: self._run_absorbed_attention(module_scope, indexer)
 
     def _run_absorbed_attention(self, module_scope: Scope, indexer: Scope) -> None:
-        """Runs Megatron-Core's AbsorbedMLASelfAttention.forward."""
+        """Runs latent attention with absorbed projections and an indexer (`AbsorbedMLASelfAttention.forward`)."""
         aten, named_operations = self.t, steps_by_name(module_scope)
         if "q_a_proj" not in named_operations:
             raise self.unsupported("no kernels for an indexer of attention without latents")
@@ -108,7 +108,7 @@ class SparseKernels(Fp8Kernels):
         head_sizes: tuple[Number, Number, Number, Number],
         token_shape: tuple[Number, Number],
     ) -> tuple[Tensor, Tensor]:
-        """Runs qkv_up_proj_and_rope_apply: queries in latent space, and one key for all heads."""
+        """Computes queries in latent space, and one key for all heads (`qkv_up_proj_and_rope_apply`)."""
         aten, (heads, nope_dim, rope_dim, value_dim) = self.t, head_sizes
         weight_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope_dim + value_dim))
         key_up_weight = aten.slice(weight_by_head, nope_dim, 1)
@@ -132,7 +132,7 @@ class SparseKernels(Fp8Kernels):
         value_weight: Tensor,
         token_shape: tuple[Number, Number],
     ) -> Tensor:
-        """Runs DSAttention.forward, with the indexer's inputs detached."""
+        """Runs attention to the keys that the indexer selects, and detaches the indexer's inputs (`DSAttention`)."""
         aten, autograd_graph = self.t, self.graph
         indexer_input, query_latent = x.detached(), query_latent.detached()
         key_starts, key_ends = (
@@ -176,7 +176,7 @@ class SparseKernels(Fp8Kernels):
     def _run_indexer(
         self, module_scope: Scope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs DSAIndexer.forward_before_topk: queries, keys and a weight per head."""
+        """Computes the indexer's queries, keys and weight per head (`DSAIndexer.forward_before_topk`)."""
         aten, operations = self.t, steps_by_name(module_scope)
         heads, dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
         normed_key = operations["k_norm"].outs[0]
@@ -202,7 +202,7 @@ class SparseKernels(Fp8Kernels):
         return self.t.cat([rotated_part, unrotated_part])
 
     def _rotate_activation(self, x: Tensor) -> Tensor:
-        """Runs rotate_activation, a Hadamard transform that saves nothing."""
+        """Runs a Hadamard transform, which saves nothing (`rotate_activation`)."""
         return self.copy_reordered("hadamard", x, x.shape)
 
     def _undivided_indexer_linear(self, operation: Step, x: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ class SparseKernels(Fp8Kernels):
 
 
 def index_scores(aten: Aten, q: Tensor, head_weights: Tensor, k: Tensor) -> Tensor:
-    """Runs Megatron-Core's _compute_index_scores.
+    """Computes the indexer's score for each pair of query and key (Megatron-Core, `_compute_index_scores`).
 
     q: [tokens, batch, heads, size]; k: [tokens, batch, size] → [batch, tokens, tokens].
     """
@@ -244,21 +244,21 @@ def einsum_of_heads(aten: Aten, q: Tensor, k: Tensor) -> Tensor:
 
 
 def valid_key_mask(aten: Aten, tokens: Number, key_count: Number) -> Tensor:
-    """Runs build_valid_mask_from_starts_ends, a mask of the keys that precede each query."""
+    """Returns the mask of keys that precede each query (`build_valid_mask_from_starts_ends`)."""
     is_after_start = aten.new_tensor((tokens, key_count), BOOL)
     is_before_end = aten.new_tensor((tokens, key_count), BOOL)
     return aten.like(is_after_start, is_before_end, dtype=BOOL)
 
 
 def mask_future_keys(aten: Aten, x: Tensor) -> Tensor:
-    """Runs Megatron-Core's apply_starts_ends_mask_to_scores."""
+    """Masks the scores of keys after each query (Megatron-Core, `apply_starts_ends_mask_to_scores`)."""
     valid_keys = valid_key_mask(aten, x.shape[-2], x.shape[-1])
     _masked_keys = aten.like(valid_keys)
     return aten.new_tensor(x.shape, x.dtype)
 
 
 def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Number) -> tuple[Tensor, Tensor]:
-    """Runs fused_qk_topk_naive: scores, and the indices of the keys with the highest scores."""
+    """Returns the indexer's scores, and the indices of the keys with the highest scores (`fused_qk_topk_naive`)."""
     scores = index_scores(aten, q, weights, k)
     scores = mask_future_keys(aten, scores)
     selection_shape = (*scores.shape[:-1], min(top_k, k.shape[0]))
@@ -270,7 +270,7 @@ def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Nu
 
 
 def scatter_selected_keys(aten: Aten, selection_mask: Tensor, selected_keys: Tensor) -> None:
-    """Runs scatter_topk_into_index_mask in blocks of rows."""
+    """Marks the selected keys in a mask, in blocks of rows (`scatter_topk_into_index_mask`)."""
     batch, tokens, key_count = selected_keys.shape
     for first_row in range(0, int(tokens), ROWS):
         block_shape = (batch, min(ROWS, tokens - first_row), key_count)
@@ -283,7 +283,7 @@ def scatter_selected_keys(aten: Aten, selection_mask: Tensor, selected_keys: Ten
 
 
 def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
-    """Runs masked_softmax. key_is_valid: mask of the logits' shape, which may be a broadcast view."""
+    """Runs a softmax over valid keys. key_is_valid: mask of the logits' shape, which may be a broadcast view."""
     autograd_graph, row_shape = aten.graph, (*logits.shape[:-1], 1)
 
     def mask_invalid_keys(x: Tensor) -> Tensor:
@@ -319,7 +319,10 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
 
 
 def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Tensor, latent: Number) -> Tensor:
-    """Runs _unfused_absorbed_dsa_fn. query: [tokens, batch, heads, size]; key: [tokens, batch, 1, size]."""
+    """Computes attention to the selected keys in latent space (`_unfused_absorbed_dsa_fn`).
+
+    query: [tokens, batch, heads, size]; key: [tokens, batch, 1, size].
+    """
     (tokens, batch, heads, _), key_count = query.shape, key.shape[0]
     q, k = aten.permute(query, (1, 2, 0, 3)), aten.permute(key, (1, 2, 3, 0))
     scores = aten.scale(aten.matmul(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
@@ -337,7 +340,7 @@ def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Te
 def indexer_loss(
     aten: Aten, q: Tensor, weights: Tensor, k: Tensor, query: Tensor, key: Tensor, top_k: Number
 ) -> tuple[Tensor, Tensor]:
-    """Runs FusedDSAIndexerLoss: selected keys, and the divergence of the indexer from attention."""
+    """Returns the selected keys, and the divergence of the indexer from attention (`FusedDSAIndexerLoss`)."""
     autograd_graph = aten.graph
 
     def forward() -> tuple[Tensor, Tensor]:
@@ -390,7 +393,7 @@ def _attention_scores(aten: Aten, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
-    """Runs Megatron-Core's masked_log_softmax."""
+    """Computes logarithms of a softmax over valid keys (Megatron-Core, `masked_log_softmax`)."""
     invalid_keys = aten.new_tensor(scores.shape, BOOL)
     masked_scores = aten.new_tensor(scores.shape, FLOAT32)
     del invalid_keys
@@ -405,7 +408,7 @@ def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
 def _indexer_gradients(
     aten: Aten, q: Tensor, head_weight: Tensor, k: Tensor, query: Tensor, key: Tensor, selected_keys: Tensor
 ) -> Gradients:
-    """Runs Megatron-Core's bwd_fused_indexer_loss_naive."""
+    """Computes the gradients of the indexer's loss (Megatron-Core, `bwd_fused_indexer_loss_naive`)."""
     scores = index_scores(aten, q, head_weight, k)
     attention_scores = _attention_scores(aten, query, key)
     scores = mask_future_keys(aten, scores)
