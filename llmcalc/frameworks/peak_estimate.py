@@ -438,7 +438,7 @@ class PeakEstimate:
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
     def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
-        """Counts a pipeline stage's parameters, with the routed experts in `dense` too."""
+        """Counts a pipeline stage's parameters; the count `dense` includes the routed experts."""
         node_tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         count_of = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
         tree_nodes = [

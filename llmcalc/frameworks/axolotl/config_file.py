@@ -184,7 +184,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:
-    """Returns the number of devices (None if not implied) and accelerate's `parallelism_config`.
+    """Returns the number of devices (None if unknown) and the group sizes as accelerate's `parallelism_config`.
 
     Source: utils/distributed.py, `_get_parallel_config_kwargs`: devices that no size names replicate the model.
     """
@@ -212,7 +212,7 @@ def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, d
 
 
 def _check_published_format(reader: LaunchReader, config: Table) -> None:
-    """Records a published 8-bit or 4-bit number format of the weights as unknown (loaders/model.py)."""
+    """Records as unknown a model whose weights stay in a published 8-bit or 4-bit format (loaders/model.py)."""
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
@@ -223,7 +223,7 @@ def _check_published_format(reader: LaunchReader, config: Table) -> None:
 
 
 def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
-    """Records patterns that freeze parts of the model as unknown arguments (utils/freeze.py)."""
+    """Records as unknown arguments the patterns that train only parts of the model (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
         raise reader.wrong("unfrozen_parameters", f"{shown(module_patterns)}; expected a list of patterns")

@@ -23,7 +23,7 @@ MILLION = 10**6
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns DeepSpeed's memory estimates and measurements in a log; None if it has none."""
+    """Returns DeepSpeed's memory estimates and measurements in a log; None for a log without any."""
     log_values = LogValues(log_text, PATTERNS)
     figure_names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
     memory_terms = [*_model_state_estimates(log_text, log_values), *log_values.largest_terms(*figure_names)]

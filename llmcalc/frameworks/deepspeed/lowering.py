@@ -16,7 +16,7 @@ from .param_coordinator import ParameterCoordinator
 
 
 class UnpackHook:
-    """A hook of an autograd node: unpacks a saved tensor that the backward pass does not read."""
+    """A hook that unpacks a saved tensor in the backward pass, although no gradient depends on the tensor."""
 
     def __init__(self, saved_tensor: SavedTensor) -> None:
         self.saved = saved_tensor

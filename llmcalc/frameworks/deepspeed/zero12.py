@@ -170,7 +170,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
-        """Hook that runs after a parameter's gradient is complete."""
+        """The hook that runs after a parameter's gradient is complete."""
         return self.process_gradients
 
     def process_gradients(self, weight: Tensor) -> None:

@@ -159,7 +159,7 @@ class Stage3Run(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
-        """Hook that runs after a parameter's gradient is complete."""
+        """The hook that runs after a parameter's gradient is complete."""
         return self.reduce_independent
 
     def reduce_independent(self, weight: Tensor) -> None:

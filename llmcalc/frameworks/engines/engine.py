@@ -198,7 +198,7 @@ class Engine:
         return hardware.is_gpu and self._has_vendor(self.vendors, hardware)
 
     def is_timed_on(self, hardware: Hardware) -> bool:
-        """Whether times are estimated on this accelerator: the engine runs on it, or a plugin of the engine does."""
+        """Whether times are estimated on this accelerator, on which the engine or a plugin of the engine runs."""
         return self.runs_on(hardware) or self._has_vendor(self.plugin_vendors, hardware)
 
     @staticmethod
@@ -304,7 +304,7 @@ class Engine:
     def _with_shorter_requests(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], change: FlagChange
     ) -> FlagChange:
-        """Returns a flag change with the longest request limit that fits; the change alone if no limit fits."""
+        """Returns a flag change combined with the longest request limit that fits; unchanged if no limit fits."""
         server = self.server(preset, hardware, version, flags)
         if not change.kv_tokens:
             return change

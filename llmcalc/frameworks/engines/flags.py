@@ -273,7 +273,7 @@ def _is_idle_field(flags: Sequence[Flag], field_name: str) -> bool:
 
 
 class MatchedFlag(NamedTuple):
-    """The flag of a command-line argument. keys: the keys of a nested table, as in `--flag.key`."""
+    """The flag that a command-line argument names. keys: the keys of a nested table, as in `--flag.key`."""
 
     flag: Flag
     keys: tuple[str, ...] = ()

@@ -160,7 +160,7 @@ class EngineRank:
 
     @property
     def _quantization(self) -> Scheme | None:
-        """The quantization scheme of the weights, named or of the checkpoint; None for plain weights."""
+        """The weights' quantization scheme, by name or from the checkpoint; None for plain weights."""
         return quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
 
     @cached_property

@@ -112,7 +112,7 @@ def ranges_at(version_ranges: Iterable[RangeType], version_numbers: Numbers) -> 
 
 
 class AddedClasses(Record):
-    """Classes of models that an engine does not have up to a version.
+    """Classes of models that an engine lacks up to the version `absent`.
 
     absent: the newest version whose list of models was read and does not have them.
     present: a later version whose list has them; empty if `absent` is the newest that was read.
@@ -187,7 +187,7 @@ class EngineRecord(Record, Generic[RuleType]):
         return [row for row in capabilities.values() if capability < row.capability]
 
     def missing_class_note(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> str:
-        """Returns a note if a version has no class for a model; empty if it has one, or if that is not known.
+        """Returns a note if a version has no class for a model; empty if the version has a class, or if unknown.
 
         class_names: the classes in `architectures` of the model's config.
         """

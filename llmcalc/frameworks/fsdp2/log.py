@@ -17,7 +17,7 @@ PATTERNS = (
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns torchtitan's memory measurements from a log; None if it has none."""
+    """Returns torchtitan's memory measurements from a log; None for a log without any."""
     log_values = LogValues(log_text, PATTERNS)
     memory_terms = log_values.largest_terms("after_model", "peak_reserved")
     if not memory_terms:

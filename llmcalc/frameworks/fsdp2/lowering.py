@@ -247,7 +247,7 @@ class FsdpProfile(RingAttention):
         return model_output
 
     def step(self, operation: Step) -> None:
-        """Runs an operation of the program, for an embedding with the all-gather of its FSDP group."""
+        """Runs an operation of the program; an embedding's FSDP group is all-gathered before and freed after."""
         is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.outs)
         if self.traffic is None or not self.splits or not is_embedding:
             super().step(operation)
@@ -258,7 +258,7 @@ class FsdpProfile(RingAttention):
         embedding_group.post_forward([self.tensor_of(operation.outs[0])])
 
     def module(self, module_call: ModuleFrame) -> None:
-        """Runs a module of the program, for an output head with the all-gather of its FSDP group."""
+        """Runs a module of the program; the output head's FSDP group is all-gathered before and freed after."""
         module_scope = module_call.scope
         if self.traffic is None or not self.splits or len(self.frames) != 1 or module_scope.name not in IN_HEAD:
             super().module(module_call)
@@ -364,7 +364,7 @@ def layer_norm_names(program: Flow) -> frozenset[str]:
 def module_order_key(
     parameter_paths: Sequence[Path], layer_norms: Collection[str]
 ) -> Callable[[Parameter], tuple[bool, int, bool]]:
-    """Returns a group's parameter sort key: the order of `nn.Module.named_parameters`.
+    """Returns a sort key that puts a group's parameters in the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A module has its weight before its bias, and a layer has its
     sublayers before its norms, as in transformers, torchtitan and the reference. The order matters because the last

@@ -151,7 +151,7 @@ def torchtitan_training(
 
 
 def check(memory_estimate: Memory, version_text: str) -> None:
-    """Raises `InputError` for a run whose optimizer does not update shards."""
+    """Raises `InputError` for a run whose optimizer cannot update shards."""
     optimizer_name = memory_estimate.settings.optimizer
     check_optimizer(
         TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name), is_flat=False
@@ -159,7 +159,7 @@ def check(memory_estimate: Memory, version_text: str) -> None:
 
 
 def check_optimizer(training_config: TrainingConfig, is_flat: bool) -> None:
-    """Raises `InputError` for an optimizer that does not update shards. is_flat: whether shards are flat parameters."""
+    """Raises `InputError` for an optimizer that cannot update shards. is_flat: whether shards are flat parameters."""
 
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
         """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""

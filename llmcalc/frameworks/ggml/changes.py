@@ -53,7 +53,7 @@ def _without_fit(server: GgmlServer, **flags: Any) -> GgmlServer:
 
 
 def _largest_fitting(least_value: int, largest_value: int, free_bytes_of: Callable[[int], int]) -> int | None:
-    """Returns the largest value for which the decreasing function `free_bytes_of` is at least 0; None without one.
+    """Returns the largest value at which the decreasing function `free_bytes_of` is at least 0; None if none is.
 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
@@ -79,7 +79,7 @@ def _largest_fitting(least_value: int, largest_value: int, free_bytes_of: Callab
 
 
 def fewest_host_experts(server: GgmlServer) -> int | None:
-    """Returns the smallest -ncmoe (layers with experts on the host) with which the rest fits on the GPUs."""
+    """Returns the smallest -ncmoe (layers with experts on the host) with which all other tensors fit on the GPUs."""
     layer_count = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None

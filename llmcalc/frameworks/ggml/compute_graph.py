@@ -217,7 +217,7 @@ class _Buffer:
         self.size = 0
 
     def allocate(self, nbytes: int) -> int:
-        """Allocates in the best-fitting free block, and in the last block only if no other fits; returns the offset."""
+        """Allocates in the best-fitting free block, the last block only if necessary, and returns the offset."""
         best_block = len(self.free) - 1
         least_bytes = -1
         for i, (_, block_bytes) in enumerate(self.free[:-1]):
@@ -301,7 +301,7 @@ def _allocate_tensors(
 
 
 def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _Buffer]) -> None:
-    """Allocates memory for a tensor that has none: the memory of a source that it replaces, or a free block."""
+    """Allocates memory for a tensor: in the memory of a source that is no longer needed, or in a free block."""
     if tensor.is_allocated or tensor.is_external or tensor.base is not None:
         return
     tensor.is_allocated = True

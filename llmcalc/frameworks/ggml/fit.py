@@ -276,7 +276,7 @@ def _with_overflow(
 
 
 def largest_number(largest_candidate: int, is_possible: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `largest_candidate` with a true monotonic condition; 0 for none."""
+    """Returns the largest number up to `largest_candidate` for which a monotonic condition is true; 0 for none."""
     return (
         largest_candidate
         if is_possible(largest_candidate)

@@ -1,4 +1,4 @@
-"""Reads the files that `accelerate config` writes, in YAML or JSON, which state no model and no batch size.
+"""Reads YAML or JSON files written by `accelerate config`, without a model or a batch size.
 
 Source: accelerate 1.x, commands/config and utils/dataclasses.py.
 """

@@ -253,7 +253,7 @@ def plain_arguments(
 
 
 def plain_value(written_value: Any) -> Any:
-    """Returns the value of a command-line argument, converted to a boolean or a number if it is one."""
+    """Converts the value of a command-line argument to a boolean or a number where possible."""
     if isinstance(written_value, list):
         return [plain_value(list_element) for list_element in written_value]
     if not isinstance(written_value, str):

@@ -160,6 +160,6 @@ def kinds() -> tuple[LaunchFile, ...]:
 
 
 def launch_files() -> str:
-    """Returns the titles of the kinds of launch files with tables, as text for messages."""
+    """Returns the titles of the kinds of launch files in YAML, JSON or TOML, as one text for messages."""
     *kind_titles, last_title = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read is not None)
     return f"{', '.join(kind_titles)} or {last_title}"

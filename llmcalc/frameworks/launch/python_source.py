@@ -112,7 +112,7 @@ def _comparison_result(operator_node: ast.cmpop, left: Any, right: Any) -> bool 
 
 
 def dotted(name_expression: ast.expr) -> str:
-    """Returns the dotted name that an expression consists of, such as `Trainer.Config`; empty for other expressions."""
+    """Returns an expression's dotted name, such as `Trainer.Config`; empty for an expression that is no name."""
     name_parts: list[str] = []
     while isinstance(name_expression, ast.Attribute) and len(name_parts) < DEEPEST:
         name_parts.append(name_expression.attr)

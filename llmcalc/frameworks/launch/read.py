@@ -466,7 +466,7 @@ def _read_config(
 
 
 def _text_reader_with_written_files(read_file: ReadText | None, written_files: Mapping[str, str]) -> ReadText | None:
-    """Returns a function that reads a file as (path, text), preferably from the files that the script itself writes.
+    """Returns a function that reads a file as (path, text), preferably as written by the script itself.
 
     A name that the script leaves open stands in the text as the script writes it.
     """
@@ -484,7 +484,7 @@ def _text_reader_with_written_files(read_file: ReadText | None, written_files: M
 def _reader_with_written_files(
     fetch_config: Fetch | None, written_files: Mapping[str, str], name_in_errors: str
 ) -> Fetch | None:
-    """Returns a function that reads a config file, preferably from the files that the script itself writes."""
+    """Returns a function that reads a config file, preferably as written by the script itself."""
     if not written_files:
         return fetch_config
 

@@ -238,7 +238,7 @@ class LaunchFile:
 
 
 class LaunchSettings(NamedTuple):
-    """Layout and settings of a training run, for passing between readers. Fields as in `Launch`."""
+    """The layout and settings of a training run, passed between readers, with the same fields as `Launch`."""
 
     layout: Layout
     settings: dict[str, Any]
@@ -321,7 +321,7 @@ class LaunchReader:
         ignored_names: Collection[str],
         unknown_reason: str = "no argument that is known",
     ) -> None:
-        """Records arguments that change no memory as ignored, and arguments that are not known as unknown.
+        """Records arguments without an effect on memory as ignored, and unrecognized arguments as unknown.
 
         known_names: names of arguments that are read. unknown_reason: why the others are unknown.
         """
@@ -460,7 +460,7 @@ class LaunchReader:
         return inner_table
 
     def refuse_groups(self, config: Table) -> None:
-        """Records groups of several ranks in `parallelism_config` as unknown, for a run without FSDP."""
+        """Records as unknown the sizes above 1 in `parallelism_config`, for a run without FSDP."""
         for group_size, ranks in self.table(config, "parallelism_config").items():
             if str(group_size).endswith("_size") and ranks not in (None, 1):
                 self.unknown[f"parallelism_config.{group_size}"[:100]] = "groups of ranks are modelled with FSDP alone"

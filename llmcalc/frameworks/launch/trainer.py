@@ -334,7 +334,7 @@ def kto_settings(
 
 
 def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the loss setting of a loss without labels, for which a model returns all logits unchunked.
+    """Returns eager cross-entropy in place of a chunked loss, for losses that need all logits; otherwise nothing.
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
     """

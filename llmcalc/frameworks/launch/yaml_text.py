@@ -154,7 +154,7 @@ class _ValueBuilder:
         return None if yaml_tag == "null" else yaml_node.value
 
     def build_table(self, yaml_node: Any) -> dict[str, Any]:
-        """Returns the entries of a YAML mapping, which replace entries that `<<` merges.
+        """Returns the entries of a YAML mapping, which take precedence over entries merged by `<<`.
 
         Raises `InputError` for a key that the table has twice with two values; YAML would keep the last.
         """

@@ -93,7 +93,7 @@ PLAIN_FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None if it has none."""
+    """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None for a log without any."""
     log_values = LogValues(log_text, PATTERNS, _is_of_a_slot)
     buffer_sizes = _buffer_sizes(log_text)
     memory_terms = tuple(

@@ -108,7 +108,7 @@ def _orthogonalization_cost(parameter: Parameter) -> int:
 def updates_by_layout(
     buffers: Sequence[GradientBuffer], layout: Layout, coordinates: Coordinates
 ) -> list[OptimizerUpdate]:
-    """Returns the optimizer's tensors on this rank: ranges of Adam's parameters, and the matrices in its shards."""
+    """Returns this rank's optimizer updates: ranges of Adam's parameters, and whole matrices of the rank's shards."""
     updates = list(optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates))
     for buffer in buffers:
         if not buffer.packed:

@@ -93,7 +93,7 @@ def optimizer_on_host(
 def stage_ends(
     reader: LaunchReader, config: Table, name_prefix: str = "", argument_names: tuple[str, str] = STAGE_ENDS
 ) -> tuple[int | None, int | None]:
-    """Returns the layers of the pipeline's first and last rank; None where the file does not state them.
+    """Returns the numbers of layers on the pipeline's first and last rank; None where the file states none.
 
     name_prefix: what stands before the arguments' names. argument_names: the arguments.
     """

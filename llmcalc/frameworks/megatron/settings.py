@@ -125,7 +125,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def has_experts_by_layer(self) -> tuple[bool, ...]:
-        """For each layer, whether it has experts; with a frequency N, the first of every N layers has experts."""
+        """One flag per layer: whether the layer has experts; with a frequency N, the first of every N layers has."""
         if self.num_experts is None:
             return (False,) * self.layers
         layer_frequency = self.moe_layer_freq
@@ -135,7 +135,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def has_delta_rule_by_layer(self) -> tuple[bool, ...]:
-        """For each layer, whether it is a Gated DeltaNet; with a frequency N, every N-th layer is not.
+        """One flag per layer: whether the layer is a Gated DeltaNet; with a frequency N, every N-th layer is not.
 
         Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
@@ -454,7 +454,7 @@ class MegatronSettings(MegatronArguments):
             )
 
     def _check_tokens(self) -> None:
-        """Raises `InputError` for sequences that are longer than the positions or that tensor ranks do not divide."""
+        """Raises `InputError` for sequences longer than the position table, or not divisible by sequence parallelism."""
         longest_sequence = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest_sequence:
             self._reject_value("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")

@@ -161,7 +161,7 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
 
 
 def _task_arguments(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[str, ...]:
-    """Returns the arguments of other tasks than language modelling, and adds a note on the counted loss."""
+    """Returns the arguments of tasks other than language modelling, and adds a note on the counted loss."""
     task_type = str(config.get("task_type", "causal_lm"))[:30]
     if rlhf_type or task_type in ("causal_lm", "prm"):
         return ()

@@ -399,7 +399,7 @@ def _is_plain(manifest_value: Any) -> bool:
 
 
 def _command_words(command: Any, name_in_errors: str) -> list[str]:
-    """Returns the words of a command, from a list of words or from a text, which is split as a shell does."""
+    """Returns the words of a command, stated as a list of words or as a text in a shell's syntax."""
     if isinstance(command, list):
         return [str(list_word) for list_word in command if _is_plain(list_word) or isinstance(list_word, bool)]
     if isinstance(command, str):

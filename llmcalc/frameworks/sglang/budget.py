@@ -413,7 +413,7 @@ class Server(EngineServer):
         )
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
-        """Returns the additional bytes of dense networks that ranks have in full, in models with experts."""
+        """Returns the additional bytes of dense networks that every rank stores in full, in a model with experts."""
         if not self.flags.get("moe_dense_tp_size") or rank.widths[2] is None:
             return 0
         whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)

@@ -130,7 +130,7 @@ def compressed_tokens(
 
 
 def _padded_entry_bytes(key_bytes: int, tokens_per_entry: int, is_paged: bool) -> float:
-    """Returns the bytes of an entry, with a share of the page's padding. tokens_per_entry: tokens per entry."""
+    """Returns the bytes of a cache entry, with its share of the page's padding."""
     if not is_paged:
         return key_bytes
     entries_per_page = PAGE_TOKENS // tokens_per_entry

@@ -175,7 +175,7 @@ class Chunk(TrainingRun):
         return self.compute_loss(output_tensor) if self.stage.last else None
 
     def perform_reduce_grad(self) -> None:
-        """Hook after the last backward pass of a step, which does nothing without sharding."""
+        """Does nothing after a step's last backward pass; a chunk with sharding overrides this hook."""
 
     def compute_loss(self, output_tensor: Tensor) -> Tensor:
         """Computes the loss of the current micro-batch."""
@@ -345,7 +345,7 @@ class RankRun:
                     model_chunk.perform_reduce_grad()
 
     def before_action(self, i: int) -> None:
-        """Hook before action `i` of the schedule, which does nothing without sharding."""
+        """Does nothing before action `i` of the schedule; a run with sharding overrides this hook."""
 
     def _one_forward_one_backward(self, model_chunk: Chunk) -> None:
         """Runs `Schedule1F1B._step_microbatches`, where each sent tensor stays referenced until the next send."""

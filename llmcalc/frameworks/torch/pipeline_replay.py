@@ -194,7 +194,7 @@ def _record_steps(
 
 
 def _record_without_pipeline(rank_run: RankRun, microbatch_count: int) -> None:
-    """Runs forward and backward pass of each micro-batch in sequence, for one stage."""
+    """Runs the forward and the backward pass of each micro-batch in turn, for a single stage."""
     (only_chunk,) = rank_run.chunks
     for _ in range(microbatch_count):
         in_flight: MicroBatchInFlight | None = only_chunk.forward_of()

@@ -193,7 +193,7 @@ def _arguments_of_model_calls(calls: list[NamedCall]) -> dict[str, Any]:
 
 
 def _format_name(argument: Any) -> Any:
-    """Returns a number format of torch by its name (`torch.bfloat16`); any other argument as it is."""
+    """Returns the name of a torch number format (`torch.bfloat16`); other arguments unchanged."""
     if isinstance(argument, UnknownValue) and argument.text.startswith("torch."):
         return argument.text.removeprefix("torch.")
     return argument

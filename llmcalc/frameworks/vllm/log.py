@@ -111,7 +111,7 @@ FIRST_START = f"the log is of a first start, which compiled the model: computed 
 
 
 def read_log(log_text: LogText) -> LogReading | None:
-    """Returns the memory sizes that vLLM printed in a log; None if it has none."""
+    """Returns the memory sizes that vLLM printed in a log; None for a log without any."""
     log_values = LogValues(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
     refusal_line = next(iter(log_text.lines_with(*REFUSAL_MESSAGES)), "")

@@ -37,7 +37,7 @@ CHECKPOINT_ALIGNMENT = 64
 
 
 class StateBlocks(NamedTuple):
-    """The number and the place of recurrent states in vLLM's cache.
+    """The number of recurrent states in vLLM's cache, and the blocks in which they are stored.
 
     mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
     draft_tokens: drafted tokens of a step, each with a state of its own. checkpoints: further states of a request.

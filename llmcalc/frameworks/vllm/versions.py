@@ -207,7 +207,7 @@ class VLLMRecord(EngineRecord[Rules]):
         )
 
     def last_version_of(self, class_names: tuple[str, ...], version_numbers: Numbers) -> str | None:
-        """Returns the last version with a class for a model; None if `version_numbers` has one.
+        """Returns the last version with a class for a model; None if the version `version_numbers` has such a class.
 
         class_names: the classes in `architectures` of the model's config.
         """

@@ -29,7 +29,7 @@ class AdapterKernels(DiscardedKernels):
     # --- layers with an adapter ---------------------------------------------------------------------------------------
 
     def column_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
-        """Runs a column-parallel layer whose adapter reads the output of the norm that is fused with the layer."""
+        """Runs a column-parallel layer with its adapter, which reads the norm's output if the norm is fused."""
         adapters = self.adapter_of(operation)
         if adapters is None:
             return super().column_linear(operation, x, output_width)

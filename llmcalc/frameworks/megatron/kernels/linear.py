@@ -181,7 +181,7 @@ class LinearKernels(RankKernels):
         )
 
     def adds_bias(self, operation: Step) -> bool:
-        """Whether a column-parallel layer adds the bias, because no activation does."""
+        """Whether a column-parallel layer adds its bias itself, because no later activation adds the bias."""
         return operation.weight is None or operation.weight.out[0].name != "ffn"
 
     def engine_column_linear(

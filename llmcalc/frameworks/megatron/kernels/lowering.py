@@ -295,7 +295,7 @@ class RankKernels(Lowering):
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
-        """Returns the parameters of the layers that run, from a run that counts no memory."""
+        """Returns the parameters of the executed layers, created by a trial run that counts no memory."""
         unmetered_run = type(self)(
             AutogradGraph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter())
         )
