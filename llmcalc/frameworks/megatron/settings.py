@@ -454,7 +454,7 @@ class MegatronSettings(MegatronArguments):
             )
 
     def _check_tokens(self) -> None:
-        """Raises `InputError` for sequences longer than the position table, or not divisible by sequence parallelism."""
+        """Raises `InputError` for sequences longer than the position table, or that sequence parallelism cannot divide."""
         longest_sequence = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest_sequence:
             self._reject_value("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")
