@@ -9,7 +9,7 @@ from pathlib import Path
 
 def argument_names(reader_file: str, table_name: str) -> frozenset[str]:
     """Returns the names in one table of `argument_names.toml`. reader_file: a file in the same folder."""
-    return frozenset(_tables_beside(Path(reader_file).with_name("argument_names.toml"))[table_name].split())
+    return frozenset(_tables_of_folder(Path(reader_file).with_name("argument_names.toml"))[table_name].split())
 
 
 def keyword_of(flag_spelling: str) -> str:
@@ -18,5 +18,5 @@ def keyword_of(flag_spelling: str) -> str:
 
 
 @cache
-def _tables_beside(reader_file: Path) -> dict[str, str]:
+def _tables_of_folder(reader_file: Path) -> dict[str, str]:
     return tomllib.loads(reader_file.read_text())

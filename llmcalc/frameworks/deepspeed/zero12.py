@@ -268,11 +268,11 @@ class PartitionedRun(ZeroRun):
 
     def average_tensor(self) -> None:
         """Reduces the bucket's buffer or one oversized gradient, piece by piece, to the owning ranks."""
-        settings, this_rank = self.settings, self.rank
+        settings, rank_number = self.settings, self.rank
         pieces: list[PartitionPiece] = []
         for weight in self.bucket.weights:
             for weight_piece in self.pieces[id(weight)]:
-                is_accumulated = self.accumulates_partition and weight_piece.rank == this_rank
+                is_accumulated = self.accumulates_partition and weight_piece.rank == rank_number
                 if is_accumulated and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
                 if pieces and not is_accumulated and settings.reduce_scatter and pieces[-1].rank == weight_piece.rank:
@@ -281,7 +281,9 @@ class PartitionedRun(ZeroRun):
                     pieces.append(weight_piece)
         if not settings.reduce_scatter:
             whole_bucket = PartitionPiece(-1, self.bucket.elements)
-            self._allreduce([whole_bucket], [weight_piece for weight_piece in pieces if weight_piece.rank == this_rank])
+            self._allreduce(
+                [whole_bucket], [weight_piece for weight_piece in pieces if weight_piece.rank == rank_number]
+            )
         elif settings.use_multi_rank_bucket_allreduce:
             self._reduce_in_batches(pieces)
         else:

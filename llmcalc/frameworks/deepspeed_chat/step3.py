@@ -83,10 +83,10 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
     return Rollout(
         source=SOURCE,
         reference=AdditionalModel(
-            _place(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1
+            _offload_location(reader, arguments, "offload_reference_model"), ranks=ranks if actor_stage == 3 else 1
         ),
         reward=AdditionalModel(
-            _place(reader, arguments, "offload_reward_model"),
+            _offload_location(reader, arguments, "offload_reward_model"),
             ranks=ranks if critic_stage == 3 else 1,
             parameters=parameters,
         ),
@@ -105,7 +105,7 @@ def _sequence_length(reader: LaunchReader, arguments: Table) -> int:
     return reader.size(arguments, "max_prompt_seq_len", 256) + reader.size(arguments, "max_answer_seq_len", 256)
 
 
-def _place(reader: LaunchReader, arguments: Table, flag: str) -> Place:
+def _offload_location(reader: LaunchReader, arguments: Table, flag: str) -> Place:
     return "host" if reader.flag(arguments, flag) else "device"
 
 

@@ -326,13 +326,13 @@ def split_arguments(
     behind a flag that takes none.
     """
     flags_by_name = flags_by_spelling(flags)
-    kept_arguments: list[str] = []
+    remaining_arguments: list[str] = []
     flag_values: dict[str, Any] = {}
     argument_queue = deque(arguments)
     while argument_queue:
         argument = argument_queue.popleft()
         if argument == "--":
-            kept_arguments += [argument, *argument_queue]
+            remaining_arguments += [argument, *argument_queue]
             break
         option, equals_sign, attached_value = argument.partition("=")
         flag = flags_by_name.get(option) or flags_by_name.get(hyphenated(option))
@@ -342,12 +342,12 @@ def split_arguments(
             flag_values[flag.field] = attached_value
             continue
         if not argument.startswith("-") or argument == "-":
-            kept_arguments.append(argument)
+            remaining_arguments.append(argument)
             continue
         if option in other_arguments and option not in flags_by_name and hyphenated(option) not in flags_by_name:
-            kept_arguments.append(argument)
+            remaining_arguments.append(argument)
             if other_arguments[option] and not equals_sign and argument_queue:
-                kept_arguments.append(argument_queue.popleft())
+                remaining_arguments.append(argument_queue.popleft())
             continue
         matched_flag = find_flag(flags_by_name, option)
         switch_turned_off = None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, option)
@@ -383,7 +383,7 @@ def split_arguments(
             flag_values[flag.field] = (
                 f"{flag_values[flag.field]},{flag_value}" if flag.repeats and flag.field in flag_values else flag_value
             )
-    return kept_arguments, flag_values
+    return remaining_arguments, flag_values
 
 
 def _engine_value(option_name: str, flag: Flag, value_text: str) -> str:
@@ -430,10 +430,10 @@ def _take_value(flag_name: str, flag: Flag, argument_queue: deque[str]) -> Any:
 
 def _take_values(argument_queue: deque[str]) -> list[str]:
     """Removes the arguments up to the next flag from the queue and returns them."""
-    taken_values = []
+    option_values = []
     while argument_queue and not re.match(r"--?[A-Za-z]", argument_queue[0]):
-        taken_values.append(argument_queue.popleft())
-    return taken_values
+        option_values.append(argument_queue.popleft())
+    return option_values
 
 
 def _set_key(nested_table: dict[str, Any], nested_keys: Sequence[str], new_value: Any) -> None:

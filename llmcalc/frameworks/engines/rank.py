@@ -175,11 +175,11 @@ class EngineRank:
             scheme = self.scheme or "the published format"
             raise ImpossibleLayout(
                 f"--tp {self.layout.tp}: of a rank's weights in {scheme}, {error.reason}; expected a smaller --tp, or "
-                f"another scheme{self._remark_on_sizes}"
+                f"another scheme{self._size_remark}"
             ) from None
 
     @property
-    def _remark_on_sizes(self) -> str:
+    def _size_remark(self) -> str:
         """A remark for error messages if the preset's sizes may differ from the checkpoint's; otherwise empty."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""

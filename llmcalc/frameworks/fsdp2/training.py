@@ -313,7 +313,7 @@ def set_resharding_and_prefetch(
         stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and is_last)
         parameter_group.reshards = reshards and not stays_gathered
     if any(layer.has_experts for layer in groups):
-        _set_prefetch_beside_experts(groups, stacks)
+        _set_prefetch_with_expert_groups(groups, stacks)
     elif fsdp_settings.prefetch:
         for path in stacks:
             _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp_settings.prefetch)
@@ -328,7 +328,7 @@ def _set_prefetch(layer_groups: Sequence[ParamGroup], prefetched_layers: int) ->
             parameter_group.backward_prefetch = layer_groups[i - prefetched_layers : i][::-1]
 
 
-def _set_prefetch_beside_experts(groups: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str]) -> None:
+def _set_prefetch_with_expert_groups(groups: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str]) -> None:
     """Makes each layer prefetch all groups of the next layer in both passes.
 
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.

@@ -227,12 +227,12 @@ class _LayerFit:
             return layers_by_gpu
         changed_layers = layers_by_gpu
         for expert_parts in ("up", "gate"):
-            trial_layers = _with_overflow(layers_by_gpu, donor_gpu, gpu_number, HOSTED_PARTS[expert_parts])
+            trial_layers = _with_overflow_layer(layers_by_gpu, donor_gpu, gpu_number, HOSTED_PARTS[expert_parts])
             if not self.keeps_margins(trial_layers, gpu_number, gpu_number + 1):
                 break
             changed_layers = trial_layers
         if changed_layers is layers_by_gpu:
-            trial_layers = _with_overflow(layers_by_gpu, donor_gpu, gpu_number, HOSTED_PARTS["attention"])
+            trial_layers = _with_overflow_layer(layers_by_gpu, donor_gpu, gpu_number, HOSTED_PARTS["attention"])
             changed_layers = (
                 trial_layers
                 if donor_gpu > gpu_number and self.keeps_margins(trial_layers, gpu_number, gpu_number + 1)
@@ -246,16 +246,16 @@ def _with_moved_layers(layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_c
     moved_layers = list(layers_by_gpu)
     layers_left = layer_count
     for gpu_index, gpu_layers in enumerate(moved_layers):
-        taken_layers = min(layers_left, gpu_layers.hosted)
+        removed_layers = min(layers_left, gpu_layers.hosted)
         moved_layers[gpu_index] = replace(
-            gpu_layers, layers=gpu_layers.layers - taken_layers, hosted=gpu_layers.hosted - taken_layers
+            gpu_layers, layers=gpu_layers.layers - removed_layers, hosted=gpu_layers.hosted - removed_layers
         )
-        layers_left -= taken_layers
+        layers_left -= removed_layers
     moved_layers[gpu_number] = replace(moved_layers[gpu_number], layers=moved_layers[gpu_number].layers + layer_count)
     return moved_layers
 
 
-def _with_overflow(
+def _with_overflow_layer(
     layers_by_gpu: list[_GpuLayers], donor_gpu: int, gpu_number: int, host_parts: tuple[str, ...]
 ) -> list[_GpuLayers]:
     """Returns the GPUs' layers with one more layer on a GPU. host_parts: the expert parts that stay on the host."""

@@ -212,7 +212,7 @@ class GgufModel:
     def layers(self) -> tuple[LayerShape, ...]:
         """The sizes of each layer, from the first to the last."""
         layers_by_index: dict[int, LayerShape] = {}
-        for tree_node in _layer_places(self.preset.model.tree().place()):
+        for tree_node in _layer_group_nodes(self.preset.model.tree().place()):
             layer_shape = _layer_shape(tree_node)
             for i in tree_node.node.indices or ():
                 layers_by_index[i] = layer_shape
@@ -298,7 +298,7 @@ class GgufModel:
         ]
 
 
-def _layer_places(tree_node: Place) -> Iterator[Place]:
+def _layer_group_nodes(tree_node: Place) -> Iterator[Place]:
     """Yields the nodes of the model's tree that are groups of equal decoder layers."""
     for child_place in tree_node.children():
         if child_place.optional:
@@ -306,7 +306,7 @@ def _layer_places(tree_node: Place) -> Iterator[Place]:
         if child_place.kind == "layer" and child_place.node.indices is not None:
             yield child_place
         else:
-            yield from _layer_places(child_place)
+            yield from _layer_group_nodes(child_place)
 
 
 def _layer_shape(layer: Place) -> LayerShape:

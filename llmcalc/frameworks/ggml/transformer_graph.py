@@ -129,13 +129,15 @@ class ModelGraph:
         tensor_bytes, weight_device = bytes_and_device if bytes_and_device is not None else (0, device)
         return Tensor(tensor_bytes, operation_name="weight", device=weight_device)
 
-    def _new(self, dimensions: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False) -> Tensor:
+    def _new_tensor(
+        self, dimensions: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False
+    ) -> Tensor:
         tensor_bytes = bytes
         for dimension in dimensions:
             tensor_bytes *= dimension
         return Tensor(tensor_bytes, sources, "new", (*dimensions, bytes), may_move=may_move)
 
-    def _new_typed(self, dimensions: tuple[int, ...], block_bytes: int, *source_tensors: Tensor) -> Tensor:
+    def _new_tensor_in_format(self, dimensions: tuple[int, ...], block_bytes: int, *source_tensors: Tensor) -> Tensor:
         """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
         tensor_bytes = block_bytes
         for dimension in dimensions:
@@ -155,7 +157,7 @@ class ModelGraph:
     ) -> Tensor:
         weight = self._weight(weight_name, layer)
         may_move = self.rules.moves_product(tokens) and self.settings.moves_weights
-        return self._new((output_width, tokens), weight, input_tensor, may_move=may_move)
+        return self._new_tensor((output_width, tokens), weight, input_tensor, may_move=may_move)
 
     def norm(self, weight_name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
         weight = self._weight(weight_name, layer)
@@ -179,7 +181,9 @@ class ModelGraph:
             )
             self._mask_inputs[window] = mask_input
             is_converted = uses_flash_attention and not self.rules.mask_f16
-            self._masks[window] = self._new((cells, padded_rows), mask_input, bytes=F16) if is_converted else mask_input
+            self._masks[window] = (
+                self._new_tensor((cells, padded_rows), mask_input, bytes=F16) if is_converted else mask_input
+            )
         return self._masks[window]
 
     def rotation_matrix(self, head_size: int, type_bytes: int, column_limit: int = 0) -> Tensor | None:
@@ -200,7 +204,7 @@ class ModelGraph:
         """Returns the heads multiplied by a rotation matrix, or unchanged without a matrix."""
         if matrix is None:
             return input_tensor
-        return self._view(self._new(dimensions, matrix, self._view(input_tensor, None)), dimensions)
+        return self._view(self._new_tensor(dimensions, matrix, self._view(input_tensor, None)), dimensions)
 
     # -- attention -----------------------------------------------------------------------------------------------
 
@@ -224,7 +228,7 @@ class ModelGraph:
         value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed_input, tokens)
         query, key = self._view(query_and_gate, (head, heads, tokens)), self._view(key, (head, key_heads, tokens))
         if gate_width:
-            query = self._new((head, heads, tokens), query)  # its norm, out of place beside the gate
+            query = self._new_tensor((head, heads, tokens), query)  # its norm, out of place beside the gate
         if self.weight(f"blk.{i}.attn_q_norm.weight") is not None:
             query = self.norm(f"blk.{i}.attn_q_norm.weight", i, query)
             key = self.norm(f"blk.{i}.attn_k_norm.weight", i, key)
@@ -244,7 +248,7 @@ class ModelGraph:
         self.graph.add_operations(heads_output)
         heads_output = self.apply_rotation(heads_output, (value_dim * heads, tokens), value_rotation)
         if gate_width:
-            gate = self._new((gate_width, tokens), self._view(query_and_gate, None, has_offset=True))
+            gate = self._new_tensor((gate_width, tokens), self._view(query_and_gate, None, has_offset=True))
             heads_output = self._inplace(heads_output, heads_output, self._inplace(gate, gate))
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
 
@@ -260,12 +264,14 @@ class ModelGraph:
         settings, tokens = self.settings, self.settings.tokens
         cache_cells = settings.cells[window_size]
         if settings.flash:
-            weighted_values = self._new((value_dim, heads, tokens), query, keys, cached_values, self.mask(window_size))
+            weighted_values = self._new_tensor(
+                (value_dim, heads, tokens), query, keys, cached_values, self.mask(window_size)
+            )
             return self._view(weighted_values, (value_dim * heads, tokens))
-        scores = self._new((cache_cells, tokens, heads), keys, query)
+        scores = self._new_tensor((cache_cells, tokens, heads), keys, query)
         scores = self._inplace(scores, scores, self.mask(window_size))
-        weighted_values = self._new((value_dim, tokens, heads), cached_values, scores)
-        merged_heads = self._new((value_dim * heads, tokens), self._view(weighted_values, None))
+        weighted_values = self._new_tensor((value_dim, tokens, heads), cached_values, scores)
+        merged_heads = self._new_tensor((value_dim * heads, tokens), self._view(weighted_values, None))
         if not settings.keeps_attention:
             merged_heads.device = HOST
         return merged_heads
@@ -293,10 +299,14 @@ class ModelGraph:
             tokens,
         )
         query_nope = self._view(query, None)
-        query_rope = self._new((rope_dim, heads, tokens), self._view(query, None, has_offset=True), self.positions)
+        query_rope = self._new_tensor(
+            (rope_dim, heads, tokens), self._view(query, None, has_offset=True), self.positions
+        )
         compressed_latent = self.matmul(f"blk.{i}.attn_kv_a_mqa.weight", i, latent_rank + rope_dim, layer_input, tokens)
-        key_rope = self._new((rope_dim, tokens), self._view(compressed_latent, None, has_offset=True), self.positions)
-        normed_latent = self._new(
+        key_rope = self._new_tensor(
+            (rope_dim, tokens), self._view(compressed_latent, None, has_offset=True), self.positions
+        )
+        normed_latent = self._new_tensor(
             (latent_rank, tokens),
             self._view(compressed_latent, None),
             self._weight(f"blk.{i}.attn_kv_a_norm.weight", i),
@@ -304,7 +314,7 @@ class ModelGraph:
         if settings.mla == 0:
             head_values = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
         else:
-            cached_latent = self._new((latent_rank + rope_dim, tokens), key_rope, normed_latent)
+            cached_latent = self._new_tensor((latent_rank + rope_dim, tokens), key_rope, normed_latent)
             self.graph.add_operations(self._store_in_cache(cache, cached_latent))
             if self.rules.style == "ik" and settings.mla > 1 and settings.flash and tokens >= 128:
                 head_values = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
@@ -334,10 +344,12 @@ class ModelGraph:
         keys_and_values = self.matmul(
             f"blk.{i}.attn_kv_b.weight", i, heads * (nope_dim + value_dim), normed_latent, tokens
         )
-        value = self._new((value_dim, heads, tokens), self._view(keys_and_values, None, has_offset=True))
-        query = self._new((nope_dim + rope_dim, heads, tokens), query_nope, query_rope)
-        repeated_key_rope = self._new((rope_dim, heads, tokens), key_rope, query_rope)
-        key = self._new((nope_dim + rope_dim, heads, tokens), self._view(keys_and_values, None), repeated_key_rope)
+        value = self._new_tensor((value_dim, heads, tokens), self._view(keys_and_values, None, has_offset=True))
+        query = self._new_tensor((nope_dim + rope_dim, heads, tokens), query_nope, query_rope)
+        repeated_key_rope = self._new_tensor((rope_dim, heads, tokens), key_rope, query_rope)
+        key = self._new_tensor(
+            (nope_dim + rope_dim, heads, tokens), self._view(keys_and_values, None), repeated_key_rope
+        )
         value = self._view(value, (value_dim * heads, tokens))
         self.graph.add_operations(query, key, value, self._store_in_cache(key_cache, key))
         self.graph.add_operations(
@@ -363,24 +375,28 @@ class ModelGraph:
         copy_type_bytes = F16 * 256 if settings.has_gpus else settings.key_type_bytes
         rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
-            rotated_keys = self._new((rope_dim, cells), rotated_keys, bytes=F16)
-        rotated_keys = self._new_typed((rope_dim, cells, group_heads), copy_type_bytes, rotated_keys)
-        query = self._new((nope_dim + rope_dim, heads, tokens), query_rope, query_nope)
+            rotated_keys = self._new_tensor((rope_dim, cells), rotated_keys, bytes=F16)
+        rotated_keys = self._new_tensor_in_format((rope_dim, cells, group_heads), copy_type_bytes, rotated_keys)
+        query = self._new_tensor((nope_dim + rope_dim, heads, tokens), query_rope, query_nope)
         self.graph.add_operations(query)
         merged_output: Tensor | None = None
         for _ in range(heads // group_heads):
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
-            keys_and_values = self._new((group_heads * (nope_dim + value_dim), cells), weight, self._view(cache, None))
-            value = self._new_typed(
+            keys_and_values = self._new_tensor(
+                (group_heads * (nope_dim + value_dim), cells), weight, self._view(cache, None)
+            )
+            value = self._new_tensor_in_format(
                 (value_dim, cells, group_heads), copy_type_bytes, self._view(keys_and_values, None, has_offset=True)
             )
-            key_nope = self._new_typed(
+            key_nope = self._new_tensor_in_format(
                 (nope_dim, cells, group_heads), copy_type_bytes, self._view(keys_and_values, None)
             )
             self.graph.add_operations(key_nope, value)
-            key = self._new_typed((nope_dim + rope_dim, cells, group_heads), copy_type_bytes, rotated_keys, key_nope)
+            key = self._new_tensor_in_format(
+                (nope_dim + rope_dim, cells, group_heads), copy_type_bytes, rotated_keys, key_nope
+            )
             self.graph.add_operations(key)
-            weighted_values = self._new(
+            weighted_values = self._new_tensor(
                 (value_dim, group_heads, tokens), self._view(query, None), key, value, self.mask(layer.window)
             )
             merged_heads = self._view(weighted_values, (value_dim * group_heads, tokens))
@@ -388,7 +404,7 @@ class ModelGraph:
             merged_output = (
                 merged_heads
                 if merged_output is None
-                else self._new((output_width + value_dim * group_heads, tokens), merged_output, merged_heads)
+                else self._new_tensor((output_width + value_dim * group_heads, tokens), merged_output, merged_heads)
             )
         assert merged_output is not None
         return merged_output
@@ -402,25 +418,29 @@ class ModelGraph:
         latent_rank, rope_dim, _, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
         up_projection = self._weight(f"blk.{i}.attn_kv_b.weight", i)
-        absorbed_query = self._new((latent_rank, tokens, heads), up_projection, query_nope)
+        absorbed_query = self._new_tensor((latent_rank, tokens, heads), up_projection, query_nope)
         if self.rules.style == "ik":
-            query = self._new((latent_rank + rope_dim, tokens, heads), self._view(query_rope, None), absorbed_query)
+            query = self._new_tensor(
+                (latent_rank + rope_dim, tokens, heads), self._view(query_rope, None), absorbed_query
+            )
         else:
-            query = self._new((latent_rank + rope_dim, heads, tokens), self._view(absorbed_query, None), query_rope)
+            query = self._new_tensor(
+                (latent_rank + rope_dim, heads, tokens), self._view(absorbed_query, None), query_rope
+            )
         uses_flash = settings.flash and (self.rules.style != "ik" or settings.mla in (1, 3))
         if uses_flash:
-            weighted_latents = self._new((latent_rank, heads, tokens), query, cache, self.mask(layer.window))
+            weighted_latents = self._new_tensor((latent_rank, heads, tokens), query, cache, self.mask(layer.window))
         else:
             latents: Tensor = cache
             if self.rules.style != "ik" or settings.mla > 1:
-                latents = self._new(
+                latents = self._new_tensor(
                     (cells, latent_rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32
                 )
             weighted_latents = self._attend_with_scores(query, cache, latents, cells, heads, latent_rank, layer.window)
-        head_values = self._new(
+        head_values = self._new_tensor(
             (value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), weighted_latents
         )
-        return self._new((value_dim * heads, tokens), self._view(head_values, None))
+        return self._new_tensor((value_dim * heads, tokens), self._view(head_values, None))
 
     def _attend_with_scores(
         self,
@@ -440,14 +460,14 @@ class ModelGraph:
         while finished_heads < heads:
             group_heads = min(group_size, heads - finished_heads)
             query_group = query if step_count == 1 else self._view(query, None, has_offset=True)
-            scores = self._new((cache_cells, tokens, group_heads), cache, query_group)
+            scores = self._new_tensor((cache_cells, tokens, group_heads), cache, query_group)
             scores = self._inplace(scores, scores, self.mask(window_size))
-            weighted_latents = self._new((latent_rank, tokens, group_heads), cached_values, scores)
+            weighted_latents = self._new_tensor((latent_rank, tokens, group_heads), cached_values, scores)
             finished_heads += group_heads
             attention_output = (
                 weighted_latents
                 if attention_output is None
-                else self._new((latent_rank, tokens, finished_heads), attention_output, weighted_latents)
+                else self._new_tensor((latent_rank, tokens, finished_heads), attention_output, weighted_latents)
             )
             if step_count > 1:
                 self.graph.add_operations(attention_output)
@@ -475,15 +495,17 @@ class ModelGraph:
         may_move = self.rules.moves_experts(tokens, layer) and self.settings.moves_weights
 
         def expert_product(weight_name: str, input_rows: int, *sources: Tensor) -> Tensor:
-            return self._new(
+            return self._new_tensor(
                 (input_rows, k, tokens), self._weight(f"blk.{i}.{weight_name}.weight", i), *sources, may_move=may_move
             )
 
         logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, expert_count, input_tensor, tokens)
         probabilities = self._inplace(logits, logits)
-        sorted_experts = self._new((expert_count, tokens), probabilities, bytes=I32)
+        sorted_experts = self._new_tensor((expert_count, tokens), probabilities, bytes=I32)
         chosen_experts = self._view(sorted_experts, None)
-        expert_weights = self._new((1, k, tokens), self._view(probabilities, (1, expert_count, tokens)), chosen_experts)
+        expert_weights = self._new_tensor(
+            (1, k, tokens), self._view(probabilities, (1, expert_count, tokens)), chosen_experts
+        )
         if self.rules.store_rows:
             self.graph.add_operations(expert_weights)
         input_rows = self._view(input_tensor, (self.hidden, 1, tokens))
@@ -500,8 +522,8 @@ class ModelGraph:
         down_product = expert_product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
         down_product = self._inplace(down_product, down_product, expert_weights)
         if self.rules.style == "ik" or k == 1:
-            return self._new((self.hidden, tokens), self._view(down_product, None))
-        summed_output = self._new(
+            return self._new_tensor((self.hidden, tokens), self._view(down_product, None))
+        summed_output = self._new_tensor(
             (self.hidden, tokens), self._view(down_product, None), self._view(down_product, None, has_offset=True)
         )
         for _ in range(k - 2):
@@ -514,7 +536,7 @@ class ModelGraph:
         projection_width = max(self.hidden, 2 * layer.heads * layer.head_dim)
         state_cache = Tensor(0, operation_name="cache", device=self.layer_device(i))
         projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * projection_width, normed_input, tokens)
-        recurrence_output = self._new((projection_width, tokens), projected_input, state_cache)
+        recurrence_output = self._new_tensor((projection_width, tokens), projected_input, state_cache)
         self.graph.add_operations(recurrence_output, self._store_in_cache(state_cache, recurrence_output))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, recurrence_output, tokens)
 
@@ -527,19 +549,21 @@ class ModelGraph:
         )
         value_shape = (net_sizes.value_dim, heads, tokens)
         input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.layer_device(i)) for _ in range(2))
-        conv_inputs = self._new((kept_inputs, sequences), input_cache)
+        conv_inputs = self._new_tensor((kept_inputs, sequences), input_cache)
         self.graph.add_operations(normed_input, conv_inputs)
         qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, net_sizes.channels, normed_input, tokens)
-        conv_inputs = self._new(
+        conv_inputs = self._new_tensor(
             (tokens * net_sizes.channels + kept_inputs * sequences,), conv_inputs, self._view(qkv, None)
         )
         self.graph.add_operations(self._store_in_cache(input_cache, self._view(conv_inputs, None, has_offset=True)))
-        recurrent_state = self._new((state_elements, sequences), state_cache)
+        recurrent_state = self._new_tensor((state_elements, sequences), state_cache)
         self.graph.add_operations(recurrent_state)
-        conv_qkv = self._new((net_sizes.channels, tokens), conv_inputs, self._weight(f"blk.{i}.ssm_conv1d.weight", i))
+        conv_qkv = self._new_tensor(
+            (net_sizes.channels, tokens), conv_inputs, self._weight(f"blk.{i}.ssm_conv1d.weight", i)
+        )
         conv_qkv = self._inplace(conv_qkv, conv_qkv)
-        query = self._new((net_sizes.key_width, tokens), self._view(conv_qkv, None))
-        key = self._new((net_sizes.key_width, tokens), self._view(conv_qkv, None, has_offset=True))
+        query = self._new_tensor((net_sizes.key_width, tokens), self._view(conv_qkv, None))
+        key = self._new_tensor((net_sizes.key_width, tokens), self._view(conv_qkv, None, has_offset=True))
         value = self._view(conv_qkv, None, has_offset=True)
         decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, heads, normed_input, tokens)
         for operand_name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
@@ -548,7 +572,7 @@ class ModelGraph:
         beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed_input, tokens)
         beta = self._inplace(beta, beta)
         result_elements = (heads * net_sizes.value_dim * tokens + state_elements * sequences,)
-        recurrence_output = self._new(result_elements, query, key, value, decay, beta, recurrent_state)
+        recurrence_output = self._new_tensor(result_elements, query, key, value, decay, beta, recurrent_state)
         self.graph.add_operations(
             self._store_in_cache(state_cache, self._view(recurrence_output, None, has_offset=True))
         )
@@ -568,16 +592,16 @@ class ModelGraph:
         embedding_table = Tensor(0, operation_name="weight", device=HOST)
         input_vectors = Tensor(self.hidden * tokens * F32, operation_name="input")
         input_tensors = (token_ids, input_vectors) if self.rules.vector_input else (token_ids,)
-        residual_stream = self._new((self.hidden, tokens), embedding_table, *input_tensors)
+        residual_stream = self._new_tensor((self.hidden, tokens), embedding_table, *input_tensors)
         for i, layer in self.layers.items():
             residual = residual_stream
             layer_output = self._mixer_output(i, layer, residual_stream)
             if i == self.number - 1:
                 tokens = self.settings.outputs
                 layer_output = (
-                    None if layer_output is None else self._new((self.hidden, tokens), layer_output, output_rows)
+                    None if layer_output is None else self._new_tensor((self.hidden, tokens), layer_output, output_rows)
                 )
-                residual = self._new((self.hidden, tokens), residual, output_rows)
+                residual = self._new_tensor((self.hidden, tokens), residual, output_rows)
             residual_stream = residual if layer_output is None else self._inplace(layer_output, layer_output, residual)
             residual_stream = self._with_network(i, layer, residual_stream, tokens)
         normed_output = self.norm("output_norm.weight", self.number, residual_stream)

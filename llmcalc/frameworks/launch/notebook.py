@@ -58,14 +58,14 @@ def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
     cells = list(_code_cells(parse_json(notebook_text, name_in_errors), name_in_errors))
     python_text = "\n".join(map(_python_of_cell, cells))
     if any(kind.read_python is not None and kind.is_python(python_text) for kind in kinds()):
-        return _checked(python_text, name_in_errors)
+        return _checked_code(python_text, name_in_errors)
     commands = [command_text for cell in cells if (command_text := _script_of_cell(cell))]
     if not commands:
-        return _checked(python_text, name_in_errors)
-    return _checked("\n".join(["#!/bin/bash", *_shell_variables(python_text), *commands]), name_in_errors)
+        return _checked_code(python_text, name_in_errors)
+    return _checked_code("\n".join(["#!/bin/bash", *_shell_variables(python_text), *commands]), name_in_errors)
 
 
-def _checked(code: str, name_in_errors: str) -> str:
+def _checked_code(code: str, name_in_errors: str) -> str:
     """Returns the code of a notebook. Raises `InputError` if it is empty or too large."""
     if not code.strip():
         raise InputError(f"{name_in_errors}: a notebook without code; expected cells that train or start a server")
@@ -91,11 +91,11 @@ def _code_cells(notebook: Any, name_in_errors: str) -> Iterator[str]:
 
 def _python_of_cell(cell: str) -> str:
     """Returns a cell's Python, with `pass` in place of IPython commands; empty for a cell without Python."""
-    first_line, _, rest = cell.lstrip().partition("\n")
+    first_line, _, cell_body = cell.lstrip().partition("\n")
     if first_line.startswith("%%"):
         if not first_line.startswith(PYTHON_CELLS):
             return ""
-        cell = rest
+        cell = cell_body
     if _is_valid(cell):
         return cell
     python_lines: list[str] = []
@@ -122,12 +122,12 @@ def _is_valid(python_text: str) -> bool:
 
 def _script_of_cell(cell: str) -> str:
     """Returns the commands of a cell as lines of a script; empty for a cell without commands."""
-    first_line, _, rest = cell.lstrip().partition("\n")
+    first_line, _, cell_body = cell.lstrip().partition("\n")
     if first_line.startswith(SHELL_CELLS):
-        return rest
+        return cell_body
     if first_line.startswith("%%writefile"):
         file_name = first_line.split()[-1]
-        return f"cat > {file_name} <<'{FILE_END}'\n{rest}\n{FILE_END}" if FILE_END not in rest else ""
+        return f"cat > {file_name} <<'{FILE_END}'\n{cell_body}\n{FILE_END}" if FILE_END not in cell_body else ""
     command_lines: list[str] = []
     is_continued = False
     for line in cell.split("\n"):

@@ -43,12 +43,12 @@ class ScriptArguments(NamedTuple):
 
 def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> ScriptArguments:
     """Returns the arguments that a Python file declares, with the values typed after the file's name."""
-    defaults = dict([*_declared(syntax_tree)][:MOST_ARGUMENTS])
+    defaults = dict([*_declared_arguments(syntax_tree)][:MOST_ARGUMENTS])
     typed = dict(_typed_values(typed_words))
     undeclared = next((f"--{name}" for name in typed if name not in defaults), "")
     loose_word = typed_words[0] if typed_words and not typed else ""
     values = {name: argument for name, argument in {**defaults, **typed}.items() if argument is not None}
-    holders = set(_holders(syntax_tree))
+    holders = set(_argument_variables(syntax_tree))
     variables: dict[str, Any] = {}
     for node in ast.walk(syntax_tree):
         if (
@@ -62,7 +62,7 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
     return ScriptArguments(defaults, typed, variables, undeclared or loose_word, values_used)
 
 
-def _declared(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
+def _declared_arguments(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """Yields (argument, default) of each argument that the file declares, by argparse or in a dataclass."""
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
@@ -86,7 +86,7 @@ def _field_default(value: ast.expr | None) -> Any:
     return None if value is None else value_of(value, {})
 
 
-def _holders(syntax_tree: ast.Module) -> Iterator[str]:
+def _argument_variables(syntax_tree: ast.Module) -> Iterator[str]:
     """Yields names that may refer to parsed arguments: results of a parser, function parameters, and classes."""
     classes = {node.name for node in ast.walk(syntax_tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(syntax_tree):

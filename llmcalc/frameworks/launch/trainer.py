@@ -281,14 +281,14 @@ def add_noise_note(reader: LaunchReader, config: Table) -> None:
 
 
 def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
-    """Returns an optimizer's settings by the Trainer's name. argument_name: the argument with the name."""
-    shown_name = str(written_name)[:60]
-    if shown_name.startswith("OptimizerNames."):
-        shown_name = shown_name.partition(".")[2].lower()
-    if shown_name not in OPTIMIZERS:
-        reader.unknown[argument_name] = f"'{shown_name}' is not modelled"
+    """Returns the settings of an optimizer named as in the Trainer. argument_name: the argument that states the name."""
+    optimizer_name = str(written_name)[:60]
+    if optimizer_name.startswith("OptimizerNames."):
+        optimizer_name = optimizer_name.partition(".")[2].lower()
+    if optimizer_name not in OPTIMIZERS:
+        reader.unknown[argument_name] = f"'{optimizer_name}' is not modelled"
         return {}
-    return dict(OPTIMIZERS[shown_name])
+    return dict(OPTIMIZERS[optimizer_name])
 
 
 WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -401,13 +401,13 @@ FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_at
 
 
 def attention_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
-    """Returns the attention setting for transformers' implementation name. argument_name: the name's argument."""
-    shown_name = str(written_name)[:80]
-    if shown_name in ("eager", "sdpa"):
-        return {"attn_implementation": shown_name}
-    if not any(kernel_name in shown_name for kernel_name in FLASH_KERNELS):
+    """Returns the attention setting for a transformers implementation. argument_name: the argument that states it."""
+    implementation_name = str(written_name)[:80]
+    if implementation_name in ("eager", "sdpa"):
+        return {"attn_implementation": implementation_name}
+    if not any(kernel_name in implementation_name for kernel_name in FLASH_KERNELS):
         raise reader.wrong(argument_name, f"{shown(written_name)}; expected eager, sdpa or flash_attention_2")
-    if shown_name == "flex_attention":
+    if implementation_name == "flex_attention":
         reader.notes.append(f"{argument_name}: flex_attention is counted as flash attention, an estimate")
     return {"attn_implementation": "flash"}
 

@@ -94,7 +94,7 @@ PLAIN_FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 
 def read_log(log_text: LogText) -> LogReading | None:
     """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None for a log without any."""
-    log_values = LogValues(log_text, PATTERNS, _is_of_a_slot)
+    log_values = LogValues(log_text, PATTERNS, _is_slot_line)
     buffer_sizes = _buffer_sizes(log_text)
     memory_terms = tuple(
         LogTerm(term_name, buffer_bytes, device=device) for (term_name, device), buffer_bytes in buffer_sizes.items()
@@ -152,7 +152,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     )
 
 
-def _is_of_a_slot(log_line: str) -> bool:
+def _is_slot_line(log_line: str) -> bool:
     """Whether a line is about a single server slot, with a fraction of the context."""
     return _SLOT.search(log_line[:LONGEST_PREFIX]) is not None
 
@@ -218,7 +218,7 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
         if match is not None:
             bytes_by_buffer[_OLLAMA_NAMES[match["kind"]], match["device"]] = bytes_of(match["size"])
     for log_line in log_text.lines_with("n_ctx ", "buffer size"):
-        if "n_ctx " in log_line and "=" in log_line and not _is_of_a_slot(log_line):
+        if "n_ctx " in log_line and "=" in log_line and not _is_slot_line(log_line):
             bytes_by_buffer = {
                 buffer_key: buffer_bytes
                 for buffer_key, buffer_bytes in bytes_by_buffer.items()

@@ -96,11 +96,11 @@ class ShardedWeights:
         self.coordinates = rank_coordinates
         self.buckets: list[ShardedBucket] = make_buckets(parameters, settings, layout)
         self.bucket_of_path = {parameter.path: bucket for bucket in self.buckets for parameter in bucket.parameters}
-        has_format_argument = _is_since(settings, GRADIENT_FORMAT_CHOSEN)
+        has_format_argument = _is_version_since(settings, GRADIENT_FORMAT_CHOSEN)
         in_fp32 = settings.megatron_fsdp_main_grads_dtype == "fp32" if has_format_argument else settings.reduces_in_fp32
         self.gradient_bytes = MAIN_BYTES if in_fp32 else 2
-        self.only_layers_prefetch = _is_since(settings, ONLY_LAYERS_PREFETCH)
-        self.outer_weights_stay = _is_since(settings, OUTER_WEIGHTS_STAY)
+        self.only_layers_prefetch = _is_version_since(settings, ONLY_LAYERS_PREFETCH)
+        self.outer_weights_stay = _is_version_since(settings, OUTER_WEIGHTS_STAY)
         layers = {bucket.layer_index for bucket in self.buckets} - {None}
         layer_elements = sum(
             parameter.size
@@ -232,7 +232,7 @@ class ShardedWeights:
                     self.fp32_gradients.pop(0)
 
 
-def _is_since(settings: MegatronSettings, first_date: datetime.date) -> bool:
+def _is_version_since(settings: MegatronSettings, first_date: datetime.date) -> bool:
     """Whether the run's version of Megatron-LM has this date or a later date."""
     return settings.date is None or settings.date >= first_date
 

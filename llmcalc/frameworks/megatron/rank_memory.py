@@ -88,7 +88,7 @@ def replay_rank(
         rank_run.set_up()
         return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
     if passes_key_of_rank not in recorded_ranks and not (
-        _differs_by_previous(settings) and rank_run.microbatches <= MICROBATCHES_RUN_IN_FULL
+        _depends_on_previous_pass(settings) and rank_run.microbatches <= MICROBATCHES_RUN_IN_FULL
     ):
         recorded_ranks[passes_key_of_rank] = record_rank(spec, settings, rank, is_last_stage)
     recorded_rank = recorded_ranks.get(passes_key_of_rank)
@@ -132,7 +132,7 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
     return rank_coordinates, *stage_layers, *layers_before
 
 
-def _differs_by_previous(settings: MegatronSettings) -> bool:
+def _depends_on_previous_pass(settings: MegatronSettings) -> bool:
     """Whether a pass depends on the kind of the chunk's previous pass, as with recomputed experts.
 
     Dispatchers keep tensors of the pass before (`keep_in_dispatcher`).
@@ -143,7 +143,7 @@ def _differs_by_previous(settings: MegatronSettings) -> bool:
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
     """Records the forward and backward passes of a rank. is_last_stage: as in `record_passes`."""
     prefix_cache = PrefixCache(uses_expandable_segments(settings))
-    by_previous = _differs_by_previous(settings)
+    by_previous = _depends_on_previous_pass(settings)
     try:
         recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, by_previous)
         if recorded_chunks is not None:

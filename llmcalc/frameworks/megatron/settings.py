@@ -278,10 +278,10 @@ class MegatronSettings(MegatronArguments):
                 "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers",
             )
         if self.account_for_embedding_in_pipeline_split or self.account_for_loss_in_pipeline_split:
-            return self._layers_beside_embedding_and_loss()
+            return self._stage_layers_with_embedding_and_loss()
         return None
 
-    def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
+    def _stage_layers_with_embedding_and_loss(self) -> tuple[int, ...]:
         """Returns the layers per stage where embedding or loss take the place of a layer. Raises `InputError`."""
         counts_embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
         stage_count, layers_with_ends = self.pp * self.chunk_count, self.layers + counts_embedding + loss
@@ -454,7 +454,7 @@ class MegatronSettings(MegatronArguments):
             )
 
     def _check_tokens(self) -> None:
-        """Raises `InputError` for sequences longer than the position table, or that sequence parallelism cannot divide."""
+        """Raises `InputError` for a sequence longer than the position table, or with a length not divisible by tp."""
         longest_sequence = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest_sequence:
             self._reject_value("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")

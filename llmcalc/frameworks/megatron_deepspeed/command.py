@@ -185,8 +185,8 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
         except ValueError:
             if zero_stage is None:
                 raise
-            shown_file = "a file that the script makes" if is_unresolved(config) else config[:60]
-            reader.notes.append(f"--deepspeed_config: {shown_file} is not read; --zero-stage says the stage")
+            config_name = "a file that the script makes" if is_unresolved(config) else config[:60]
+            reader.notes.append(f"--deepspeed_config: {config_name} is not read; --zero-stage says the stage")
     if deepspeed_config and is_deepspeed(deepspeed_config):
         zero_table = deepspeed_config.get("zero_optimization")
         if isinstance(zero_table, Mapping):

@@ -132,10 +132,10 @@ def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
 def _arguments(call_nodes: list[ast.Call], class_name: str, variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the evaluated arguments of the first call of a class; None without such a call."""
     call_node = next((call_node for call_node in call_nodes if dotted(call_node.func) == class_name), None)
-    return None if call_node is None else _values(call_node, variables)
+    return None if call_node is None else _argument_values(call_node, variables)
 
 
-def _values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
+def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
     argument_values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
     return {
@@ -200,7 +200,7 @@ def _sequence_ranks(
         return 1
     if not isinstance(config, Mapping):
         calls_of_class = [call for call in calls if dotted(call.func).startswith("TransformerContextParallelConfig")]
-        config = _values(calls_of_class[0], variables) if calls_of_class else {}
+        config = _argument_values(calls_of_class[0], variables) if calls_of_class else {}
     if config.get("degree") is None:
         raise reader.wrong("cp_config", "its degree is not in the script; expected a whole number")
     return reader.sequence_ranks(config, "degree", world_size, "cp_config.")
@@ -279,21 +279,21 @@ def _replicas(reader: LaunchReader, parallel_arguments: Mapping[str, Any], world
 
 
 def _micro_batches(
-    reader: LaunchReader, call_nodes: list[ast.Call], variables: Mapping[str, Any], tokens_at_once: int
+    reader: LaunchReader, call_nodes: list[ast.Call], variables: Mapping[str, Any], tokens_of_ranks: int
 ) -> int:
     """Returns the micro-batches per step: the tokens of a step, divided by the tokens of all ranks' micro-batches."""
     argument_name = "global_batch_size"
-    argument_values = (_values(call_node, variables).get(argument_name) for call_node in call_nodes)
+    argument_values = (_argument_values(call_node, variables).get(argument_name) for call_node in call_nodes)
     tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)
     if tokens is None:
         reader.notes.append(f"{argument_name}: no number; one micro-batch per step is assumed")
         return 1
-    if tokens % tokens_at_once:
+    if tokens % tokens_of_ranks:
         raise reader.wrong(
             argument_name,
-            f"{tokens} tokens; expected a multiple of {tokens_at_once}, those of all devices; or --devices",
+            f"{tokens} tokens; expected a multiple of {tokens_of_ranks}, those of all devices; or --devices",
         )
-    return tokens // tokens_at_once
+    return tokens // tokens_of_ranks
 
 
 def _step_settings(
@@ -342,14 +342,14 @@ def _recompute_settings(
     if recompute_mode == "budget" and isinstance(memory_budget, float | int) and 0 <= memory_budget <= 1:
         if memory_budget in (0, 1):
             return {"recompute": "none" if memory_budget else "full"}
-        kept_layers = 1 / min(memory_budget, 1 - memory_budget)
-        kept_period = math.floor(kept_layers + 1e-9) if memory_budget < 0.5 else math.ceil(kept_layers - 1e-9)
-        layer_share = f"one of {kept_period}" if memory_budget < 0.5 else f"{kept_period - 1} of {kept_period}"
+        exact_period = 1 / min(memory_budget, 1 - memory_budget)
+        layer_period = math.floor(exact_period + 1e-9) if memory_budget < 0.5 else math.ceil(exact_period - 1e-9)
+        layer_share = f"one of {layer_period}" if memory_budget < 0.5 else f"{layer_period - 1} of {layer_period}"
         reader.notes.append(
             f"ac_config.activation_memory_budget {memory_budget}: counted as if {layer_share} layers kept all that it "
-            "saves, " + ("an estimate" if abs(kept_layers - kept_period) < 1e-6 else "an upper bound")
+            "saves, " + ("an estimate" if abs(exact_period - layer_period) < 1e-6 else "an upper bound")
         )
-        return {"recompute": f"but-every:{kept_period}" if memory_budget < 0.5 else f"every:{kept_period}"}
+        return {"recompute": f"but-every:{layer_period}" if memory_budget < 0.5 else f"every:{layer_period}"}
     reader.unknown["ac_config.mode"] = (
         f"'{recompute_mode[:60]}' is not modelled; full, budget, and selected_modules of feed_forward are; "
         "--allow-unknown counts no recomputation, which needs more"

@@ -258,7 +258,7 @@ def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | No
         is_own_process=True,
         offloaded=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
         reference=_reference_model(reader, config, ranks),
-        critic=_critic_place(reader, config) if colocates_all else "none",
+        critic=_critic_location(reader, config) if colocates_all else "none",
         sequences=reader.size(config, "rollout.micro_batch_size", 1),
         tokens=sequence_length,
         logit_tokens=sequence_length,
@@ -290,7 +290,7 @@ def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> Additio
     return AdditionalModel(reference_place, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
 
 
-def _critic_place(reader: LaunchReader, config: Table) -> Place:
+def _critic_location(reader: LaunchReader, config: Table) -> Place:
     if str(reader.value(config, "algo.advantage.estimator", "gae")) != "gae":
         return "none"
     reader.notes.append("the critic is counted as large as the actor")

@@ -100,7 +100,7 @@ def read_arguments(
                 parsed_arguments.ignored.append(flag.names[0])
                 continue
             if flag_field not in typed_fields:
-                _require_known(flag, flag_value)
+                _require_resolved(flag, flag_value)
             parsed_arguments.values[flag_field] = flag_value
     except InputError as error:
         if any(TEMPLATE_WORD.match(command_word) for command_word in command_words):
@@ -163,7 +163,7 @@ def _takes_value(argument_word: str) -> bool:
     return argument_word.startswith("-") and "=" not in argument_word
 
 
-def _require_known(flag: Flag, value: Any) -> None:
+def _require_resolved(flag: Flag, value: Any) -> None:
     """Raises `InputError` if a part of a flag's value is known only when the file runs."""
     inner_values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
     for inner_value in inner_values:

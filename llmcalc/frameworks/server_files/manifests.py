@@ -266,9 +266,9 @@ def _llm_inference_service(
     inference_service: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
     """Yields the vLLM servers of KServe's LLMInferenceService, which may state no command."""
-    found_servers = list(_container_servers(inference_service, (), "LLMInferenceService", server_finder))
-    yield from found_servers
-    if found_servers:
+    container_servers = list(_container_servers(inference_service, (), "LLMInferenceService", server_finder))
+    yield from container_servers
+    if container_servers:
         return
     spec = inner_table(inference_service, "spec")
     for place_in_file, pod_table in (
@@ -309,16 +309,16 @@ def _container_servers(
     named_server = server_of_table(manifest_table)
     if named_server is not None:
         gpu = named_server.gpu or _node_accelerator((*outer_tables, manifest_table))
-        yield from server_finder.in_words(replace(named_server, place=_short_place(place_in_file), gpu=gpu))
+        yield from server_finder.in_words(replace(named_server, place=_short_location(place_in_file), gpu=gpu))
         return
     if (
         any(table_key in manifest_table for table_key in COMMAND_KEYS)
         or (isinstance(manifest_table.get("image"), str) and outer_tables)
         or (_implied_engine((manifest_table,)) and _hub_model((manifest_table,)))
     ):
-        found_servers = list(_servers_of_container(manifest_table, outer_tables, place_in_file, server_finder))
-        if found_servers:
-            yield from found_servers
+        container_servers = list(_servers_of_container(manifest_table, outer_tables, place_in_file, server_finder))
+        if container_servers:
+            yield from container_servers
             return
     for table_key, table_value in manifest_table.items():
         if table_key in SKIPPED_KEYS:
@@ -357,12 +357,12 @@ def _servers_of_container(
     command_words = [_expand_container_variables(command_word, env) for command_word in (*command_words, *added_words)]
     image_name = container_table.get("image")
     container = Container(
-        place=_short_place(place_in_file),
+        place=_short_location(place_in_file),
         words=tuple(command_words),
         image=image_name if isinstance(image_name, str) else _container_image(all_tables),
         env=env,
         gpu=_node_accelerator(all_tables),
-        gpus=_accelerator_limit(all_tables, f"{server_finder.where}: {_short_place(place_in_file)}"),
+        gpus=_accelerator_limit(all_tables, f"{server_finder.where}: {_short_location(place_in_file)}"),
         model=_hub_model(all_tables),
         engine=_implied_engine(all_tables) or engine_of_flags(command_words),
         sizes=_parallel_sizes(all_tables),
@@ -370,10 +370,10 @@ def _servers_of_container(
     yield from server_finder.in_words(container)
 
 
-def _short_place(key_path: str) -> str:
+def _short_location(key_path: str) -> str:
     """Returns the path of keys to a server in a manifest, without the keys that are in every manifest."""
-    short_place = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", key_path)
-    return re.sub(r"\.{2,}", ".", short_place).strip(".") or key_path
+    short_location = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", key_path)
+    return re.sub(r"\.{2,}", ".", short_location).strip(".") or key_path
 
 
 def _environment_variables(environment_value: Any) -> dict[str, str]:

@@ -122,22 +122,22 @@ def servers_of_text(
         None (default) to read no such file. Other parameters as of `servers_of`.
     """
     name_in_errors = typed_path.path
-    found_servers: list[LaunchedServer] = []
+    launched_servers: list[LaunchedServer] = []
     for started_server in _find_servers(file_text, typed_path, launch_folder):
         if typed_engine and started_server.start.program.engine != typed_engine:
             continue
         server = _read_server(started_server, name_in_errors, allow_unknown, launch_folder, typed_flags)
-        if not _is_worker(started_server.start) and server not in found_servers:
-            found_servers.append(server)
-        if len(found_servers) > MOST_SERVERS:
+        if not _is_worker(started_server.start) and server not in launched_servers:
+            launched_servers.append(server)
+        if len(launched_servers) > MOST_SERVERS:
             raise InputError(f"{name_in_errors}: starts too many servers; expected at most {MOST_SERVERS}")
-    return _without_copies(found_servers)
+    return _without_copies(launched_servers)
 
 
-def _without_copies(found_servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
+def _without_copies(launched_servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
     """Returns the servers that are not copies of earlier servers with another location or environment."""
     distinct_servers: dict[str, LaunchedServer] = {}
-    for server in found_servers:
+    for server in launched_servers:
         server_text = repr(replace(server, place="", env={}, notes=()))
         first_server = distinct_servers.setdefault(server_text, server)
         if first_server is not server:

@@ -141,10 +141,10 @@ def _window_slots(
     cache_sizes: CacheSizes, flags: Mapping[str, Any], running_requests: int, chunk_tokens: int, draft_tokens: int
 ) -> int:
     """Returns the slots of the window's keys that `running_requests` requests and cached prefixes take."""
-    tokens_behind = cache_sizes.window + EVICTION_INTERVAL * max(1, draft_tokens) + PAGE_TOKENS
+    window_tokens = cache_sizes.window + EVICTION_INTERVAL * max(1, draft_tokens) + PAGE_TOKENS
     decoded_slots = 2 * -(-max(1, draft_tokens) // PAGE_TOKENS) * PAGE_TOKENS if draft_tokens else PAGE_TOKENS
     chunks_in_flight = 1 if flags.get("disable_overlap_schedule") else 2
-    window_slots = (tokens_behind + decoded_slots) * running_requests + chunks_in_flight * chunk_tokens + PAGE_TOKENS
+    window_slots = (window_tokens + decoded_slots) * running_requests + chunks_in_flight * chunk_tokens + PAGE_TOKENS
     if not flags.get("disable_radix_cache"):
         window_slots += 4 * running_requests * (cache_sizes.window + PAGE_TOKENS)
     return -(-window_slots // PAGE_TOKENS) * PAGE_TOKENS

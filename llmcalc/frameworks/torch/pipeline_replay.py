@@ -72,12 +72,12 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[Chunk], mi
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
     """
     layers = sum(len(model_chunk.stage.layers) for model_chunk in model_chunks)
-    kept_microbatches = max(MOST_PASSES // (min(layout.pp, 3) * max(1, layers)), 2 * layout.pp * layout.vpp + 2)
+    replayed_microbatches = max(MOST_PASSES // (min(layout.pp, 3) * max(1, layers)), 2 * layout.pp * layout.vpp + 2)
     if layout.vpp > 1:
         if micro_batches % layout.pp:
             return micro_batches
-        kept_microbatches = -(-kept_microbatches // layout.pp) * layout.pp
-    return min(kept_microbatches, micro_batches)
+        replayed_microbatches = -(-replayed_microbatches // layout.pp) * layout.pp
+    return min(replayed_microbatches, micro_batches)
 
 
 @without_garbage_collection()

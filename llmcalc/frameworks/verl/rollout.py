@@ -58,7 +58,7 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
             if reader.flag(config, f"{ACTOR}.{section_kind}.{argument_name}")
         ),
         reference=_reference_model(reader, config, layout, is_megatron),
-        critic=_critic_place(reader, config, is_megatron),
+        critic=_critic_location(reader, config, is_megatron),
         sequences=sequences,
         tokens=tokens,
         logit_tokens=tokens,
@@ -141,7 +141,7 @@ def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_meg
     return AdditionalModel(reference_place, 4 if weight_format in ("fp32", "float32") else 2, ranks)
 
 
-def _critic_place(reader: LaunchReader, config: Table, is_megatron: bool) -> Place:
+def _critic_location(reader: LaunchReader, config: Table, is_megatron: bool) -> Place:
     """Returns where the critic's weights are: `device`, `host`, or `none` if advantages are not estimated by GAE."""
     if str(reader.value(config, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"

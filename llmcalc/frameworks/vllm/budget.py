@@ -380,8 +380,8 @@ class Server(EngineServer):
     @property
     def divides_prompts(self) -> bool:
         """Whether prefill is chunked: by default always, but in V0 only if requests have more than 32,768 tokens."""
-        default_choice = self.rules.generation != "v0" or self.longest_request > 32768
-        return bool(self.flags.get("enable_chunked_prefill", default_choice))
+        chunks_by_default = self.rules.generation != "v0" or self.longest_request > 32768
+        return bool(self.flags.get("enable_chunked_prefill", chunks_by_default))
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -644,9 +644,13 @@ class Server(EngineServer):
         weight_bytes += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
         weight_bytes = self.logged_or_computed_bytes("weights", weight_bytes)
         profile_run_bytes = self.logged_or_computed_bytes("profile_run", profile_run.peak_bytes(rank, rules))
-        taken_bytes = weight_bytes + profile_run_bytes + outside_bytes + (graph_bytes if self.subtracts_graphs else 0)
+        subtracted_bytes = (
+            weight_bytes + profile_run_bytes + outside_bytes + (graph_bytes if self.subtracts_graphs else 0)
+        )
         cache_bytes = int(
-            self.flags.get("kv_cache_memory_bytes", self.logged_or_computed_bytes("kv_cache", budget - taken_bytes))
+            self.flags.get(
+                "kv_cache_memory_bytes", self.logged_or_computed_bytes("kv_cache", budget - subtracted_bytes)
+            )
         )
         block_count = int(self.flags.get("num_gpu_blocks_override", kv_pool.blocks(cache_bytes)))
         term_status: TermStatus = "estimate"

@@ -77,11 +77,11 @@ def state_blocks(
     block_size: tokens of a block as `--block-size` or the default has them. element_bytes: bytes of an
     activation.
     """
-    format_ratios = _factors_of_formats(rank, version_rules, flags, element_bytes)
+    format_ratios = _format_ratios(rank, version_rules, flags, element_bytes)
     return _state_blocks(rank, version_rules, hardware, flags, draft_tokens, block_size)._replace(factors=format_ratios)
 
 
-def _factors_of_formats(
+def _format_ratios(
     rank: EngineRank, version_rules: StateRules, flags: Mapping[str, Any], element_bytes: int
 ) -> Mapping[str, Fraction]:
     """Returns the ratios of vLLM's bytes per state element to those of the classes in transformers.
