@@ -281,7 +281,7 @@ def add_noise_note(reader: LaunchReader, config: Table) -> None:
 
 
 def optimizer_settings(reader: LaunchReader, argument_name: str, written_name: Any) -> dict[str, Any]:
-    """Returns the settings of an optimizer named as in the Trainer. argument_name: the argument that states the name."""
+    """Returns the settings of an optimizer named as in the Trainer. argument_name: the argument that states it."""
     optimizer_name = str(written_name)[:60]
     if optimizer_name.startswith("OptimizerNames."):
         optimizer_name = optimizer_name.partition(".")[2].lower()
