@@ -36,7 +36,7 @@ def read_accelerate(
 
 
 def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int) -> LaunchSettings:
-    """Returns the run of an accelerate config with DeepSpeed's JSON file or the plugin's keys."""
+    """Returns the run of an accelerate config, from the named DeepSpeed JSON file or from the config's own keys."""
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section = "deepspeed_config"
     reader.ignored += [f"{section}.{device_key}"[:80] for device_key in plugin_table if device_key in PLUGIN_IGNORED]

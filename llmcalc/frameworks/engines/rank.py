@@ -350,7 +350,7 @@ class EngineRank:
 
     @cached_property
     def widths(self) -> tuple[int, bool, RankExperts | None]:
-        """The width of the widest dense feed-forward network, its gate, and the rank's experts."""
+        """The widest dense feed-forward network's width, whether the network has a gate, and the rank's experts."""
         dense_width, is_gated, experts = 0, False, None
         for tree_node in self.model.tree().walk():
             node_op = tree_node.node.op

@@ -144,7 +144,7 @@ class ShardedChunk(Chunk):
         return stage_output
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
-        """Runs the backward pass of micro-batch `i`, after which older torch versions keep the sent gradient."""
+        """Runs the backward pass of micro-batch `i`; older torch versions then keep the sent gradient allocated."""
         input_gradients = super().backward_one_chunk(i, loss)
         if self.schedule_settings.keeps_gradients and input_gradients is not None:
             self.received[i].grad = input_gradients

@@ -72,7 +72,7 @@ class SchedulePasses(PassCounter):
         return min(pass_number - self.starts[chunk_index], 2) + 3 * (self.schedule > 1)
 
     def _pass_case(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassCase:
-        """Returns the case of a forward pass; passes with equal cases have the same memory events."""
+        """Returns a key of a forward pass; passes with equal keys have the same memory events."""
         previous_state = "flying" if self.backwards[chunk_index] < pass_number else "done"
         return (
             chunk_index,
@@ -82,7 +82,7 @@ class SchedulePasses(PassCounter):
         )
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a backward pass and returns the pass's case and id."""
+        """Counts a backward pass, and returns the pass's key (equal for passes with equal memory events) and id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"

@@ -243,7 +243,7 @@ def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) 
 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
-    """Returns for each layer whether rotary positions are absent: in the last of every N layers."""
+    """Returns, per layer, whether the layer has no rotary positions; with a frequency N, every N-th layer has none."""
     frequency = settings.no_rope_freq
     if frequency is None or _rope_table(settings) is None:
         return [False] * settings.layers

@@ -259,7 +259,7 @@ class VLLMRecord(EngineRecord[Rules]):
     def outside_torch(
         self, version_numbers: Numbers, hardware: Hardware, devices: int, stage_count: int
     ) -> MemoryOutsideTorch:
-        """Returns the newest measured memory outside torch with at most this many devices and stages.
+        """Returns the newest measurement of memory outside torch on at most this many devices and stages.
 
         A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.
         """

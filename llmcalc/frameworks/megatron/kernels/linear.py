@@ -374,7 +374,7 @@ class LinearKernels(RankKernels):
             self.persistent.use_engine_workspace()
 
     def use_workspace(self, uses_engine: bool, thread_name: str) -> None:
-        """Allocates the cuBLAS workspace of Transformer Engine, or of torch in a thread."""
+        """Allocates the cuBLAS workspace of Transformer Engine, or torch's workspace for a thread."""
         if uses_engine:
             self.persistent.use_engine_workspace()
         else:
