@@ -387,7 +387,7 @@ class TokenMixer(Component):
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        """The results that layers can share: key of equal layers → field for the result of a lower layer.
+        """Maps the sharing key of equal layers to the field that makes a layer read a lower layer's result.
 
         The field is empty where the mixer computes the result itself.
         """

@@ -297,7 +297,7 @@ def _reference_class() -> type[nn.Module]:
                 self.lm_head(self.norm(x))
 
     class PatchStreamsReference(nn.Module):
-        """Bytes [batch, bytes, local_size] → patches [batch, patches, hidden], and back."""
+        """Turns bytes [batch, bytes, local_size] into patches [batch, patches, hidden], and patches into bytes."""
 
         def __init__(self, spec: PatchStreams, model_properties: ModelProperties) -> None:
             super().__init__()

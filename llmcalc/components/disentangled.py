@@ -246,7 +246,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.norm(table_weight) if hasattr(self, "norm") else table_weight
 
     class ConvolutionReference(nn.Module):
-        """The side convolution. A layer's input and output [batch, tokens, hidden] → the new output."""
+        """Adds a convolution of the layer's input to the layer's output. Both: [batch, tokens, hidden]."""
 
         def __init__(self, spec: SideConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -273,7 +273,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x @ table_rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)
 
     class DisentangledReference(nn.Module):
-        """Scaled queries and position scores. Queries and keys: [batch, heads, tokens, d]."""
+        """Computes scaled queries, and scores by relative position. Queries and keys: [batch, heads, tokens, d]."""
 
         def __init__(self, spec: Disentangled, hidden_size: int, heads: int, head_dim: int) -> None:
             super().__init__()

@@ -627,7 +627,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class StackReference(nn.Module):
-        """The stack of layers. Token embeddings [batch, tokens, hidden] → hidden states of the same shape."""
+        """Runs a stack of layers. Token embeddings [batch, tokens, hidden] → hidden states of the same shape."""
 
         def __init__(self, spec: Stack, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -41,7 +41,7 @@ def record_mix(
     normed_values: bool = False,
     queries: int = 1,
 ) -> list[Value]:
-    """Records, for each query, a weighted sum of the sums of finished blocks and the running sum.
+    """Records, per learned query, a weighted sum of the residual sums of finished blocks and the running sum.
 
     x: the running sum. block_count: the number of finished blocks.
     normed_values: whether the sums that are added up are those after the norm.
@@ -218,7 +218,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             return tuple(mixed_sums[..., sum_index, :] for sum_index in range(mixed_sums.shape[-2]))
 
     class LayerReference(nn.Module):
-        """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""
+        """Runs sublayers on mixed residual sums. x: the running sum, [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: BlockResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -112,7 +112,7 @@ def _reference_class() -> type[nn.Module]:
     mix_class = block_residual_classes()["mix"]
 
     class ConvolvedResidualReference(nn.Module):
-        """The layer with convolutions. x: the running residual sum, [batch, tokens, hidden] → same shape."""
+        """Runs convolved sublayers on residual sums. x: the running sum, [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ConvolvedResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -247,7 +247,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):
-        """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
+        """Runs attention and a network. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
 
         repeats_alike = False
 

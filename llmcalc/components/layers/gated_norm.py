@@ -80,7 +80,7 @@ def _reference_class() -> type[nn.Module]:
             return (x * self.up_proj(nn.functional.silu(self.down_proj(x))).float().sigmoid()).to(x.dtype)
 
     class GatedNormLayerReference(pre_norm_class()):  # type: ignore[misc]
-        """The layer with gated norms. x: [batch, tokens, hidden] → same shape."""
+        """Runs sublayers behind gated norms. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedNormLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

@@ -127,7 +127,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch.nn import functional as F
 
     class GatedConnection(nn.Module):
-        """Reads the streams [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
+        """Computes the gated mean of streams [batch, tokens, streams, hidden], and each stream's factor or None."""
 
         def __init__(self, norm: Norm, streams: int, rank: int, hidden_size: int, has_writes: bool) -> None:
             super().__init__()
@@ -143,7 +143,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return gated_mean, None if self.write is None else 2 * (self.write(normed_streams) / self.streams).sigmoid()
 
     class LayerReference(nn.Module):
-        """The layer with gated residual streams. x: [batch, tokens, streams, hidden] → same shape."""
+        """Runs sublayers on gated means of the streams. x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: GatedStreamsLayer, model_properties: ModelProperties) -> None:
             super().__init__()

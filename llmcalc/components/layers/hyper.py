@@ -220,7 +220,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return weighted_sum, write_weights, self.mix(matrix, streams)
 
     class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
-        """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
+        """Runs sublayers on weighted sums of streams. x: [batch, tokens, streams, hidden] → same shape."""
 
         connection = HyperConnection
 

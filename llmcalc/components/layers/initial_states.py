@@ -58,7 +58,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class InitialStatesReference(pre_norm_class()):  # type: ignore[misc]
-        """The layer that mixes in the first layer's input. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention on λ₀ · x + λ₁ · x₀, then a network. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: InitialStatesLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

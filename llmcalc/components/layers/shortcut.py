@@ -117,7 +117,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ShortcutReference(nn.Module):
-        """LongCat-Flash's layer. x: [batch, tokens, hidden] → same shape."""
+        """Runs two attentions, two dense networks and parallel experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ShortcutLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -187,7 +187,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class DifferentialReference(grouped_reference_class()):  # type: ignore[misc]
-        """Differential attention. x: [batch, tokens, hidden] → same shape."""
+        """Subtracts one softmax attention from another. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DifferentialAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size, spec.attention_bias)

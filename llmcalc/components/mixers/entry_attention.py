@@ -232,7 +232,7 @@ def group_map_class() -> type[nn.Module]:
 
 @cache
 def entry_attention_class() -> Any:
-    """Returns the base class of both references. A subclass computes the entries."""
+    """Returns the base class of references of attention to entries. A subclass computes the entries."""
     import torch
     from torch import nn
 

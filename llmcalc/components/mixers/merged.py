@@ -68,7 +68,7 @@ class MergedAttention(TwoSetsMixer):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records one softmax over the scores of both attention cores; each core counts its own products."""
+        """Records one softmax over the scores of the decoder's tokens and of the encoder's output."""
         memory = Value(SOURCE, x.axes) if recorder.memory is None else recorder.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window

@@ -155,7 +155,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class PredictStreamsReference(nn.Module):
-        """The rows of all streams: [batch, tokens, hidden] → [batch, (1 + ngram) · tokens, hidden].
+        """Adds rows for predict streams: [batch, tokens, hidden] → [batch, (1 + ngram) · tokens, hidden].
 
         After the layers: [batch, tokens, ngram, hidden], without the axis of a single stream.
         """

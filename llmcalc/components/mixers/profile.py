@@ -141,7 +141,7 @@ def profile_attention_class() -> type[nn.Module]:
     from torch import nn
 
     class ProfileCore(nn.Module):
-        """A bias for every distance. profile_weights: [batch, heads, tokens, rank], profiles: [distances, rank]."""
+        """Mixes a bias per distance. profile_weights: [batch, heads, tokens, rank], profiles: [distances, rank]."""
 
         def forward(self, profile_weights: Tensor, profiles: Tensor) -> Tensor:
             return profile_weights @ profiles.t()

@@ -247,7 +247,7 @@ class MoE(Network):
         return self
 
     def _check_shared_scores(self) -> None:
-        """Raises `ValueError` if the shared experts' weights are incompatible with the shared expert."""
+        """Raises `ValueError` if shared_scores cannot weight the shared expert, such as an expert with biases."""
         scores, shared_expert = self.shared_scores, self.shared_expert
         if scores is not None and (
             shared_expert is None

@@ -385,7 +385,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.attention_out(heads)
 
     class ProjectorReference(nn.Module):
-        """The projector. x: [images, patches, input_size] → [images / frames, patches / merge², size].
+        """Projects patches. x: [images, patches, input_size] → [images / frames, patches / merge², size].
 
         The patches are row by row, with `columns` patches per row.
 

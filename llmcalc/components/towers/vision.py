@@ -307,7 +307,7 @@ def _reference_class() -> type[nn.Module]:
                 self.register_buffer(buffer_name, buffer)
 
     class Pooling(nn.Module):
-        """The pooling head. x: [images, patches, hidden] → [images, 1, hidden]."""
+        """Pools patches by a learned query. x: [images, patches, hidden] → [images, 1, hidden]."""
 
         def __init__(self, spec: AttentionPooling, hidden_size: int) -> None:
             super().__init__()
@@ -321,7 +321,7 @@ def _reference_class() -> type[nn.Module]:
             return pooled_vector + self.mlp(self.norm(pooled_vector), ForwardPass())
 
     class VisionTowerReference(nn.Module):
-        """The vision encoder. pixels: [images, channels, frames, height, width] → [images, patches, hidden].
+        """Encodes pixels: [images, channels, frames, height, width] → [images, patches, hidden].
 
         The patches are row by row. With a pooling head the output is [images, 1, hidden].
 
