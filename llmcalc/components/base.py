@@ -473,6 +473,6 @@ class Nothing(Part):
     type: Literal["none"] = "none"
 
     def check_place(self, stack_position: StackPosition) -> None:
-        """Raises `ValueError` outside a decoder, because a layer there must have a token mixer."""
+        """Raises `ValueError` for a layer without a token mixer in a stack other than a decoder."""
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}.type: 'none' is for decoders; expected 'attention'")

@@ -233,7 +233,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class TableReference(nn.Module):
-        """The table of relative positions, which returns all its rows, [2·span, hidden]."""
+        """Returns every row of the table of relative positions, [2·span, hidden]."""
 
         def __init__(self, spec: RelativeEmbedding, model_properties: ModelProperties) -> None:
             super().__init__()

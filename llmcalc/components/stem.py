@@ -118,7 +118,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ConvStemReference(nn.Module):
-        """The convolutional stem. frames: [batch, num_mel_bins, frames] → [batch, frames / 2, hidden]."""
+        """Convolves audio frames. frames: [batch, num_mel_bins, frames] → [batch, frames / 2, hidden]."""
 
         def __init__(self, spec: ConvStem, hidden_size: int) -> None:
             super().__init__()

@@ -363,7 +363,7 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
 
 
 def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns the modules of an alternative that can contain other modules, without joined modules inside of them."""
+    """Returns an alternative's modules, without the modules that are themselves parts of the node."""
     if len(option) == 1:
         return option
     return [module_name for module_name in option if f".{module_name.removeprefix('.')}" not in part_names] or option

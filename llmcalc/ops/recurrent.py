@@ -142,7 +142,7 @@ class DeltaRule(Op):
         return self._chunk_count(run_config) * (2 * c * c * square + 3 * 2 * c * k * v)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        """Returns the FLOPs of the backward pass: twice the forward FLOPs, with two corrections.
+        """Returns twice the forward FLOPs, with corrections for the first and last states and solved systems.
 
         - The first state is not computed and the last one is not used: four products less.
         - Each solved triangular system adds one product, for the gradient of its matrix.

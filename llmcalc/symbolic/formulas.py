@@ -151,7 +151,7 @@ class FormulaNode:
 
     @property
     def name(self) -> str:
-        """The name, with a label if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
+        """The node's name, with a label of the layer's kind if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
         return (
             ".".join(name_part for segment, label, _ in self.path_names for name_part in (segment, label) if name_part)
             or "model"
@@ -240,7 +240,7 @@ class Formulas:
     def formula_of_value(
         self, quantity: Quantity, expression: Any, known_value: int, node: FormulaNode, rewrite_sums: SumStyle
     ) -> Formula:
-        """Returns the formula for an expression whose value in numbers is known.
+        """Returns the formula for an expression whose numeric value is known.
 
         rewrite_sums: a function that rewrites the expression's sums.
 
@@ -274,7 +274,7 @@ class Formulas:
         return cost_sum
 
     def _places_in_run(self, root: Node, run_config: RunConfig | None) -> list[Place]:
-        """Returns every place of the tree in a run, in the order of `walk_indices`, from a cache."""
+        """Returns, from a cache, every node of the tree in a run, in the order of `walk_indices`."""
         cache_key = (id(root), run_config)
         if cache_key not in self._walks:
             self._walks[cache_key] = list(root.walk(run_config))

@@ -96,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The paths of the model's leaf nodes with parameters, by kind of comparison.
+    """The paths of the leaf nodes with parameters: compared alone, in a sum, or only in totals.
 
     alone: the leaves that were compared individually.
     summed: the leaves that were compared as part of a sum.

@@ -249,7 +249,7 @@ def _checks(
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
-    """Returns the sizes by name of the parameters that a family's record declares as not counted."""
+    """Returns the sizes, by name, of the parameters that the model's family declares as not counted."""
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}

@@ -549,7 +549,7 @@ assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
 def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save the results of operations; of `alternate_operations` every second one."""
+    """Returns checkpoint contexts that save the results of these operations, and of some only every second one."""
     operations, alternating_operations = (
         {SAVED_OPERATIONS[operation_name] for operation_name in operation_names}
         for operation_names in (saved_operations, alternate_operations)

@@ -172,7 +172,7 @@ class BlockResiduals(ResidualStreams):
 
 
 def block_residual_example(**layer_fields: Any) -> BlockResidualLayer:
-    """Returns a small layer, by default the first one. layer_fields: values that override its default fields."""
+    """Returns a small layer for examples, by default a first layer. layer_fields: fields with other values."""
     defaults = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
     return BlockResidualLayer(**{**defaults, **layer_fields})
 

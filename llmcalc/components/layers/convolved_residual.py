@@ -83,7 +83,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
 
 
 def convolved_residual_example(**layer_fields: Any) -> ConvolvedResidualLayer:
-    """Returns a small layer, by default the first one. layer_fields: values that override its default fields."""
+    """Returns a small layer for examples, by default a first layer. layer_fields: fields with other values."""
     attention = GatedProfileAttention(
         num_attention_heads=4,
         num_key_value_heads=2,

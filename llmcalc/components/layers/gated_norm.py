@@ -70,7 +70,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class NormGate(nn.Module):
-        """The gate of a norm. x: [batch, tokens, hidden] → x times a factor between 0 and 1."""
+        """Multiplies a norm's output by its gate, between 0 and 1. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, hidden: int, rank: int) -> None:
             super().__init__()

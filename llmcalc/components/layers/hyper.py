@@ -147,7 +147,7 @@ def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> 
 
 
 def hyper_example(**layer_fields: Any) -> HyperLayer:
-    """Returns a small layer. layer_fields: values that override its default fields."""
+    """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
     return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
 
 

@@ -106,7 +106,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class StreamsReference(nn.Module):
-        """The split of padded tokens into two residual streams, and the merge of the streams.
+        """Pads and splits tokens into two residual streams, and merges the streams after the layers.
 
         [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens, 2 · hidden].
         """

@@ -243,7 +243,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Mamba2Reference(nn.Module):
-        """The Mamba-2 mixer. x: [batch, tokens, hidden] → same shape."""
+        """Runs the Mamba-2 mixer: a scan with one decay per head. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Mamba2, model_properties: ModelProperties) -> None:
             super().__init__()

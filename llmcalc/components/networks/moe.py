@@ -473,7 +473,7 @@ def routed_class() -> type[nn.Module]:
     ExpertMap = expert_map_class()
 
     class ExpertsReference(nn.Module):
-        """The routed experts. x: [rows, width], expert: [rows] → [rows, width].
+        """Runs each row through the row's expert. x: [rows, width], expert: [rows] → [rows, width].
 
         grouped: whether rows are sorted by expert.
 
@@ -539,7 +539,7 @@ def routed_class() -> type[nn.Module]:
 @cache
 def _vision_class() -> type[nn.Module]:
     class VisionReference(routed_class()):  # type: ignore[misc]
-        """The experts for image tokens. x: [batch, tokens, hidden] → same shape."""
+        """Routes image tokens to the vision experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: VisionExperts, model_properties: ModelProperties, experts: int, top_k: int) -> None:
             super().__init__(
@@ -565,7 +565,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class MoEReference(routed_class()):  # type: ignore[misc]
-        """The mixture of experts. x: [batch, tokens, hidden] → same shape."""
+        """Routes each token to experts, and sums their outputs. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:
             hidden_size, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok
