@@ -305,13 +305,13 @@ class Formulas:
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
             return [CostTerm(_scaled_cost(forward_of, tokens_inverse), run_config)]
-        empty_run, one_token = (
+        run_without_tokens, run_of_one_token = (
             RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
         )
         if quantity == "kv":
             self._check_whole_blocks()
         state_bits = STATE_BITS if self._stored_format.keys.bits < STATE_BITS else element_bits
-        return _cache_terms(quantity, empty_run, one_token, element_bits, state_bits, one_eighth)
+        return _cache_terms(quantity, run_without_tokens, run_of_one_token, element_bits, state_bits, one_eighth)
 
     def _check_whole_blocks(self) -> None:
         """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
@@ -457,8 +457,8 @@ class Formulas:
 
 def _cache_terms(
     quantity: Quantity,
-    empty_run: RunConfig,
-    one_token: RunConfig,
+    run_without_tokens: RunConfig,
+    run_of_one_token: RunConfig,
     element_bits: Number,
     state_bits: Number,
     factor: Any,
@@ -471,8 +471,12 @@ def _cache_terms(
     def cost(op_use: OpUse) -> Number:
         return op_use.cache_bits(state_bits if isinstance(op_use.op, State) else element_bits)
 
-    initial_terms = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
-    return initial_terms if quantity == "state" else [CostTerm(_scaled_cost(cost, factor), one_token), *initial_terms]
+    initial_terms = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), run_without_tokens)]
+    return (
+        initial_terms
+        if quantity == "state"
+        else [CostTerm(_scaled_cost(cost, factor), run_of_one_token), *initial_terms]
+    )
 
 
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:

@@ -119,13 +119,13 @@ class DifferentialAttention(WindowedMixer):
         joined_heads = recorder.cat(*attention_cores, axes=(heads, double_dim))
         half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
         first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)
-        subtracted_share = recorder.plus(
+        subtraction_factor = recorder.plus(
             recorder.sub(self._lambda_term(recorder, "1", head_dim), self._lambda_term(recorder, "2", head_dim)),
             self.lambda_init,
         )
-        recorder.hold(both=joined_heads, share=subtracted_share)
+        recorder.hold(both=joined_heads, share=subtraction_factor)
         head_difference = recorder.sub(
-            first_heads, recorder.mul(second_heads, subtracted_share)
+            first_heads, recorder.mul(second_heads, subtraction_factor)
         )  # one softmax term minus λ times the other, in both halves
         norm = Norm(type="rmsnorm", weight=self.norm_weight, eps=self.norm_eps)
         head_difference = (

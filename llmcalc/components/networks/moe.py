@@ -327,10 +327,12 @@ class MoE(Network):
             shared_output = self._shared_output(recorder, self.shared_expert, x)
             if self.shared_expert_mix:
                 scores = recorder.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
-                routed_share, shared_share = recorder.split(recorder.act(scores, "softmax"), *[(Axis("one", 1),)] * 2)
+                routed_share, shared_expert_share = recorder.split(
+                    recorder.act(scores, "softmax"), *[(Axis("one", 1),)] * 2
+                )
                 expert_outputs, shared_output = (
                     recorder.mul(routed_share, expert_outputs, expert_outputs.axes),
-                    recorder.mul(shared_share, shared_output, expert_outputs.axes),
+                    recorder.mul(shared_expert_share, shared_output, expert_outputs.axes),
                 )
             expert_outputs = recorder.add(expert_outputs, shared_output)
             recorder.hold(y=expert_outputs)
@@ -374,10 +376,10 @@ class MoE(Network):
         corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
         learned_router = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
         vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
-        four_experts = {"num_experts": 4, "num_experts_per_tok": 2}
+        expert_counts = {"num_experts": 4, "num_experts_per_tok": 2}
 
         def small_mixture(**moe_fields: Any) -> Any:
-            return cls(**{**four_experts, "expert": swiglu, **moe_fields})
+            return cls(**{**expert_counts, "expert": swiglu, **moe_fields})
 
         return [
             small_mixture(num_experts=6),

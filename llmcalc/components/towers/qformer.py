@@ -119,8 +119,8 @@ class QFormer(LearnedQueries):
             for projection_letter, projection_input in inputs.items()
         )
         if isinstance(query_rows, Table):
-            single_set = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)
-            attn_output = recorder.core("", single_set, q, k, v, axes=v.axes)
+            shared_query_core = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)
+            attn_output = recorder.core("", shared_query_core, q, k, v, axes=v.axes)
             return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
         q = q.view(*q.axes, new_rows=query_rows)
         key_limits: dict[str, Any] = {}

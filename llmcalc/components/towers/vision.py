@@ -255,8 +255,8 @@ class VisionTower(TowerPart):
             mixed_stack,
             Stack(num_hidden_layers=2, block=scaled_block),
         ]
-        squares_of_two = biased_attention.model_copy(update={"grid_window": 2})
-        merger = WindowMerger(side=2, attention=squares_of_two, intermediate_size=30, norm=layernorm)
+        grid_window_attention = biased_attention.model_copy(update={"grid_window": 2})
+        merger = WindowMerger(side=2, attention=grid_window_attention, intermediate_size=30, norm=layernorm)
         return [
             cls(hidden_size=12, patches=image, stack=stacks[3], merger=merger, upper_stack=stacks[0]),
             cls(hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=16), pooling=pooling),
