@@ -289,7 +289,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.p2c = TableScoreProduct()
 
         def _relative_positions(self, forward_pass: ForwardPass, tokens: int, device: Any) -> Tensor:
-            """Query position minus key position, binned if the spec has bins."""
+            """Returns the query position minus the key position, binned if the spec has bins."""
             positions = forward_pass.positions(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:

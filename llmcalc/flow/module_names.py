@@ -283,7 +283,7 @@ class _LayerNames(NamedTuple):
 
 
 def _name_in_layer(layer: str, name_in_layer: str) -> str:
-    """Returns the checkpoint name of a module inside a layer; empty for a module of another module list."""
+    """Returns the checkpoint name of a module inside a layer; empty if another module list has the module."""
     if name_in_layer.startswith("&"):
         module_list, _, name_in_layer = name_in_layer[1:].partition(".")
         if module_list not in layer.split("."):

@@ -346,7 +346,7 @@ class Formulas:
         return sympy.expand(expression.xreplace(value_of_symbol))
 
     def _combine_equal_layers(self, expression: Any, rewrite_sums: SumStyle) -> Any:
-        """Combines the terms of equal layers, with the depth as a factor for terms of all layers.
+        """Adds the terms of equal layers, and multiplies each sum by the number of these layers.
 
         rewrite_sums: function that rewrites the combined sums.
         """

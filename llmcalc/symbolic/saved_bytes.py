@@ -54,7 +54,7 @@ class Location(NamedTuple):
 
     @property
     def stack(self) -> PathNames:
-        """The names in the enclosing layer's path, which all kinds of layers of a stack share."""
+        """The names on the path of the enclosing layer, without labels of kinds of layers."""
         return tuple(stack_name for stack_name, _ in self.layer)
 
 

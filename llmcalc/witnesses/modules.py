@@ -176,7 +176,7 @@ class _Search:
         return {}
 
     def _modules_of_lists(self, root: str, list_names: str, layer_count: int) -> list[str]:
-        """Returns the members of one `ModuleList` or of several consecutive ones, or a first or last member.
+        """Returns the layers' modules: the members of one `ModuleList` or of several consecutive lists, or a part.
 
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """

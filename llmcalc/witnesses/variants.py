@@ -460,7 +460,7 @@ def loss_of(
 
 
 def log_probability_loss(logits: Any, labels: Any) -> Any:
-    """Returns the labels' mean log-probability, with entropies (TRL, `GRPOTrainer._compute_loss`)."""
+    """Returns the mean log-probability of the labels, and computes entropies (TRL, `GRPOTrainer._compute_loss`)."""
     last_tokens = logits.shape[1] - 1
     last_logits = logits[:, :-1, :]
     last_logits = last_logits[:, -last_tokens:, :]

@@ -184,13 +184,13 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class SumScores(nn.Module):
-        """The scores of sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
+        """Scores the sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
 
         def forward(self, keys: Tensor, query: Tensor) -> Tensor:
             return (keys @ query.reshape(-1, query.shape[-1]).t()).transpose(-1, -2)
 
     class WeightedSum(nn.Module):
-        """Weighted sums. mix_weights: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
+        """Mixes sums. mix_weights: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
 
         def forward(self, mix_weights: Tensor, sources: Tensor) -> Tensor:
             return mix_weights @ sources

@@ -180,7 +180,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class SoftmaxProducts(nn.Module):
-        """Softmax attention with a bias. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d]."""
+        """Computes biased softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5

@@ -252,7 +252,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(scores.dtype))
 
     class GlobalLocalReference(nn.Module):
-        """Attention with global tokens. x: [batch, global tokens and blocks, hidden] → same shape."""
+        """Attends within blocks and to global tokens. x: [batch, global tokens and blocks, hidden] → same shape."""
 
         def __init__(self, spec: GlobalLocalAttention, hidden_size: int) -> None:
             super().__init__()

@@ -184,7 +184,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return matrix.transpose(-1, -2) @ streams
 
     class HyperConnection(nn.Module):
-        """The hyper-connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
+        """Computes a sublayer's stream weights. streams → (sublayer input, output weights, mixed streams)."""
 
         def __init__(self, spec: HyperLayer, hidden_size: int) -> None:
             super().__init__()

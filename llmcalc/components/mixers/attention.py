@@ -600,7 +600,7 @@ def _reference_class() -> type[nn.Module]:
     from .output_gate import gate_values
 
     class AttentionReference(nn.Module):
-        """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
+        """Projects to heads, attends, projects back. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Attention, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -237,7 +237,7 @@ def entry_attention_class() -> Any:
     from torch import nn
 
     class EntryAttentionReference(nn.Module):
-        """Attention to tokens and entries. x: [batch, tokens, hidden] → same shape."""
+        """Attends to tokens and compressed entries. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: EntryAttention, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -166,7 +166,7 @@ def _reference_class() -> type[nn.Module]:
             return head_outputs.transpose(1, 2).flatten(2)
 
     class Scan(nn.Module):
-        """Mamba's selective scan. x, Δ: [batch, tokens, inner] → ([batch, tokens, inner], last state).
+        """Runs Mamba's selective scan. x, Δ: [batch, tokens, inner] → ([batch, tokens, inner], last state).
 
         B, C: [batch, tokens, inner or 1, state].
         """

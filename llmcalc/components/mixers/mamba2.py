@@ -172,7 +172,7 @@ def scan_class() -> type[nn.Module]:
         return torch.exp(pair_log_decay.masked_fill(~is_past, float("-inf")))
 
     class ChunkedScan(nn.Module):
-        """Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).
+        """Runs Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).
 
         Δ: [batch, tokens, heads], B, C: [batch, tokens, heads, n].
         """

@@ -132,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class MergedReference(two_sets_reference()):  # type: ignore[misc]
-        """Merged self- and cross-attention. x: [batch, tokens, hidden] → same shape."""
+        """Attends to decoder tokens and encoder output in one softmax. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MergedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)

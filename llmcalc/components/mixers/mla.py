@@ -372,7 +372,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class MLAReference(nn.Module):
-        """Multi-head latent attention. x: [batch, tokens, hidden] → same shape."""
+        """Attends with keys and values from small latents. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MLA, model_properties: ModelProperties) -> None:
             super().__init__()

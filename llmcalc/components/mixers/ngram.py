@@ -175,7 +175,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return streams[:, :, 0] if self.ngram == 1 else streams
 
     class NgramReference(nn.Module):
-        """Attention of all streams. x: [batch, (1 + ngram) · tokens, hidden] → same shape."""
+        """Attends within the main stream and predict streams. x: [batch, (1 + ngram) · tokens, hidden] → same shape."""
 
         def __init__(self, spec: NgramAttention, hidden_size: int) -> None:
             super().__init__()

@@ -262,7 +262,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class SelfAttention(nn.Module):
-        """The conformer's self-attention. x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames]."""
+        """Computes self-attention. x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames]."""
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()

@@ -187,7 +187,7 @@ def _reference_class() -> type[nn.Module]:
     BatchNorm = batch_norm_class()
 
     class Attention(nn.Module):
-        """Attention in blocks. x: [clips, frames, hidden] → same shape."""
+        """Attends within blocks of frames. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()

@@ -273,7 +273,7 @@ def _reference_class() -> type[nn.Module]:
             return x + self.mlp(self.mlp_pre_norm(x), ForwardPass())
 
     class Neck(nn.Module):
-        """Two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, rows, columns]."""
+        """Applies two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, …]."""
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__()
