@@ -54,7 +54,10 @@ class SubsamplingStem(Stem):
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
+        """Records the stem's convolutions, whose output is the encoder's input.
+
+        width: the encoder's width. x: token embeddings if recorded without an encoder.
+        """
         frames = recorder.frames = x if x.fixed else self.frames_read()
         last_layer = len(self.conv_kernel_sizes) - 1
         for i, kernel_size in enumerate(self.conv_kernel_sizes):
@@ -93,7 +96,10 @@ class WaveformStem(Stem):
         return Value(Multiple("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
+        """Records the stem's convolutions, whose output is the encoder's input.
+
+        width: the encoder's width. x: token embeddings if recorded without an encoder.
+        """
         samples = recorder.frames = x if x.fixed else self.frames_read()
         axes, first_rows = width or x.axes, Multiple(of=SOURCE, by=6, more=7)
         frames = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
@@ -129,7 +135,7 @@ def _subsampling_class() -> type[nn.Module]:
     from torch import nn
 
     class SubsamplingReference(nn.Module):
-        """Strided convolutions. frames: [batch, frames, num_mel_bins] → [batch, frames / 2^layers, hidden]."""
+        """Applies strided gated convolutions. frames: [batch, frames, bins] → [batch, frames / 2^layers, hidden]."""
 
         def __init__(self, spec: SubsamplingStem, hidden_size: int) -> None:
             super().__init__()
@@ -157,7 +163,7 @@ def _waveform_class() -> type[nn.Module]:
     from torch import nn
 
     class WaveformReference(nn.Module):
-        """Convolutions of a waveform. samples: [batch, samples] → [batch, positions, hidden]."""
+        """Applies three convolutions to a waveform. samples: [batch, samples] → [batch, positions, hidden]."""
 
         def __init__(self, hidden_size: int) -> None:
             super().__init__()

@@ -153,7 +153,7 @@ def check_top_k(num_experts: int, num_experts_per_tok: int) -> None:
 
 
 class Component(Part):
-    """A model component with costs. Subclasses define operations, a PyTorch reference and small examples.
+    """The base class of model components with costs: operations, a PyTorch reference and small examples.
 
     node_name: the name of its module in a layer.
     kind: the kind of component that its costs are counted under.
@@ -387,7 +387,7 @@ class TokenMixer(Component):
         return None
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        """The results that layers can share: key of equal layers → field for the result of a lower layer.
+        """Maps each sharing key to the field that makes a layer reuse the result of a lower layer.
 
         The field is empty where the mixer computes the result itself.
         """
@@ -473,6 +473,6 @@ class Nothing(Part):
     type: Literal["none"] = "none"
 
     def check_place(self, stack_position: StackPosition) -> None:
-        """Raises `ValueError` outside a decoder, because a layer there must have a token mixer."""
+        """Raises `ValueError` for a layer without a token mixer in a stack other than a decoder."""
         if stack_position.side != "decoder":
             raise ValueError(f"{stack_position.where}.type: 'none' is for decoders; expected 'attention'")

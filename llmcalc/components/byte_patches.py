@@ -220,7 +220,7 @@ def _reference_class() -> type[nn.Module]:
             return patch_vectors.unflatten(-1, (self.vectors, -1)).flatten(1, 2)
 
     class EncoderReference(LocalReference):
-        """The byte layers before the patches, and the cross-attention of patches to bytes.
+        """Runs the byte layers before the patches, and the cross-attention of patches to bytes.
 
         [batch, bytes, width] → same shape, [batch, patches, vectors · width].
         """
@@ -253,7 +253,7 @@ def _reference_class() -> type[nn.Module]:
             return layer_output
 
     class DecoderReference(LocalReference):
-        """The byte layers after the patches, and their cross-attention to the patches.
+        """Runs the byte layers after the patches, with cross-attention to the patches.
 
         [batch, bytes, width], [batch, patches, hidden] → [batch, bytes, width].
         """
@@ -279,7 +279,7 @@ def _reference_class() -> type[nn.Module]:
             return byte_states
 
     class PatcherReference(nn.Module):
-        """The language model of bytes that finds the ends of patches. ids: [batch, bytes] → nothing."""
+        """Runs the byte language model whose entropies determine the ends of patches. ids: [batch, bytes]."""
 
         def __init__(self, spec: Patcher) -> None:
             super().__init__()
@@ -297,7 +297,7 @@ def _reference_class() -> type[nn.Module]:
                 self.lm_head(self.norm(x))
 
     class PatchStreamsReference(nn.Module):
-        """Bytes [batch, bytes, local_size] → patches [batch, patches, hidden], and back."""
+        """Turns bytes [batch, bytes, local_size] into patches [batch, patches, hidden], and patches into bytes."""
 
         def __init__(self, spec: PatchStreams, model_properties: ModelProperties) -> None:
             super().__init__()

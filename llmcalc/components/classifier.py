@@ -86,7 +86,7 @@ def _classifier_class() -> type[nn.Module]:
     from torch import nn
 
     class ClassifierReference(nn.Module):
-        """The classifier. x: [batch, positions, hidden] → [batch, positions, num_labels].
+        """Scores every label at every position. x: [batch, positions, hidden] → [batch, positions, num_labels].
 
         Only the first position is classified if `over` is `sequence`.
         """

@@ -145,7 +145,7 @@ def _reference_class() -> type[nn.Module]:
             return (x - self.get_buffer("mean")) * self.get_buffer("scale")
 
     class ConvolutionReference(nn.Module):
-        """The conformer's convolution module. x: [clips, frames, hidden] → same shape."""
+        """Applies the conformer's gated convolution over frames. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: ConformerConvolution, hidden_size: int) -> None:
             super().__init__()

@@ -233,7 +233,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class TableReference(nn.Module):
-        """The table of relative positions, which returns all its rows, [2·span, hidden]."""
+        """Returns every row of the table of relative positions, [2·span, hidden]."""
 
         def __init__(self, spec: RelativeEmbedding, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -246,7 +246,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.norm(table_weight) if hasattr(self, "norm") else table_weight
 
     class ConvolutionReference(nn.Module):
-        """The side convolution. A layer's input and output [batch, tokens, hidden] → the new output."""
+        """Adds a convolution of the layer's input to the layer's output. Both: [batch, tokens, hidden]."""
 
         def __init__(self, spec: SideConvolution, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -273,7 +273,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x @ table_rows.unflatten(-1, (x.shape[1], -1)).permute(1, 2, 0)
 
     class DisentangledReference(nn.Module):
-        """Scaled queries and position scores. Queries and keys: [batch, heads, tokens, d]."""
+        """Computes scaled queries, and scores by relative position. Queries and keys: [batch, heads, tokens, d]."""
 
         def __init__(self, spec: Disentangled, hidden_size: int, heads: int, head_dim: int) -> None:
             super().__init__()
@@ -289,7 +289,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.p2c = TableScoreProduct()
 
         def _relative_positions(self, forward_pass: ForwardPass, tokens: int, device: Any) -> Tensor:
-            """Query position minus key position, binned if the spec has bins."""
+            """Returns the query position minus the key position, binned if the spec has bins."""
             positions = forward_pass.positions(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:

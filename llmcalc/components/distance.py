@@ -239,7 +239,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class RelativeReference(nn.Module):
-        """T5's bias on the scores. Query and key positions → [heads, queries, keys]."""
+        """Computes T5's bias on the scores. Query and key positions → [heads, queries, keys]."""
 
         def __init__(self, buckets: int, max_distance: int, heads: int, causal: bool) -> None:
             super().__init__()
@@ -267,7 +267,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return q @ r.unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
 
     class TransformerXLReference(nn.Module):
-        """Transformer-XL's positions. Queries → (queries for the product with the keys, position scores).
+        """Computes Transformer-XL's scores. Queries → (queries for the product with the keys, position scores).
 
         The position scores, [batch, heads, queries, keys], are added to the scaled scores.
         """

@@ -166,7 +166,7 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
     from torch import nn
 
     class MedusaReference(nn.Module):
-        """Medusa's heads. x: [batch, positions, hidden] → [batch, heads · positions, tokens]."""
+        """Runs Medusa's heads on every position. x: [batch, positions, hidden] → [batch, heads · positions, tokens]."""
 
         def __init__(self, spec: MedusaHeads, hidden_size: int, proposed_tokens: int) -> None:
             super().__init__()
@@ -188,7 +188,7 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
             return logits[0] if self.heads == 1 else torch.cat(logits, 1)
 
     class SpeculatorReference(nn.Module):
-        """The stages of an MLP speculator. x: [batch, positions, hidden] → [batch, stages · positions, tokens].
+        """Runs an MLP speculator's stages. x: [batch, positions, hidden] → [batch, stages · positions, tokens].
 
         The first token is 0, and each further one that of the highest score in the stage before.
         """

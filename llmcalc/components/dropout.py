@@ -30,7 +30,7 @@ class Dropout(Record):
     final: Probability | None = None
 
     def probabilities(self) -> dict[str, float]:
-        """Returns the dropout probabilities above 0 by place."""
+        """Returns the dropout probabilities above 0, by name of the dropout point."""
         return {dropout_place: probability for dropout_place, probability in self if probability}
 
     def with_probability(self, probability: float) -> Dropout:

@@ -100,7 +100,7 @@ def _reference_class() -> type[nn.Module]:
             self.decoder = nn.Linear(entity_width, spec.entity_vocab_size)
 
     class EntitiesReference(nn.Module):
-        """The entity tables and the entity head; inputs without entities skip both."""
+        """A container of the entity tables and the entity head, which inputs without entities do not run."""
 
         def __init__(self, spec: Entities, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -39,7 +39,10 @@ class FrameStem(Stem):
         return Value(Multiple("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
+        """Records the linear layer over frames and the two convolutions, whose output is the encoder's input.
+
+        width: the encoder's width. x: token embeddings if recorded without an encoder.
+        """
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes, wide_axis = width or x.axes, Axis("channels", 2 * recorder.element_count(width or x.axes))
         standardized = recorder.normalized(frames, Norm(type="layernorm", weight=False))
@@ -73,7 +76,7 @@ def _reference_class() -> type[nn.Module]:
     from .runtime import vector
 
     class FrameStemReference(nn.Module):
-        """Frames of samples. samples: [batch, samples] → [batch, samples / (4 · frame_size), hidden]."""
+        """Encodes frames of samples. samples: [batch, samples] → [batch, samples / (4 · frame_size), hidden]."""
 
         def __init__(self, spec: FrameStem, hidden_size: int) -> None:
             super().__init__()

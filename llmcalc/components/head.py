@@ -177,7 +177,7 @@ def _reference_class() -> Callable[..., nn.Module]:
     from torch import nn
 
     class LMHeadReference(nn.Module):
-        """The language-model head. x: [batch, positions, hidden] → [batch, positions, vocab_size]."""
+        """Computes the logits of the vocabulary. x: [batch, positions, hidden] → [batch, positions, vocab_size]."""
 
         def __init__(self, spec: LMHead, model_properties: ModelProperties, vocab_size: int, width: int) -> None:
             super().__init__()

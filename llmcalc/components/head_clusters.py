@@ -55,7 +55,10 @@ class Clusters(Part):
             )
 
     def flow(self, recorder: Flow, x: Value, vocab: Axis, output_weight: Weight | None, rows: Rows) -> Value:
-        """Records the head. x: the hidden states. output_weight: the embedding's weight, if tied."""
+        """Records the scores of the clusters' centroids and of the best clusters' tokens.
+
+        x: the hidden states. output_weight: the embedding's weight, if tied.
+        """
         (hidden_axis,) = x.axes
         assert isinstance(hidden_axis, Axis)
         with recorder.scope("centroids", role="no_grad"):  # their scores choose clusters, and enter no logit
@@ -98,7 +101,7 @@ def _reference_class() -> type[nn.Module]:
             self.register_buffer("tokens", torch.arange(vocab_size))
 
     class ClusteredHead(nn.Module):
-        """The clustered output head. x: [batch, positions, hidden] → [batch, positions, vocab_size].
+        """Scores the tokens of the best clusters. x: [batch, positions, hidden] → [batch, positions, vocab_size].
 
         Tokens of other clusters have a score below all others.
         """

@@ -94,7 +94,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LatentsReference(nn.Module):
-        """The latents between the embeddings and the outputs of a stack: [batch, num_latents, latent_size].
+        """Attends from latents to the embeddings, and from output queries to the latents after the layers.
 
         [batch, tokens, query_size] → [batch, num_latents, latent_size] → [batch, num_queries, query_size].
         """

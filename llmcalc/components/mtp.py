@@ -163,7 +163,7 @@ def _reference_class() -> Callable[..., nn.Module]:
             self.register_parameter("bias", None)
 
     class ModuleReference(nn.Module):
-        """The reference of one prediction module.
+        """Predicts one token further ahead from hidden states and the ids of the next tokens.
 
         Hidden states, ids of the next tokens → hidden states and logits, a token further ahead.
         """

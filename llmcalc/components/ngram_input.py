@@ -101,7 +101,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class NgramInputReference(nn.Module):
-        """The embeddings of n-grams. x: [batch, tokens, streams, hidden] → same shape."""
+        """Computes the n-gram term of every residual stream. x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: NgramInput, hidden_size: int) -> None:
             super().__init__()

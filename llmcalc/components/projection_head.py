@@ -48,7 +48,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ProjectionHeadReference(nn.Module):
-        """The projection. x: [batch, tokens, hidden] → [batch, tokens, size]."""
+        """Projects hidden states to vectors. x: [batch, tokens, hidden] → [batch, tokens, size]."""
 
         def __init__(self, spec: ProjectionHead, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -65,7 +65,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class PromptTokensReference(nn.Module):
-        """A prompt in front of the text: [batch, tokens, hidden] → [batch, prompt_length + tokens, hidden]."""
+        """Puts a prompt before the text: [batch, tokens, hidden] → [batch, prompt_length + tokens, hidden]."""
 
         def __init__(self, spec: PromptTokens, hidden_size: int) -> None:
             super().__init__()

@@ -62,7 +62,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ReadingReference(nn.Module):
-        """Cross-attention. x: [batch, rows, width], memory: [batch, other rows, source width] → shape of x."""
+        """Attends from one sequence to another. x: [batch, rows, width], memory: [batch, other rows, source width]."""
 
         def __init__(self, spec: Reading, query_width: int, source_width: int) -> None:
             super().__init__()

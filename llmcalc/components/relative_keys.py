@@ -133,7 +133,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class KeysReference(nn.Embedding):
-        """The relative keys of all pairs of positions. x: [batch, tokens, hidden] → [tokens, tokens, head_dim]."""
+        """Returns a key for every pair of positions. x: [batch, tokens, hidden] → [tokens, tokens, head_dim]."""
 
         def __init__(self, spec: RelativeKeys) -> None:
             super().__init__(2 * spec.max_distance, spec.head_dim)
@@ -152,7 +152,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return scores.transpose(0, 1).unflatten(0, q.shape[:2])
 
     class AttentionReference(nn.Module):
-        """Attention with relative keys. x: [batch, tokens, hidden] → same shape."""
+        """Attends with a learned key per distance. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RelativeKeyAttention, hidden_size: int) -> None:
             super().__init__()

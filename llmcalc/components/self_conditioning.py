@@ -57,7 +57,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Network(nn.Module):
-        """The network with its norms; the mean embeddings are zeros here. x: [batch, tokens, hidden] → same shape."""
+        """Adds a network's output to x; the network's input is zeros here. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -69,7 +69,7 @@ def _reference_class() -> type[nn.Module]:
             return self.post_norm(x + self.mlp(self.pre_norm(x.new_zeros(x.shape))))
 
     class SelfConditioningReference(nn.Module):
-        """The self-conditioning network, as the split of a stack's residual stream."""
+        """Runs the self-conditioning network before the first layer, where a stack splits the residual stream."""
 
         def __init__(self, spec: SelfConditioning, model_properties: ModelProperties) -> None:
             super().__init__()

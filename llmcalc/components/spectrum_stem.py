@@ -52,7 +52,10 @@ class SpectrumStem(Stem):
         return Value(frame_rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
+        """Records the convolutions and the projection, whose output is the encoder's input.
+
+        width: the encoder's width. x: token embeddings if recorded without an encoder.
+        """
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
         subsampled = recorder.part("subsampling", self.subsampling, frames, width=axes)
@@ -66,7 +69,7 @@ class SpectrumStem(Stem):
         from torch import nn
 
         class SpectrumStemReference(nn.Module):
-            """Convolutions of a spectrum. frames: [batch, frames, num_mel_bins] → [batch, positions, hidden]."""
+            """Convolves a spectrum. frames: [batch, frames, num_mel_bins] → [batch, positions, hidden]."""
 
             def __init__(self, spec: SpectrumStem) -> None:
                 super().__init__()

@@ -419,8 +419,8 @@ class Stack(Component):
             )
         first_index, other_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
         is_single = isinstance(repeat, int) and repeat == 1
-        others_count = 0 if is_single else repeat - 1
-        sharing = None if is_single else Sharing(is_first=True, other_layers=others_count)
+        other_layer_count = 0 if is_single else repeat - 1
+        sharing = None if is_single else Sharing(is_first=True, other_layers=other_layer_count)
         x = recorder.layers(
             x, lambda v: layer.flow(recorder, v, sharing), 1, first_index, label=shown_label, **node_fields
         )
@@ -428,11 +428,11 @@ class Stack(Component):
             return x
         role_field = {"role": "shared"} if layer.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED
-        later_sharing = Sharing(is_first=False, other_layers=others_count)
+        later_sharing = Sharing(is_first=False, other_layers=other_layer_count)
         return recorder.layers(
             x,
             lambda v: layer.flow(recorder, v, later_sharing),
-            others_count,
+            other_layer_count,
             other_indices,
             label=shared_label,
             **node_fields,
@@ -627,7 +627,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class StackReference(nn.Module):
-        """The stack of layers. Token embeddings [batch, tokens, hidden] → hidden states of the same shape."""
+        """Runs a stack of layers. Token embeddings [batch, tokens, hidden] → hidden states of the same shape."""
 
         def __init__(self, spec: Stack, model_properties: ModelProperties) -> None:
             super().__init__()

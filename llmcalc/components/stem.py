@@ -88,7 +88,10 @@ class ConvStem(Stem):
         return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
+        """Records both convolutions, whose output is the encoder's input.
+
+        width: the encoder's width. x: token embeddings if recorded without an encoder.
+        """
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
         convolved_frames = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
@@ -115,7 +118,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ConvStemReference(nn.Module):
-        """The convolutional stem. frames: [batch, num_mel_bins, frames] → [batch, frames / 2, hidden]."""
+        """Convolves audio frames. frames: [batch, num_mel_bins, frames] → [batch, frames / 2, hidden]."""
 
         def __init__(self, spec: ConvStem, hidden_size: int) -> None:
             super().__init__()

@@ -112,7 +112,7 @@ class TargetStates(ResidualStreams):
         return x
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the projection. x: the token embeddings."""
+        """Records the projection of the target's hidden states. x: the token embeddings."""
         hidden_axis = x.axes[-1]
         state_count, state_width = (
             Axis("states", self.states),
@@ -148,7 +148,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Projection(nn.Module):
-        """The projection of target states (zeros here). Token embeddings [batch, tokens, hidden] → same shape."""
+        """Projects target states (zeros here). Token embeddings [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -175,7 +175,7 @@ def _reference_class() -> type[nn.Module]:
             return self.output_norm(projected_states) if hasattr(self, "output_norm") else projected_states
 
     class TargetStatesReference(nn.Module):
-        """The projections of target states, as the split and the merge of a stack's residual stream."""
+        """Projects the target states before the first layer, where a stack splits the residual stream."""
 
         def __init__(self, spec: TargetStates, model_properties: ModelProperties) -> None:
             super().__init__()

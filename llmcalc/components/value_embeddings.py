@@ -55,7 +55,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ValueEmbeddingsReference(nn.Module):
-        """A table with a value vector per token for each key/value head, which the residual stream does not use."""
+        """Looks up every token's value vectors, and stores them for the attention layers; x is unchanged."""
 
         def __init__(self, spec: ValueEmbeddings) -> None:
             super().__init__()

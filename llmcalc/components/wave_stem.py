@@ -75,7 +75,10 @@ class WaveStem(Stem):
         return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), fixed=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
-        """Records the stem. width: the encoder's width. x: token embeddings if recorded without an encoder."""
+        """Records the convolutions and the projection, whose output is the encoder's input.
+
+        width: the encoder's width. x: token embeddings if recorded without an encoder.
+        """
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes, norm = width or x.axes, Norm(type="layernorm")
         for i, (convolution, output_rows) in enumerate(
@@ -141,7 +144,7 @@ def _reference_class() -> type[nn.Module]:
             return self.conv(x) * self.length.weight.mean()
 
     class WaveStemReference(nn.Module):
-        """Convolutions of samples. samples: [batch, samples] → [batch, positions, hidden]."""
+        """Convolves audio samples. samples: [batch, samples] → [batch, positions, hidden]."""
 
         def __init__(self, spec: WaveStem, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -156,12 +156,12 @@ class ModuleNames:
                 self._names_outside_layers |= {
                     f"{stack_name}{path}": _add_earlier_names(path, names) for path, names in child_names
                 }
-        labels_of_own_lists = {
+        labels_with_separate_list = {
             layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._published_names_by_path
         }
-        common_layers = [layer for layer in layers if layer.label not in labels_of_own_lists]
+        common_layers = [layer for layer in layers if layer.label not in labels_with_separate_list]
         for layer in (*layers, *predictors):
-            is_apart = layer.name == "layers" and layer.label in labels_of_own_lists
+            is_apart = layer.name == "layers" and layer.label in labels_with_separate_list
             list_key, members = (
                 (f"{stack_name}layers.{layer.label}", [layer]) if is_apart else (f"{stack_name}layers", common_layers)
             )
@@ -199,10 +199,10 @@ class ModuleNames:
         child_keys = {
             child.name: (*(f"{table_key}.{child.name}" for table_key in keys), child.name) for child in node.children
         }
-        outer_words = {
+        outer_child_names = {
             module for keys in child_keys.values() for module in self._table_names(keys) if module.startswith(".")
         }
-        separate_words = outer_words if node.children else None
+        separate_words = outer_child_names if node.children else None
         name_entry = self._table_entry(keys)
         if name_entry == "":
             module_names: tuple[str, ...] = ()
@@ -219,11 +219,11 @@ class ModuleNames:
                     for module_name in _paths_below(option, parent_paths, outer_parents)
                 )
             )
-            holders = [_without_parts(option, outer_words) for option in alternatives]
+            parent_alternatives = [_without_parts(option, outer_child_names) for option in alternatives]
             child_prefixes = tuple(
                 dict.fromkeys(
                     f"{module_name}."
-                    for option in holders
+                    for option in parent_alternatives
                     for module_name in _paths_below(option, parent_paths, outer_parents)
                 )
             )
@@ -283,7 +283,7 @@ class _LayerNames(NamedTuple):
 
 
 def _name_in_layer(layer: str, name_in_layer: str) -> str:
-    """Returns the checkpoint name of a module inside a layer; empty for a module of another module list."""
+    """Returns the checkpoint name of a module inside a layer; empty if another module list has the module."""
     if name_in_layer.startswith("&"):
         module_list, _, name_in_layer = name_in_layer[1:].partition(".")
         if module_list not in layer.split("."):
@@ -363,7 +363,7 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
 
 
 def _without_parts(option: list[str], part_names: Iterable[str]) -> list[str]:
-    """Returns the modules of an alternative that can contain other modules, without joined modules inside of them."""
+    """Returns an alternative's modules, without the modules that are themselves parts of the node."""
     if len(option) == 1:
         return option
     return [module_name for module_name in option if f".{module_name.removeprefix('.')}" not in part_names] or option

@@ -174,7 +174,7 @@ def every_step(program_items: Iterable[Item]) -> Iterator[Step]:
 
 
 def _nodes_of_items(program_items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns a scope's own operation, its operations in other forms by form name, and its child nodes."""
+    """Returns the scope's operation, the operations of its other forms by form name, and the child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []

@@ -132,7 +132,7 @@ class Recorder:
         split: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """Records equal parallel modules once, with an axis for their number, and stacks their outputs after `after`.
+        """Records equal parallel modules once, with an axis for their number, and stacks `after` and their outputs.
 
         split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
@@ -179,7 +179,7 @@ class Recorder:
         return argument
 
     def element_count(self, shape: Shape) -> Number:
-        """Returns the number of elements of a shape, for the recorder."""
+        """Returns the number of elements of a shape: the product of the lengths of its axes."""
         return element_count(shape)
 
     def node(self) -> Node:
@@ -224,16 +224,16 @@ class Recorder:
         self.record("add_output", "", (output_value,))
 
     def hold(self, **variables: Value) -> None:
-        """Gives variable names to values of the forward pass, which stay in memory until reassignment or return.
+        """Keeps values in memory under variable names of the forward pass, until reassignment or return.
 
         Only a profile that runs this very code reads them. A value that has no name lives until its last use.
         """
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=False)
 
     def hold_outside(self, **variables: Value) -> None:
-        """Gives variable names to values of the enclosing module's forward pass, which keep the values in memory."""
+        """Keeps values in memory under variable names of the enclosing module's forward pass."""
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=True)
 
     def keep(self, **named_values: Value) -> None:
-        """Gives names to values that the forward pass stores for all layers until its end."""
+        """Keeps values in memory under names until the end of the whole forward pass, for all layers."""
         self.record("keep", "", tuple(named_values.values()), names=tuple(named_values))

@@ -49,7 +49,7 @@ def _excluded_effects(roles: frozenset[Role]) -> frozenset[str]:
 
 @frozen(slots=True, repr=False)
 class Node:
-    """A named part of a model: a primitive (`op`), or a group of parts (`children`).
+    """A named part of a model: a single primitive operation (`op`), or a group of parts (`children`).
 
     name: its attribute name in the reference model; for repeated parts, the container's (`layers`).
     op: its primitive; None for a group.

@@ -55,13 +55,12 @@ class Op:
     def __init_subclass__(cls) -> None:
         """Raises `TypeError` for a subclass whose methods do not match its declared effects."""
         method_effects = {name for name in EFFECTS for base_class in cls.__mro__[:-2] if name in base_class.__dict__}
-        default_effects = {name for name in ("active_params", "backward_flops") if name in cls.effects}
+        effects_with_default_method = {name for name in ("active_params", "backward_flops") if name in cls.effects}
         if cls.effects - EFFECTS:
             raise TypeError(f"{cls.__name__}.effects: {sorted(cls.effects - EFFECTS)} are no effects of an op")
-        if cls.effects - method_effects - default_effects:
-            raise TypeError(
-                f"{cls.__name__}: {sorted(cls.effects - method_effects - default_effects)} declared without a method"
-            )
+        missing_methods = cls.effects - method_effects - effects_with_default_method
+        if missing_methods:
+            raise TypeError(f"{cls.__name__}: {sorted(missing_methods)} declared without a method")
         if method_effects - cls.effects:
             raise TypeError(
                 f"{cls.__name__}: {sorted(method_effects - cls.effects)} defined and not declared in effects"

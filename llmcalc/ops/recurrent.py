@@ -142,7 +142,7 @@ class DeltaRule(Op):
         return self._chunk_count(run_config) * (2 * c * c * square + 3 * 2 * c * k * v)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
-        """Returns the FLOPs of the backward pass: twice the forward FLOPs, with two corrections.
+        """Returns twice the forward FLOPs, with corrections for the first and last states and solved systems.
 
         - The first state is not computed and the last one is not used: four products less.
         - Each solved triangular system adds one product, for the gradient of its matrix.
@@ -240,6 +240,6 @@ class MatrixMemory(Op):
         """
         k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run_config.new_rows(self.rows)
         whole_chunks = floor_div(seq, c)
-        no_remainder = 1 + whole_chunks - ceil_div(seq, c)
-        skipped_flops = minimum(whole_chunks, 1) * 2 * c * k * (v + 1) + no_remainder * 4 * c * k * v
+        ends_with_whole_chunk = 1 + whole_chunks - ceil_div(seq, c)
+        skipped_flops = minimum(whole_chunks, 1) * 2 * c * k * (v + 1) + ends_with_whole_chunk * 4 * c * k * v
         return 2 * self.forward_flops(run_config) - run_config.batch * self.heads * skipped_flops

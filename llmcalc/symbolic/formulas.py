@@ -151,7 +151,7 @@ class FormulaNode:
 
     @property
     def name(self) -> str:
-        """The name, with a label if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
+        """The node's name, with a label of the layer's kind if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
         return (
             ".".join(name_part for segment, label, _ in self.path_names for name_part in (segment, label) if name_part)
             or "model"
@@ -240,7 +240,7 @@ class Formulas:
     def formula_of_value(
         self, quantity: Quantity, expression: Any, known_value: int, node: FormulaNode, rewrite_sums: SumStyle
     ) -> Formula:
-        """Returns the formula for an expression whose value in numbers is known.
+        """Returns the formula for an expression whose numeric value is known.
 
         rewrite_sums: a function that rewrites the expression's sums.
 
@@ -274,7 +274,7 @@ class Formulas:
         return cost_sum
 
     def _places_in_run(self, root: Node, run_config: RunConfig | None) -> list[Place]:
-        """Returns every place of the tree in a run, in the order of `walk_indices`, from a cache."""
+        """Returns, from a cache, every node of the tree in a run, in the order of `walk_indices`."""
         cache_key = (id(root), run_config)
         if cache_key not in self._walks:
             self._walks[cache_key] = list(root.walk(run_config))
@@ -305,13 +305,13 @@ class Formulas:
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
             run_config = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
             return [CostTerm(_scaled_cost(forward_of, tokens_inverse), run_config)]
-        empty_run, one_token = (
+        run_without_tokens, run_of_one_token = (
             RunConfig(Workload(batch=1, seq=token_count, source=token_count, phase="prefill")) for token_count in (0, 1)
         )
         if quantity == "kv":
             self._check_whole_blocks()
         state_bits = STATE_BITS if self._stored_format.keys.bits < STATE_BITS else element_bits
-        return _cache_terms(quantity, empty_run, one_token, element_bits, state_bits, one_eighth)
+        return _cache_terms(quantity, run_without_tokens, run_of_one_token, element_bits, state_bits, one_eighth)
 
     def _check_whole_blocks(self) -> None:
         """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
@@ -346,7 +346,7 @@ class Formulas:
         return sympy.expand(expression.xreplace(value_of_symbol))
 
     def _combine_equal_layers(self, expression: Any, rewrite_sums: SumStyle) -> Any:
-        """Combines the terms of equal layers, with the depth as a factor for terms of all layers.
+        """Adds the terms of equal layers, and multiplies each sum by the number of these layers.
 
         rewrite_sums: function that rewrites the combined sums.
         """
@@ -457,8 +457,8 @@ class Formulas:
 
 def _cache_terms(
     quantity: Quantity,
-    empty_run: RunConfig,
-    one_token: RunConfig,
+    run_without_tokens: RunConfig,
+    run_of_one_token: RunConfig,
     element_bits: Number,
     state_bits: Number,
     factor: Any,
@@ -471,8 +471,12 @@ def _cache_terms(
     def cost(op_use: OpUse) -> Number:
         return op_use.cache_bits(state_bits if isinstance(op_use.op, State) else element_bits)
 
-    initial_terms = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), empty_run)]
-    return initial_terms if quantity == "state" else [CostTerm(_scaled_cost(cost, factor), one_token), *initial_terms]
+    initial_terms = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), run_without_tokens)]
+    return (
+        initial_terms
+        if quantity == "state"
+        else [CostTerm(_scaled_cost(cost, factor), run_of_one_token), *initial_terms]
+    )
 
 
 def _scaled_cost(cost: Cost, factor: Any) -> Cost:

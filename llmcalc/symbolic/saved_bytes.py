@@ -54,7 +54,7 @@ class Location(NamedTuple):
 
     @property
     def stack(self) -> PathNames:
-        """The names in the enclosing layer's path, which all kinds of layers of a stack share."""
+        """The names on the path of the enclosing layer, without labels of kinds of layers."""
         return tuple(stack_name for stack_name, _ in self.layer)
 
 
@@ -113,14 +113,14 @@ class Storages:
 
 
 class NodeTrackingEager(Eager):
-    """The eager kernels of a pass that report the running node to the meter."""
+    """Eager kernels that report the currently running module to the meter of storages."""
 
     @property
     def place(self) -> Any:
         return self.location(self.frames[1:])
 
     def location(self, frames: Sequence[ModuleFrame]) -> Location:
-        """Returns the node of the model that is running in the innermost frame."""
+        """Returns the location of the module that the innermost of these frames runs."""
         named_frames = [frame for frame in frames if frame.scope.name]
         layers = [
             (i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.first_input is not None

@@ -187,7 +187,7 @@ def _rank_suffix(rank: RankModel | None) -> str:
 
 
 def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
-    """Returns the tree of one rank in symbols. Comparisons need values, so the sizes are integers with formulas."""
+    """Returns the tree of one rank in symbols, computed with integers that remember their formulas."""
 
     def traced_size(occurrence: SizeOccurrence) -> Any:
         symbol_of_size = size_replacer(occurrence)
@@ -350,7 +350,7 @@ def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
 
 
 def _occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
-    """Returns the sizes that occur in a primitive operation, in the order of the spec, stacks first."""
+    """Returns the sizes that occur in any primitive operation of the model, in the order of the spec, stacks first."""
     placeholder_symbols: dict[SizeOccurrence, Any] = {}
 
     def symbol_or_size(occurrence: SizeOccurrence) -> Any:
@@ -374,7 +374,7 @@ def _free_symbols(op: Any) -> set[Any]:
 
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
-    """Returns a label per kind of layer: the name of a variant, or for `block` a property that distinguishes it."""
+    """Returns a label for each kind of layer: its variant's name or, for `block`, a property that no variant has."""
     blocks_by_kind = {
         layer_name: layer for layer_name, layer, layer_count, _ in stack.groups() if not is_zero(layer_count)
     }

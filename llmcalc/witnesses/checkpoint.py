@@ -162,7 +162,7 @@ def _match_equal_shapes(
             unmatched_tensors: Unmatched = []
             for tensor, shape in remaining_tensors:
                 candidates = tensors_by_shape.get(shape if not is_transposed else _transposed_shape(shape))
-                partner = (
+                matching_tensor = (
                     next(
                         (
                             expected_tensor
@@ -174,11 +174,11 @@ def _match_equal_shapes(
                     if candidates
                     else None
                 )
-                if partner is None:
+                if matching_tensor is None:
                     unmatched_tensors.append((tensor, shape))
                 else:
-                    expected_tensors.remove(partner)
-                    tensors_by_shape[partner.shape].remove(partner)
+                    expected_tensors.remove(matching_tensor)
+                    tensors_by_shape[matching_tensor.shape].remove(matching_tensor)
                     tensor_match.matched += 1
             remaining_tensors = unmatched_tensors
     return remaining_tensors

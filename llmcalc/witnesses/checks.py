@@ -75,10 +75,10 @@ class Check:
         difference = int(difference)
         matching_size = explain_difference(difference, model_sizes) if self.quantity in COUNTED else ""
         bias = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
-        known_difference = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
+        explained_text = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
         tolerance = f" (at most {units.percent(self.within, 1)} is expected)" if self.within else ""
         size_text = f" {matching_size}{bias}" if matching_size else ""
-        return f"{units.difference(difference)}{known_difference}{size_text}{relative_text}{tolerance}"
+        return f"{units.difference(difference)}{explained_text}{size_text}{relative_text}{tolerance}"
 
     def data(self) -> dict[str, Any]:
         return {
@@ -96,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The paths of the model's leaf nodes with parameters, by kind of comparison.
+    """The paths of the leaf nodes with parameters: compared alone, in a sum, or only in totals.
 
     alone: the leaves that were compared individually.
     summed: the leaves that were compared as part of a sum.
@@ -186,18 +186,18 @@ def check_repeats(
 
     counts_by_path: path of a repeat → its measurement.
     """
-    differing_readings = {
+    wrong_counts = {
         path: measured_count for path, measured_count in counts_by_path.items() if measured_count != expected_count
     }
-    if differing_readings and len(counts_by_path) > 1 and len(differing_readings) < len(counts_by_path):
-        for path, measured_count in differing_readings.items():
+    if wrong_counts and len(counts_by_path) > 1 and len(wrong_counts) < len(counts_by_path):
+        for path, measured_count in wrong_counts.items():
             yield Check(path, quantity, expected_count, measured_count, witness)
     else:
         yield Check(
             node_path,
             quantity,
             expected_count,
-            next(iter(differing_readings.values())) if differing_readings else expected_count,
+            next(iter(wrong_counts.values())) if wrong_counts else expected_count,
             witness,
         )
 

@@ -78,7 +78,7 @@ class PassBytes(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """The bytes of the sums of gradients in a backward pass, without the accumulation over micro-batches.
+    """The bytes of additions of gradients in a backward pass, without the accumulation over micro-batches.
 
     in_place: sums that overwrite the first gradient.
     out_of_place: sums that are new tensors.
@@ -88,7 +88,7 @@ class GradientSums(NamedTuple):
     out_of_place: int = 0
 
     def plus_sum(self, byte_count: int, in_place: bool) -> GradientSums:
-        """Returns the totals with the bytes of another sum of gradients added."""
+        """Returns the totals after another addition of gradients of `byte_count` bytes."""
         return GradientSums(self.in_place + byte_count * in_place, self.out_of_place + byte_count * (not in_place))
 
 

@@ -62,7 +62,7 @@ def class_total(
 
 
 def additions_by_path(model_type: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
-    """Returns a function: path of a node → amount by which the classes' count exceeds the count of its subtree."""
+    """Returns a function: node path → excess of the `transformers` class's count over the formula at this path."""
     counts_by_path = {
         deviation.node_path: deviation.further_quantity(spec)
         for deviation in _deviations_of(model_type, quantity, spec)

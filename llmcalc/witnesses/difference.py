@@ -42,7 +42,7 @@ def _sizes_below(spec_part: Part) -> Iterator[tuple[str, int]]:
 def explain_difference(difference: int, model_sizes: Sizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
     absolute_difference = abs(difference)
-    equal_names = [size_name for size_name, size in model_sizes if size == absolute_difference]
+    names_of_equal_sizes = [size_name for size_name, size in model_sizes if size == absolute_difference]
     large_sizes = [(size_name, size) for size_name, size in model_sizes if size >= LEAST]
     multiples = [
         f"{factor} × {size_name}"
@@ -55,7 +55,7 @@ def explain_difference(difference: int, model_sizes: Sizes) -> str:
         for (first_name, first_size), (second_name, second_size) in combinations_with_replacement(large_sizes, 2)
         if first_size * second_size == absolute_difference
     ]
-    explanations = list(dict.fromkeys(equal_names or multiples or size_products))
+    explanations = list(dict.fromkeys(names_of_equal_sizes or multiples or size_products))
     if not explanations or len(explanations) > MOST_NAMES:
         return ""
     return f"= {' or '.join(explanations)}"

@@ -58,7 +58,7 @@ def coverage_of_leaves(tree: Node, modules_of_nodes: ModulesByNode, params: Cost
 def _group_nodes_by_modules(
     tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
 ) -> Iterable[list[Place]]:
-    """Returns the nodes that match the same modules of the class, by these modules.
+    """Yields groups of nodes that match the same modules of the class.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """

@@ -121,7 +121,7 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
 
 
 def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: MemoryComparison) -> None:
-    """Compares a short micro-batch's passes with the CPU profiler's events, or adds the reason for no comparison.
+    """Compares a short micro-batch with the CPU profiler's events, or notes why no comparison is possible.
 
     If the vocabulary has too many bytes for the CPU, the model gets a small one, on which in-place sums do not depend.
     """
@@ -323,7 +323,7 @@ class StepBytes(NamedTuple):
 
 
 class TrainingBytes(NamedTuple):
-    """The bytes after set-up, in the first step and in the second step; the last two are equal for one step."""
+    """The bytes before the first step, of the first step and of the second step; a single step counts as both."""
 
     set_up: int
     first: StepBytes

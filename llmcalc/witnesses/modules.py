@@ -103,7 +103,7 @@ class _Search:
             yield from self._modules_of_stack("", other_nodes, self._side_modules(model_kind, root_modules))
 
     def find_tower_modules(self, tree: Node, base_path: str) -> Iterator[tuple[str, NodeModules]]:
-        """Finds the encoders' modules: in the headless model, in the encoder, or in the whole model.
+        """Finds the modules of vision and audio encoders, in the headless model, the encoder or the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
@@ -116,7 +116,7 @@ class _Search:
                     yield from self._modules_of_stack(path, tower.children, (*tower_modules.modules, *root_modules))
 
     def _side_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the modules of the encoder or the decoder, below which its nodes are searched."""
+        """Returns the modules in which the nodes of the encoder or of the decoder are searched."""
         side_modules = self._first_existing_modules(self.names.get(module_name, module_name), root_modules)
         return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
@@ -163,7 +163,7 @@ class _Search:
     def _modules_of_layers_in_list(
         self, list_key: str, layers: Sequence[Node], root_modules: tuple[str, ...]
     ) -> dict[int, tuple[str, ...]]:
-        """Returns modules by layer index. list_key: the key of the layers' module list in the table of names."""
+        """Returns the modules of layers by layer index. list_key: the key of their list in the table of names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for module_name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
             for root_path in root_modules:
@@ -176,7 +176,7 @@ class _Search:
         return {}
 
     def _modules_of_lists(self, root: str, list_names: str, layer_count: int) -> list[str]:
-        """Returns the members of one `ModuleList` or of several consecutive ones, or a first or last member.
+        """Returns the layers' modules: the members of one `ModuleList` or of several consecutive lists, or a part.
 
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """

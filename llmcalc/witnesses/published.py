@@ -12,7 +12,7 @@ WITNESS = "published"
 
 
 def verify_published(preset: Preset) -> Verdict:
-    """Compares the total of parameters with the published count, minus the difference that the preset explains.
+    """Compares the total of parameters with the published count; the preset may explain a difference.
 
     Raises `InputError` if no exact count was published, because a rounded figure proves nothing.
     """

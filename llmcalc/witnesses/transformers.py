@@ -249,7 +249,7 @@ def _checks(
 
 
 def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[str, int]:
-    """Returns the sizes by name of the parameters that a family's record declares as not counted."""
+    """Returns the sizes, by name, of the parameters that the model's family declares as not counted."""
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}
@@ -283,8 +283,8 @@ def _token_ids(model: nn.Module, batch: int, seq: int) -> Any:
     if device.type == "meta":
         return torch.empty(batch, seq, dtype=torch.long, device=device)
     config: Any = getattr(model.config, "text_config", model.config)
-    stated_end = getattr(config, "eos_token_id", None)
-    end_token = stated_end if isinstance(stated_end, int) else config.vocab_size - 1
+    config_end_token = getattr(config, "eos_token_id", None)
+    end_token = config_end_token if isinstance(config_end_token, int) else config.vocab_size - 1
     token_ids = torch.randint(0, config.vocab_size - 1, (batch, seq))
     token_ids = token_ids + (token_ids >= end_token)
     token_ids[:, -1] = end_token

@@ -307,8 +307,8 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        of_x, of_weight, of_bias = ctx.saved_tensors
-        return of_x, None, of_weight, of_bias
+        x_gradient, weight_gradient, bias_gradient = ctx.saved_tensors
+        return x_gradient, None, weight_gradient, bias_gradient
 
 
 class LigerLogProbabilities(torch.autograd.Function):
@@ -344,8 +344,8 @@ class LigerLogProbabilities(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, weight, bias, labels, log_sums = ctx.saved_tensors
-        of_x = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        of_weight, of_bias = (
+        x_gradient = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        weight_gradient, bias_gradient = (
             torch.zeros(tensor.shape, dtype=torch.float32, device=x.device) if needs_gradient else None
             for tensor, needs_gradient in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
         )
@@ -358,20 +358,22 @@ class LigerLogProbabilities(torch.autograd.Function):
             for first_token in range(0, weight.shape[0], LIGER_VOCABULARY):
                 logits, end_token = logits_of_part(part_rows, weight, bias, first_token)
                 probabilities = torch.exp(logits - row_log_sums.unsqueeze(-1))
-                of_logits = (-row_gradients).unsqueeze(-1) * probabilities
+                logits_gradient = (-row_gradients).unsqueeze(-1) * probabilities
                 is_label = (row_labels >= first_token) & (row_labels < end_token)
                 label_indices = torch.clamp(row_labels - first_token, 0, end_token - first_token - 1)
-                of_logits[row_indices, label_indices] += row_gradients * is_label
-                of_x[first_row : first_row + LIGER_ROWS].add_(of_logits @ weight[first_token:end_token].float())
-                if of_weight is not None:
-                    of_weight[first_token:end_token].add_(of_logits.t() @ part_rows.float())
-                if of_bias is not None:
-                    of_bias[first_token:end_token].add_(of_logits.sum(dim=0))
-            del logits, probabilities, of_logits, is_label, label_indices
+                logits_gradient[row_indices, label_indices] += row_gradients * is_label
+                x_gradient[first_row : first_row + LIGER_ROWS].add_(
+                    logits_gradient @ weight[first_token:end_token].float()
+                )
+                if weight_gradient is not None:
+                    weight_gradient[first_token:end_token].add_(logits_gradient.t() @ part_rows.float())
+                if bias_gradient is not None:
+                    bias_gradient[first_token:end_token].add_(logits_gradient.sum(dim=0))
+            del logits, probabilities, logits_gradient, is_label, label_indices
         return (
-            of_x.to(x.dtype),
-            None if of_weight is None else of_weight.to(weight.dtype),
-            None if of_bias is None else of_bias.to(bias.dtype),
+            x_gradient.to(x.dtype),
+            None if weight_gradient is None else weight_gradient.to(weight.dtype),
+            None if bias_gradient is None else bias_gradient.to(bias.dtype),
             None,
         )
 
@@ -458,7 +460,7 @@ def loss_of(
 
 
 def log_probability_loss(logits: Any, labels: Any) -> Any:
-    """Returns the labels' mean log-probability, with entropies (TRL, `GRPOTrainer._compute_loss`)."""
+    """Returns the mean log-probability of the labels, and computes entropies (TRL, `GRPOTrainer._compute_loss`)."""
     last_tokens = logits.shape[1] - 1
     last_logits = logits[:, :-1, :]
     last_logits = last_logits[:, -last_tokens:, :]
@@ -549,7 +551,7 @@ assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 
 def selective_checkpoint(saved_operations: frozenset[str], alternate_operations: frozenset[str]) -> Callable[[], Any]:
-    """Returns checkpoint contexts that save the results of operations; of `alternate_operations` every second one."""
+    """Returns checkpoint contexts that save the results of these operations, and of some only every second one."""
     operations, alternating_operations = (
         {SAVED_OPERATIONS[operation_name] for operation_name in operation_names}
         for operation_names in (saved_operations, alternate_operations)

@@ -30,7 +30,7 @@ class Canvas(ImageRule):
     tokens: Width
 
     def _tile_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the tiles per column and per row: least enlargement, else least shrinking, then the fewest tiles."""
+        """Returns (rows, columns) of the tile grid that enlarges an image least, or else shrinks the image least."""
         changes_by_grid: dict[tuple[int, int], float] = {}
         for tiles_down in range(1, self.max_tiles + 1):
             for tiles_across in range(1, self.max_tiles // tiles_down + 1):

@@ -38,8 +38,12 @@ class Covering(ImageRule):
         area = 0.0
         for row_height in row_heights:
             for column_width in column_widths:
-                longer, shorter = max(row_height, column_width), min(row_height, column_width)
-                area += shorter / longer * self.size * self.size if longer > self.size else longer * shorter
+                longer_side, shorter_side = max(row_height, column_width), min(row_height, column_width)
+                area += (
+                    shorter_side / longer_side * self.size * self.size
+                    if longer_side > self.size
+                    else longer_side * shorter_side
+                )
         return area / (width * height)
 
     def _fewest_tiles(self, height: int, width: int) -> int:

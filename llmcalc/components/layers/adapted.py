@@ -64,7 +64,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class AdaptedReference(nn.Module):
-        """The layer without input from the other encoder. x: [batch, tokens, hidden] → same shape."""
+        """Runs the standard layer; the adapter is only stored. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, layer: nn.Module, spec: AdaptedLayer, model_properties: ModelProperties) -> None:
             super().__init__()

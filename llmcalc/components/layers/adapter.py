@@ -182,7 +182,7 @@ def _reference_class() -> type[nn.Module]:
             return self[language](x)
 
     class AdapterReference(_block_reference_class()):  # type: ignore[misc]
-        """The layer with adapters. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention, a network and one language's adapter. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: AdapterLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
@@ -202,7 +202,7 @@ def _reference_class() -> type[nn.Module]:
             return x
 
         def _add_adapter_output(self, x: Tensor) -> Tensor:
-            """Returns the residual stream after the adapter."""
+            """Returns the sum of the residual stream x and the adapter's output."""
             adapter_input = self._normalize("adapter_norm", x)
             if self.adapter_norm_kind == "shared":
                 adapter_input = self._normalize("mlp_pre_norm", self._normalize("mlp_post_norm", x))

@@ -296,7 +296,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x + self.norm(self.right(self.left(x)))
 
     class AltUpLayerReference(pre_norm_class()):  # type: ignore[misc]
-        """The AltUp layer. x: [batch, tokens, streams, hidden] → same shape."""
+        """Predicts all streams, runs the sublayers, corrects. x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: AltUpLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

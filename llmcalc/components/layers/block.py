@@ -187,7 +187,7 @@ class Layer(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Returns no examples, because the stack's examples include a layer that needs a stack."""
+        """Returns the default examples for a layer that runs outside a stack, and no examples for others."""
         return super().examples() if cls.alone else []
 
 
@@ -402,7 +402,7 @@ def _reference_class() -> type[nn.Module]:
             return scaled_x if self.bias is None else scaled_x + self.bias
 
     class BlockReference(nn.Module):
-        """The standard layer. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention, then a feed-forward network, or both in parallel. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Block, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -41,7 +41,7 @@ def record_mix(
     normed_values: bool = False,
     queries: int = 1,
 ) -> list[Value]:
-    """Records, for each query, a weighted sum of the sums of finished blocks and the running sum.
+    """Records, per learned query, a weighted sum of the residual sums of finished blocks and the running sum.
 
     x: the running sum. block_count: the number of finished blocks.
     normed_values: whether the sums that are added up are those after the norm.
@@ -172,7 +172,7 @@ class BlockResiduals(ResidualStreams):
 
 
 def block_residual_example(**layer_fields: Any) -> BlockResidualLayer:
-    """Returns a small layer, by default the first one. layer_fields: values that override its default fields."""
+    """Returns a small layer for examples, by default a first layer. layer_fields: fields with other values."""
     defaults = {**small_sublayers(), "attention_blocks": 0, "feed_forward_blocks": 1, "starts_block": True}
     return BlockResidualLayer(**{**defaults, **layer_fields})
 
@@ -184,13 +184,13 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class SumScores(nn.Module):
-        """The scores of sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
+        """Scores the sums. keys: [.., sums, hidden], query: [hidden] or [queries, hidden] → [.., queries, sums]."""
 
         def forward(self, keys: Tensor, query: Tensor) -> Tensor:
             return (keys @ query.reshape(-1, query.shape[-1]).t()).transpose(-1, -2)
 
     class WeightedSum(nn.Module):
-        """Weighted sums. mix_weights: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
+        """Mixes sums. mix_weights: [.., queries, sums], values: [.., sums, hidden] → [.., queries, hidden]."""
 
         def forward(self, mix_weights: Tensor, sources: Tensor) -> Tensor:
             return mix_weights @ sources
@@ -218,7 +218,7 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             return tuple(mixed_sums[..., sum_index, :] for sum_index in range(mixed_sums.shape[-2]))
 
     class LayerReference(nn.Module):
-        """The layer with block attention residuals. x: the running sum, [batch, tokens, hidden] → same shape."""
+        """Runs sublayers on mixed residual sums. x: the running sum, [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: BlockResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -135,7 +135,7 @@ def _inner_reference_class() -> type[nn.Module]:
     from torch import nn
 
     class InnerNetworkReference(nn.Module):
-        """A network, a residual connection and a norm. x: [batch, tokens, bottleneck] → same shape."""
+        """Computes norm(x + network(x)). x: [batch, tokens, bottleneck] → same shape."""
 
         def __init__(self, spec: InnerNetwork, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -153,7 +153,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class BottleneckLayerReference(nn.Module):
-        """MobileBERT's layer. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention and networks at a narrow width, for MobileBERT. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: BottleneckLayer, model_properties: ModelProperties) -> None:
             super().__init__()

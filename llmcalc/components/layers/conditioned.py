@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ConditionedLayer(PreNormLayer):
-    """Attention and a network, whose normalized input is scaled by 1 + two linear layers of a condition.
+    """Attention and a network; a condition vector, through two linear layers, scales the network's input.
 
     condition_rank: the width between the two linear layers, neither of which has a bias.
     """
@@ -74,7 +74,7 @@ def _reference_class() -> type[nn.Module]:
             return x * (1 + scale)
 
     class ConditionedReference(pre_norm_class()):  # type: ignore[misc]
-        """The conditioned layer. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention, then a network on a scaled input. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ConditionedLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

@@ -83,7 +83,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ConformerLayerReference(nn.Module):
-        """The conformer's layer. x: [batch, frames, hidden] → same shape."""
+        """Runs half a network, attention, a convolution, half a network. x: [batch, frames, hidden] → same shape."""
 
         def __init__(self, spec: ConformerLayer, model_properties: ModelProperties) -> None:
             super().__init__()

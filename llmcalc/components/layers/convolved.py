@@ -54,7 +54,7 @@ class ConvolvedLayer(PreNormLayer):
 @cache
 def _reference_class() -> type[nn.Module]:
     class ConvolvedLayerReference(pre_norm_class()):  # type: ignore[misc]
-        """The layer with convolutions. x: [batch, tokens, hidden] → same shape."""
+        """Adds a convolution of each sublayer's output to x. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ConvolvedLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

@@ -83,7 +83,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
 
 
 def convolved_residual_example(**layer_fields: Any) -> ConvolvedResidualLayer:
-    """Returns a small layer, by default the first one. layer_fields: values that override its default fields."""
+    """Returns a small layer for examples, by default a first layer. layer_fields: fields with other values."""
     attention = GatedProfileAttention(
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -112,7 +112,7 @@ def _reference_class() -> type[nn.Module]:
     mix_class = block_residual_classes()["mix"]
 
     class ConvolvedResidualReference(nn.Module):
-        """The layer with convolutions. x: the running residual sum, [batch, tokens, hidden] → same shape."""
+        """Runs convolved sublayers on residual sums. x: the running sum, [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ConvolvedResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -77,7 +77,7 @@ class DelayedHyperStreams(CopiedStreams):
 
 
 def delayed_hyper_example(**layer_fields: Any) -> DelayedHyperLayer:
-    """Returns a small layer. layer_fields: values that override its default fields."""
+    """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
     return DelayedHyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
 
 
@@ -98,7 +98,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return stream_weights
 
     class LayerReference(hyper_classes()["layer"]):  # type: ignore[misc]
-        """The layer with delayed hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
+        """Runs sublayers between delayed hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
 
         connection = DelayedConnection
 
@@ -112,7 +112,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
-        """Copies one residual stream into n streams, and sums the n streams into one after the layers."""
+        """Copies one residual stream into n streams, and merges them with the last sublayer's weights."""
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             stream_weights: Tensor = forward_pass.memo["read weights"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DenseResidualLayer(PreNormLayer):
-    """a = x + attention(norm(x)), then a + dense(norm(a)) + experts(norm(x)).
+    """A layer that computes a = x + attention(norm(x)), then a + dense(norm(a)) + experts(norm(x)).
 
     feed_forward: the experts.
     dense: the network beside them.
@@ -61,7 +61,7 @@ class DenseResidualLayer(PreNormLayer):
 @cache
 def _reference_class() -> type[nn.Module]:
     class DenseResidualReference(pre_norm_class()):  # type: ignore[misc]
-        """The layer with a dense network beside the experts. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention, then a dense network beside experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DenseResidualLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

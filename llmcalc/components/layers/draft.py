@@ -78,7 +78,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class DraftLayerReference(nn.Module):
-        """The draft layer. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention on x and the token embedding, then a network. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DraftLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -180,7 +180,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class SoftmaxProducts(nn.Module):
-        """Softmax attention with a bias. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d]."""
+        """Computes biased softmax attention. q: [batch, heads, queries, d], k and v: [batch, heads, keys, d]."""
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
             scores = (q @ k.transpose(-1, -2) + bias) * q.shape[-1] ** -0.5
@@ -247,7 +247,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):
-        """A layer of Funnel Transformer. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
+        """Runs attention and a network. x: [batch, tokens, hidden] → [batch, tokens or half as many, hidden]."""
 
         repeats_alike = False
 

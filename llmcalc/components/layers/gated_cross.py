@@ -125,7 +125,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class GatedCrossReference(nn.Module):
-        """The gated cross-attention layer without an image. x: [batch, tokens, hidden] → same shape."""
+        """Runs gated cross-attention and a network, without an image. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedCrossLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -70,7 +70,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class NormGate(nn.Module):
-        """The gate of a norm. x: [batch, tokens, hidden] → x times a factor between 0 and 1."""
+        """Multiplies a norm's output by its gate, between 0 and 1. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, hidden: int, rank: int) -> None:
             super().__init__()
@@ -80,7 +80,7 @@ def _reference_class() -> type[nn.Module]:
             return (x * self.up_proj(nn.functional.silu(self.down_proj(x))).float().sigmoid()).to(x.dtype)
 
     class GatedNormLayerReference(pre_norm_class()):  # type: ignore[misc]
-        """The layer with gated norms. x: [batch, tokens, hidden] → same shape."""
+        """Runs sublayers behind gated norms. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedNormLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

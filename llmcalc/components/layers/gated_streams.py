@@ -114,7 +114,7 @@ class GatedStreams(CopiedStreams):
 
 
 def gated_streams_example(**layer_fields: Any) -> GatedStreamsLayer:
-    """Returns a small layer. layer_fields: values that override its default fields."""
+    """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
     indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer)
     defaults = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
@@ -127,7 +127,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch.nn import functional as F
 
     class GatedConnection(nn.Module):
-        """Reads the streams [batch, tokens, streams, hidden] → (gated mean, factor of each stream or None)."""
+        """Computes the gated mean of streams [batch, tokens, streams, hidden], and each stream's factor or None."""
 
         def __init__(self, norm: Norm, streams: int, rank: int, hidden_size: int, has_writes: bool) -> None:
             super().__init__()
@@ -143,7 +143,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return gated_mean, None if self.write is None else 2 * (self.write(normed_streams) / self.streams).sigmoid()
 
     class LayerReference(nn.Module):
-        """The layer with gated residual streams. x: [batch, tokens, streams, hidden] → same shape."""
+        """Runs sublayers on gated means of the streams. x: [batch, tokens, streams, hidden] → same shape."""
 
         def __init__(self, spec: GatedStreamsLayer, model_properties: ModelProperties) -> None:
             super().__init__()

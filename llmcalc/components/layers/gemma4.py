@@ -125,7 +125,7 @@ def _reference_class() -> type[nn.Module]:
             self.register_buffer("value", torch.ones(1))
 
     class Gemma4LayerReference(nn.Module):
-        """Gemma 4's layer. x: [batch, tokens, hidden] → same shape."""
+        """Runs sublayers between norms and scales the sum, for Gemma 4. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Gemma4Layer, model_properties: ModelProperties) -> None:
             super().__init__()

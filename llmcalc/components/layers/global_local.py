@@ -203,7 +203,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class GlobalTokensReference(nn.Module):
-        """Global tokens in front of the text: [batch, tokens, hidden] → [batch, global tokens and blocks, hidden]."""
+        """Puts global tokens before the text: [batch, tokens, hidden] → [batch, global tokens and blocks, hidden]."""
 
         def __init__(self, spec: GlobalTokens, hidden_size: int) -> None:
             super().__init__()
@@ -252,7 +252,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(scores.dtype))
 
     class GlobalLocalReference(nn.Module):
-        """Attention with global tokens. x: [batch, global tokens and blocks, hidden] → same shape."""
+        """Attends within blocks and to global tokens. x: [batch, global tokens and blocks, hidden] → same shape."""
 
         def __init__(self, spec: GlobalLocalAttention, hidden_size: int) -> None:
             super().__init__()
@@ -277,7 +277,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return torch.cat([attn_output[:, : self.count], text_rows], 1)
 
     class GlobalLocalLayerReference(nn.Module):
-        """The layer of PEGASUS-X. x: [batch, global tokens and blocks, hidden] → same shape."""
+        """Runs attention and a network. x: [batch, global tokens and blocks, hidden] → same shape."""
 
         def __init__(self, spec: GlobalLocalLayer, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -135,7 +135,7 @@ def _reference_class() -> type[nn.Module]:
         return conv_output
 
     class GroupedConvLayerReference(pre_norm_class()):  # type: ignore[misc]
-        """The layer with convolutions around its sublayers. x: [batch, tokens, hidden] → same shape."""
+        """Runs each sublayer between two convolutions over the tokens. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroupedConvLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

@@ -81,7 +81,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class HybridReference(nn.Module):
-        """The hybrid layer. x: [batch, tokens, hidden] → same shape."""
+        """Adds attention and state-space outputs of the same input to x, then a network. x: [batch, tokens, hidden]."""
 
         def __init__(self, spec: HybridBlock, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -147,7 +147,7 @@ def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> 
 
 
 def hyper_example(**layer_fields: Any) -> HyperLayer:
-    """Returns a small layer. layer_fields: values that override its default fields."""
+    """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
     return HyperLayer(**{**small_sublayers(), "hc_mult": 3, **layer_fields})
 
 
@@ -184,7 +184,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return matrix.transpose(-1, -2) @ streams
 
     class HyperConnection(nn.Module):
-        """The hyper-connection of one sublayer. streams → (sublayer input, output weights, mixed streams)."""
+        """Computes a sublayer's stream weights. streams → (sublayer input, output weights, mixed streams)."""
 
         def __init__(self, spec: HyperLayer, hidden_size: int) -> None:
             super().__init__()
@@ -220,7 +220,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             return weighted_sum, write_weights, self.mix(matrix, streams)
 
     class HyperLayerReference(pre_norm_class()):  # type: ignore[misc]
-        """The layer with hyper-connections. x: [batch, tokens, streams, hidden] → same shape."""
+        """Runs sublayers on weighted sums of streams. x: [batch, tokens, streams, hidden] → same shape."""
 
         connection = HyperConnection
 

@@ -33,10 +33,10 @@ class InitialStatesLayer(PreNormLayer):
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         initial_x: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
         one_channel = (Axis("one", 1),)
-        x_share, start_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
+        x_share, initial_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
         recorder.hold(x=x)
         mixed_states = recorder.add(
-            recorder.mul(x, x_share, axes=x.axes), recorder.mul(initial_x, start_share, axes=x.axes)
+            recorder.mul(x, x_share, axes=x.axes), recorder.mul(initial_x, initial_share, axes=x.axes)
         )
         sublayer_output = self._record_sublayer(recorder, "self_attn", self.attention, mixed_states)
         x = recorder.add(x, recorder.dropout(sublayer_output, "attention_output", ends_sublayer=True))
@@ -58,7 +58,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class InitialStatesReference(pre_norm_class()):  # type: ignore[misc]
-        """The layer that mixes in the first layer's input. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention on λ₀ · x + λ₁ · x₀, then a network. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: InitialStatesLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

@@ -185,7 +185,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     import torch
 
     class LoopedAttentionReference(grouped_reference_class()):  # type: ignore[misc]
-        """Attention of one loop. x: [batch, tokens, hidden] → same shape."""
+        """Computes the first or the second loop's attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: LoopedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size, spec.attention_bias)
@@ -193,7 +193,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.first_loop: list[nn.Module] = []
 
         def turn_into_second_loop(self, first_attention: LoopedAttentionReference) -> None:
-            """Turns this attention into the second loop's attention."""
+            """Gives this attention the second loop's gate and window cache, and access to the first loop's keys."""
             self.first_loop = [first_attention]  # a list, so that it is not registered as a submodule
             self.loop_gate = group_map_class()(self.spec.num_attention_heads, self.spec.head_dim, 1)
             self.loop_gate_bias = vector(torch.zeros(self.spec.num_attention_heads))
@@ -226,7 +226,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class LoopedReference(pre_norm_class()):  # type: ignore[misc]
-        """One loop of the layer. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention and a network once, as one of two loops. x: [batch, tokens, hidden] → same shape."""
 
         repeats_alike = False
 

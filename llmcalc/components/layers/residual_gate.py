@@ -68,7 +68,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class ResidualGateReference(pre_norm_class()):  # type: ignore[misc]
-        """The layer with gated residual sums. x: [batch, tokens, hidden] → same shape."""
+        """Runs sublayers with gated residual sums α · x + β · y. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ResidualGateLayer, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

@@ -106,7 +106,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class StreamsReference(nn.Module):
-        """The split of padded tokens into two residual streams, and the merge of the streams.
+        """Pads and splits tokens into two residual streams, and merges the streams after the layers.
 
         [batch, tokens, hidden] → [batch, padded tokens, 2 · hidden] → [batch, tokens, 2 · hidden].
         """
@@ -126,7 +126,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return normed_x
 
     class LayerReference(pre_norm_class()):  # type: ignore[misc]
-        """A reversible layer. x: [batch, tokens, 2 · hidden] → same shape."""
+        """Updates each of two residual streams from the other stream. x: [batch, tokens, 2 · hidden] → same shape."""
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             first_stream, second_stream = x.chunk(2, -1)

@@ -100,12 +100,12 @@ class ShortcutLayer(PreNormLayer):
             router=corrected_router,
         )
         ungated_network = FeedForward(intermediate_size=16, hidden_act="gelu", up_bias=True, down_bias=True)
-        few_experts = MoE(num_experts=3, num_experts_per_tok=1, expert=ungated_network)
+        small_mixture = MoE(num_experts=3, num_experts_per_tok=1, expert=ungated_network)
         return [
             cls(attention=MLA.examples()[1], feed_forward=experts, dense=dense_network, norm=rms),
             cls(
                 attention=grouped_attention,
-                feed_forward=few_experts,
+                feed_forward=small_mixture,
                 dense=ungated_network,
                 norm=Norm(type="layernorm"),
             ),
@@ -117,7 +117,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ShortcutReference(nn.Module):
-        """LongCat-Flash's layer. x: [batch, tokens, hidden] → same shape."""
+        """Runs two attentions, two dense networks and parallel experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ShortcutLayer, model_properties: ModelProperties) -> None:
             super().__init__()

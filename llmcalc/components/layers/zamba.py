@@ -293,7 +293,7 @@ def _reference_class() -> type[nn.Module]:
             return self.get_submodule("down_proj")(activate(self.act, gate) * up_projection)
 
     class BlockReference(nn.Module):
-        """The shared block. Residual stream and embeddings [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
+        """Runs the shared block on stream and embeddings, [batch, tokens, 2 · hidden] → [batch, tokens, hidden]."""
 
         def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -315,7 +315,7 @@ def _reference_class() -> type[nn.Module]:
             return self.mlp(self.mlp_pre_norm(attn_output))
 
     class ZambaReference(nn.Module):
-        """Zamba's layer. x: [batch, tokens, hidden] → same shape."""
+        """Runs the shared transformer block, then the mixer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ZambaLayer, model_properties: ModelProperties) -> None:
             super().__init__()
@@ -325,7 +325,7 @@ def _reference_class() -> type[nn.Module]:
             self.mixer = spec.attention.reference(model_properties)
 
         def share_parameters(self, first_layer: ZambaReference) -> None:
-            """Shares the first layer's block of this kind, and stores this layer's adapters in it."""
+            """Uses the first layer's transformer block, and stores this layer's adapters in that block."""
             if first_layer is self:
                 return
             for path, module in list(self.transformer.named_modules()):

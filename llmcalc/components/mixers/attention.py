@@ -554,7 +554,7 @@ class Attention(TokenMixer):
         token_indexer = TokenIndexer(index_n_heads=3, index_head_dim=8, index_topk=5, rotary_dim=4)
         four_heads = partial(cls, num_attention_heads=4)
         grouped_query = partial(cls, num_attention_heads=4, num_key_value_heads=2, position=rope)
-        few_buckets = LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16)
+        small_layer_bias = LayerBias(relative_attention_num_buckets=8, relative_attention_max_distance=16)
         biased_experts = ValueExperts(num_experts=5, num_experts_per_tok=2, router=LinearRouter(bias=True))
         one_expert = ValueExperts(num_experts=3, num_experts_per_tok=1)
         return [
@@ -569,7 +569,7 @@ class Attention(TokenMixer):
             four_heads(attention_chunk_size=6, attn_logit_softcapping=30.0),
             four_heads(position=TransformerXL()),
             grouped_query(block_indexer=indexer),
-            four_heads(head_dim=8, position=few_buckets),
+            four_heads(head_dim=8, position=small_layer_bias),
             grouped_query(head_dim=8, output_gate=OutputGate(per="element", bias=True)),
             grouped_query(output_gate=OutputGate(per="head")),
             four_heads(head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
@@ -600,7 +600,7 @@ def _reference_class() -> type[nn.Module]:
     from .output_gate import gate_values
 
     class AttentionReference(nn.Module):
-        """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
+        """Projects to heads, attends, projects back. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Attention, model_properties: ModelProperties) -> None:
             super().__init__()

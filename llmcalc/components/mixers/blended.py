@@ -102,7 +102,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class BlendedReference(grouped_reference_class()):  # type: ignore[misc]
-        """Blended attention. x: [batch, tokens, hidden] → same shape."""
+        """Attends with keys and values blended over two tokens. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: BlendedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)

@@ -144,7 +144,7 @@ def _reference_class() -> type[nn.Module]:
             return q @ k[:, None].transpose(-1, -2)
 
     class BlockIndexerReference(nn.Module):
-        """The block indexer. x: [batch, tokens, hidden] → token mask, [batch, index heads, tokens, keys]."""
+        """Selects blocks of tokens. x: [batch, tokens, hidden] → token mask, [batch, index heads, tokens, keys]."""
 
         def __init__(self, spec: BlockIndexer, hidden_size: int, rope_theta: float) -> None:
             super().__init__()

@@ -216,7 +216,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class CCAReference(grouped_reference_class()):  # type: ignore[misc]
-        """Compressed convolutional attention. x: [batch, tokens, hidden] → same shape."""
+        """Attends with convolved, narrow queries and keys. x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         value_state: Any

@@ -118,7 +118,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat([rotated, -rotated], -1).argmax(-1).argsort(-1).flatten(2)
 
     class SoftmaxProducts(nn.Module):
-        """Attention within chunks. q, k, v: [batch, heads, rows, d] → same shape and the logarithm of the sums."""
+        """Attends within chunks. q, k, v: [batch, heads, rows, d] → same shape and the logarithm of the sums."""
 
         def __init__(self, spec: ChunkedAttention, causal: bool) -> None:
             super().__init__()
@@ -141,7 +141,7 @@ def _reference_class() -> type[nn.Module]:
             return (attn_output.flatten(2, 3), log_sums.flatten(2, 3)) if has_chunks else (attn_output, log_sums)
 
     class ChunkedReference(nn.Module):
-        """Attention in chunks. x: [batch, tokens, hidden] → same shape."""
+        """Attends within chunks of tokens. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ChunkedAttention, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -270,7 +270,7 @@ def _reference_class() -> type[nn.Module]:
             return ranked_entries[..., : self.topk]
 
     class CompressedAttentionReference(entry_attention_class()):  # type: ignore[misc]
-        """DeepSeek-V4's attention. x: [batch, tokens, hidden] → same shape."""
+        """Attends to nearby tokens and to compressed entries. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: CompressedAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

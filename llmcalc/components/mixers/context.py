@@ -57,7 +57,7 @@ class ContextAttention(TwoSetsMixer):
         return {"streams": {"type": "target_states", "start": "embedding"}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records one softmax over the scores of both attention cores; each core counts its own keys."""
+        """Records attention to the target's states and to the current pass: two attention cores, one softmax."""
         target_states: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
@@ -109,7 +109,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class ContextReference(two_sets_reference()):  # type: ignore[misc]
-        """The attention of a draft block. x: [batch, tokens, hidden] → same shape."""
+        """Attends to a target's states and to the draft block. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ContextAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)

@@ -38,7 +38,7 @@ def delta_rule_class() -> type[nn.Module]:
         return torch.stack(inverse_rows, -2)
 
     class DeltaRule(nn.Module):
-        """The delta rule in fp32. q, k: [batch, heads, tokens, key_dim], v: [.., value_dim] → o, shape of v.
+        """Runs the delta rule in fp32. q, k: [batch, heads, tokens, key_dim], v: [.., value_dim] → o, shape of v.
 
         β: [batch, heads, tokens].
 

@@ -119,13 +119,13 @@ class DifferentialAttention(WindowedMixer):
         joined_heads = recorder.cat(*attention_cores, axes=(heads, double_dim))
         half_heads = Axis("half_heads", exact_div(heads.size, 2)), double_dim
         first_heads, second_heads = recorder.split(joined_heads, half_heads, half_heads)
-        subtracted_share = recorder.plus(
+        subtraction_factor = recorder.plus(
             recorder.sub(self._lambda_term(recorder, "1", head_dim), self._lambda_term(recorder, "2", head_dim)),
             self.lambda_init,
         )
-        recorder.hold(both=joined_heads, share=subtracted_share)
+        recorder.hold(both=joined_heads, share=subtraction_factor)
         head_difference = recorder.sub(
-            first_heads, recorder.mul(second_heads, subtracted_share)
+            first_heads, recorder.mul(second_heads, subtraction_factor)
         )  # one softmax term minus λ times the other, in both halves
         norm = Norm(type="rmsnorm", weight=self.norm_weight, eps=self.norm_eps)
         head_difference = (
@@ -187,7 +187,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class DifferentialReference(grouped_reference_class()):  # type: ignore[misc]
-        """Differential attention. x: [batch, tokens, hidden] → same shape."""
+        """Subtracts one softmax attention from another. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DifferentialAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size, spec.attention_bias)

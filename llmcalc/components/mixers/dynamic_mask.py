@@ -124,7 +124,7 @@ def _reference_class() -> type[nn.Module]:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class DynamicMaskReference(grouped_reference_class()):  # type: ignore[misc]
-        """Doge's attention with a learned mask. x: [batch, tokens, hidden] → same shape."""
+        """Attends with a mask learned from the values. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: DynamicMaskAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size, spec.attention_bias)

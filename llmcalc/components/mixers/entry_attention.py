@@ -232,12 +232,12 @@ def group_map_class() -> type[nn.Module]:
 
 @cache
 def entry_attention_class() -> Any:
-    """Returns the base class of both references. A subclass computes the entries."""
+    """Returns the base class of references of attention to entries. A subclass computes the entries."""
     import torch
     from torch import nn
 
     class EntryAttentionReference(nn.Module):
-        """Attention to tokens and entries. x: [batch, tokens, hidden] → same shape."""
+        """Attends to tokens and compressed entries. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: EntryAttention, model_properties: ModelProperties) -> None:
             super().__init__()

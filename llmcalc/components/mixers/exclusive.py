@@ -136,7 +136,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ExclusiveReference(grouped_reference_class()):  # type: ignore[misc]
-        """Exclusive attention. x: [batch, tokens, hidden] → same shape."""
+        """Attends, and removes the output's part along the token's value. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ExclusiveAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size, spec.attention_bias)

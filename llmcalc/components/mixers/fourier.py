@@ -49,7 +49,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class FourierReference(nn.Module):
-        """Fourier mixing. x: [batch, tokens, hidden] → same shape."""
+        """Returns the real part of x's two-dimensional Fourier transform. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             return torch.fft.fft2(x.float()).real.to(x.dtype)

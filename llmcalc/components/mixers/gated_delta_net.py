@@ -163,7 +163,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class GatedDeltaNetReference(nn.Module):
-        """Gated DeltaNet. x: [batch, tokens, hidden] → same shape."""
+        """Runs a gated delta rule on projected, convolved tokens. x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         recurrent_state: Any

@@ -159,7 +159,7 @@ def _reference_class() -> type[nn.Module]:
             return attention_weights.to(v.dtype) @ v
 
     class GatedProfileReference(profile_attention_class()):  # type: ignore[misc]
-        """Gated profile attention. x, and the inputs of keys and values: [batch, tokens, hidden] → same shape."""
+        """Attends with a gate and distance biases. x, key and value inputs: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GatedProfileAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)

@@ -141,7 +141,7 @@ def _attention_class() -> type[nn.Module]:
     from torch import nn
 
     class GroupedProjectionReference(nn.Module):
-        """Attention with grouped projections. x: [batch, tokens, hidden] → same shape."""
+        """Attends with block-diagonal projections. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroupedProjectionAttention, hidden_size: int) -> None:
             super().__init__()
@@ -168,7 +168,7 @@ def _network_class() -> type[nn.Module]:
     from torch import nn
 
     class GroupedFeedForwardReference(nn.Module):
-        """Two grouped projections. x: [batch, tokens, hidden] → same shape."""
+        """Runs a network of two block-diagonal projections. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroupedFeedForward, hidden_size: int) -> None:
             super().__init__()

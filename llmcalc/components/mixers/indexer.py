@@ -59,7 +59,7 @@ class Indexer(Part):
         return self.input_norm is not None
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns the number of attended tokens, as keyword arguments for the attention operation and its rows."""
+        """Returns the number of tokens that each token attends to, as a keyword argument of attention operations."""
         return {"selected": self.index_topk}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
@@ -118,7 +118,7 @@ def indexer_reference_class() -> type[nn.Module]:
     from torch import nn
 
     class IndexerReference(nn.Module):
-        """The token indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
+        """Selects tokens. x: [batch, tokens, hidden] → selected positions, [batch, tokens, index_topk at most]."""
 
         def __init__(self, spec: Indexer, hidden_size: int, query: int, rope: int, rope_theta: float) -> None:
             super().__init__()

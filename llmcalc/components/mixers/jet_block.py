@@ -128,7 +128,7 @@ def _reference_class() -> type[nn.Module]:
             return (windows[..., None, :] @ filters[..., None])[..., 0, 0]
 
     class JetBlockReference(nn.Module):
-        """JetBlock. x: [batch, tokens, hidden] → same shape."""
+        """Runs gated DeltaNet on convolved values. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: JetBlock, hidden: int) -> None:
             super().__init__()

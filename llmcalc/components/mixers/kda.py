@@ -162,7 +162,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class KimiDeltaAttentionReference(nn.Module):
-        """Kimi Delta Attention. x: [batch, tokens, hidden] → same shape."""
+        """Runs a delta rule with a decay per key channel. x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         recurrent_state: Any

@@ -104,7 +104,7 @@ class LatentContextAttention(TokenMixer):
         return {"streams": {"type": "target_states", "start": "embedding"}}
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records the scores of both attention cores on latents; each core counts its own keys."""
+        """Records latent attention to the target's states and to the current pass, each with its own core."""
         target_states: Value = recorder.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, latent = Axis("heads", self.num_attention_heads), Axis("latent", self.kv_lora_rank)
         nope_axis, rope_axis = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
@@ -171,7 +171,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class LatentContextReference(nn.Module):
-        """The latent attention of a draft block. x: [batch, tokens, hidden] → same shape."""
+        """Attends by latents to a target's states and the draft block. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: LatentContextAttention, hidden_size: int) -> None:
             super().__init__()

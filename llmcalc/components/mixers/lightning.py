@@ -165,7 +165,7 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat(block_outputs, 2), state
 
     class LightningReference(nn.Module):
-        """Lightning attention. x: [batch, tokens, hidden] → same shape."""
+        """Computes linear attention with a fixed decay. x: [batch, tokens, hidden] → same shape."""
 
         recurrent_state: Any
 

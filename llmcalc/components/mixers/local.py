@@ -134,7 +134,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class SoftmaxProducts(nn.Module):
-        """Attention within blocks. q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d].
+        """Attends within blocks. q: [batch, blocks, heads, block, d], k and v: [batch, blocks, heads, keys, d].
 
         Returns the shape of q. Scores are not scaled, as in T5.
         """
@@ -151,7 +151,7 @@ def _reference_class() -> type[nn.Module]:
             return (sum_positions[:, None] == sum_index[None]).to(x.dtype) @ x
 
     class LocalReference(nn.Module):
-        """LongT5's local attention. x: [batch, tokens, hidden] → same shape."""
+        """Attends to nearby tokens and to block sums, for LongT5. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: LocalAttention, model_properties: ModelProperties) -> None:
             super().__init__()

@@ -166,7 +166,7 @@ def _reference_class() -> type[nn.Module]:
             return head_outputs.transpose(1, 2).flatten(2)
 
     class Scan(nn.Module):
-        """Mamba's selective scan. x, Δ: [batch, tokens, inner] → ([batch, tokens, inner], last state).
+        """Runs Mamba's selective scan. x, Δ: [batch, tokens, inner] → ([batch, tokens, inner], last state).
 
         B, C: [batch, tokens, inner or 1, state].
         """
@@ -208,7 +208,7 @@ def _reference_class() -> type[nn.Module]:
         return heads.flatten(2)
 
     class MambaReference(nn.Module):
-        """The Mamba mixer. x: [batch, tokens, hidden] → same shape."""
+        """Runs the Mamba mixer: a gated selective scan. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Mamba, model_properties: ModelProperties) -> None:
             super().__init__()

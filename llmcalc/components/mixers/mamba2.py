@@ -172,7 +172,7 @@ def scan_class() -> type[nn.Module]:
         return torch.exp(pair_log_decay.masked_fill(~is_past, float("-inf")))
 
     class ChunkedScan(nn.Module):
-        """Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).
+        """Runs Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).
 
         Δ: [batch, tokens, heads], B, C: [batch, tokens, heads, n].
         """
@@ -243,7 +243,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Mamba2Reference(nn.Module):
-        """The Mamba-2 mixer. x: [batch, tokens, hidden] → same shape."""
+        """Runs the Mamba-2 mixer: a scan with one decay per head. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: Mamba2, model_properties: ModelProperties) -> None:
             super().__init__()

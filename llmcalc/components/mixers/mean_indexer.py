@@ -93,7 +93,7 @@ def _reference_class() -> type[nn.Module]:
             return q @ k[:, None].transpose(-1, -2)
 
     class MeanIndexerReference(nn.Module):
-        """The block indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
+        """Selects blocks of tokens. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
 
         A position may stand more than once for a token with fewer earlier tokens than others.
         """

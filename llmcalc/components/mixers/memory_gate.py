@@ -64,7 +64,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class MemoryGateReference(nn.Module):
-        """The gated memory unit. x: [batch, tokens, hidden] → same shape."""
+        """Gates the output of a lower layer's recurrence. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MemoryGate, hidden_size: int) -> None:
             super().__init__()

@@ -68,7 +68,7 @@ class MergedAttention(TwoSetsMixer):
             )
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        """Records one softmax over the scores of both attention cores; each core counts its own products."""
+        """Records one softmax over the scores of the decoder's tokens and of the encoder's output."""
         memory = Value(SOURCE, x.axes) if recorder.memory is None else recorder.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
@@ -132,7 +132,7 @@ def _reference_class() -> type[nn.Module]:
     import torch
 
     class MergedReference(two_sets_reference()):  # type: ignore[misc]
-        """Merged self- and cross-attention. x: [batch, tokens, hidden] → same shape."""
+        """Attends to decoder tokens and encoder output in one softmax. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MergedAttention, hidden_size: int) -> None:
             super().__init__(spec, hidden_size)

@@ -205,8 +205,8 @@ class MLA(TokenMixer):
         limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
-            is_selection_lent = recorder.memo.get("lends_selection", False)
-            selection, latents, k_rope = recorder.selected(query, latents, k_rope, lends=is_selection_lent)
+            is_selection_shared = recorder.memo.get("lends_selection", False)
+            selection, latents, k_rope = recorder.selected(query, latents, k_rope, lends=is_selection_shared)
             recorder.hold(latent=latents, k_rope=k_rope, mask=selection)
         attention_options: dict[str, Any] = {
             "causal": recorder.causal,
@@ -372,7 +372,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class MLAReference(nn.Module):
-        """Multi-head latent attention. x: [batch, tokens, hidden] → same shape."""
+        """Attends with keys and values from small latents. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MLA, model_properties: ModelProperties) -> None:
             super().__init__()

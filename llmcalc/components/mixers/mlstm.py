@@ -110,7 +110,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional as F
 
     class MatrixMemoryCell(nn.Module):
-        """The matrix memory. q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v] → (h, (C, n, m)).
+        """Runs mLSTM's memory. q, k: [batch, heads, tokens, d], v: [batch, heads, tokens, v] → (h, (C, n, m)).
 
         i, f: [batch, heads, tokens]. h has the shape of v.
         """
@@ -177,7 +177,7 @@ def _reference_class() -> type[nn.Module]:
             return memory_output, (memory, norm, new_largest)
 
     class MLSTMReference(nn.Module):
-        """The mLSTM mixer. x: [batch, tokens, hidden] → same shape."""
+        """Runs the mLSTM mixer around its matrix memory. x: [batch, tokens, hidden] → same shape."""
 
         recurrent_state: Any
 

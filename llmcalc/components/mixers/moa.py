@@ -139,7 +139,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class MixtureOfAttentionReference(nn.Module):
-        """The mixture of attention heads. x: [batch, tokens, hidden] → same shape."""
+        """Attends with routed query and output projections. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MixtureOfAttention, hidden_size: int) -> None:
             super().__init__()

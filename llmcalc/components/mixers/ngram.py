@@ -155,7 +155,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from torch import nn
 
     class PredictStreamsReference(nn.Module):
-        """The rows of all streams: [batch, tokens, hidden] → [batch, (1 + ngram) · tokens, hidden].
+        """Adds rows for predict streams: [batch, tokens, hidden] → [batch, (1 + ngram) · tokens, hidden].
 
         After the layers: [batch, tokens, ngram, hidden], without the axis of a single stream.
         """
@@ -175,7 +175,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return streams[:, :, 0] if self.ngram == 1 else streams
 
     class NgramReference(nn.Module):
-        """Attention of all streams. x: [batch, (1 + ngram) · tokens, hidden] → same shape."""
+        """Attends within the main stream and predict streams. x: [batch, (1 + ngram) · tokens, hidden] → same shape."""
 
         def __init__(self, spec: NgramAttention, hidden_size: int) -> None:
             super().__init__()

@@ -62,7 +62,7 @@ class PooledIndexer(Part):
         return False
 
     def attention_limits(self) -> Mapping[str, Any]:
-        """Returns the number of attended tokens, as keyword arguments for the attention operation and its rows."""
+        """Returns the number of tokens that each token attends to, as keyword arguments of attention operations."""
         return {"selected": self.index_topk, "pool": self.index_kpool}
 
     def flow(self, recorder: Flow, x: Value, query_latent: Value | None = None, position: Rope | None = None) -> Value:
@@ -103,7 +103,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class PooledIndexerReference(nn.Module):
-        """The pool indexer. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
+        """Selects pools of tokens. x: [batch, tokens, hidden] → selected positions, [batch, tokens, selected].
 
         A position may stand more than once for a token with fewer earlier tokens than others.
         """

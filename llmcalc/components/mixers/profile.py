@@ -106,8 +106,8 @@ class ProfileAttention(WindowedMixer):
         """Records the bias of every head, query and key. profile_weights: each head's weights of the profiles."""
         from ...workload.derived_rows import Table
 
-        rank, extent = profile_weights.axes[-1], Axis("distances", self.relative_extent)
-        profiles, _ = recorder.table("profiles", extent, rank, of=Table(length=extent.size), by="all")
+        rank, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
+        profiles, _ = recorder.table("profiles", distance_axis, rank, of=Table(length=distance_axis.size), by="all")
         by_distance = recorder.scores("profile_core", profile_weights, profiles, is_cross_attention=True)
         return recorder.at_distance(by_distance, recorder.distances(q, keys, clamped=True, shifted=False))
 
@@ -141,7 +141,7 @@ def profile_attention_class() -> type[nn.Module]:
     from torch import nn
 
     class ProfileCore(nn.Module):
-        """A bias for every distance. profile_weights: [batch, heads, tokens, rank], profiles: [distances, rank]."""
+        """Mixes a bias per distance. profile_weights: [batch, heads, tokens, rank], profiles: [distances, rank]."""
 
         def forward(self, profile_weights: Tensor, profiles: Tensor) -> Tensor:
             return profile_weights @ profiles.t()

@@ -102,7 +102,7 @@ def _reference_class() -> type[nn.Module]:
             return q @ distance_keys.transpose(-1, -2)
 
     class RelativeReference(nn.Module):
-        """Attention by content and by distance. x: [batch, tokens, hidden] → same shape."""
+        """Attends by content and by distance. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: RelativeAttention, hidden: int) -> None:
             super().__init__()

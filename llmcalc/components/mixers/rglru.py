@@ -129,7 +129,7 @@ def _reference_class() -> type[nn.Module]:
         return b
 
     class RGLRUReference(nn.Module):
-        """Griffin's recurrent block. x: [batch, tokens, hidden] → same shape."""
+        """Runs Griffin's recurrent block. x: [batch, tokens, hidden] → same shape."""
 
         conv_state: Any
         recurrent_state: Any

@@ -143,7 +143,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     inputs_of_projections = "rwkvag"
 
     class Recurrence(nn.Module):
-        """RWKV-7: S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, last state)."""
+        """Runs S ← S·(diag(w) − κ̂ᵀ(a ⊙ κ̂)) + vᵀk, o = S·r. All: [batch, tokens, heads, d] → (o, last state)."""
 
         def forward(
             self,

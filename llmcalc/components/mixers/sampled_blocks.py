@@ -78,7 +78,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class SoftmaxProducts(nn.Module):
-        """Attention within blocks. q, k, v: [batch, heads, tokens, d] → same shape. Padding has weight 0."""
+        """Attends within selected blocks of scores. q, k, v: [batch, heads, tokens, d] → same shape."""
 
         def __init__(self, spec: SampledBlockAttention) -> None:
             super().__init__()
@@ -137,7 +137,7 @@ def _reference_class() -> type[nn.Module]:
             return x.gather(2, self._expand_indices(block_indices, x))
 
     class SampledBlockReference(nn.Module):
-        """Attention within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""
+        """Attends within sampled blocks of scores. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SampledBlockAttention, model_properties: ModelProperties) -> None:
             super().__init__()

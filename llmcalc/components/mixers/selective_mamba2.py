@@ -108,7 +108,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class SelectiveMamba2Reference(nn.Module):
-        """The mixer of PLaMo 2. x: [batch, tokens, hidden] → same shape."""
+        """Computes PLaMo 2's state-space mixer. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SelectiveMamba2, model_properties: ModelProperties) -> None:
             super().__init__()

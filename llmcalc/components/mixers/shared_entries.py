@@ -218,12 +218,12 @@ class SharedEntryAttention(EntryAttention):
         recorder.hold(q=q)
         q = recorder.rope(q, rope)
         recorder.hold(q=q)
-        candidate_blocks = indexer.candidates
+        block_config = indexer.candidates
         score_options: dict[str, Any] = {"core": ops.EntryScores, "rate": self.compress_rate}
-        if candidate_blocks is not None:
-            score_options = {"core": ops.BlockCore, "block": candidate_blocks.candidate_block_size}
-            score_options["blocks"] = candidate_blocks.candidate_topk_blocks
-            keys, visible_entries = recorder.candidates(keys, visible_entries, candidate_blocks.candidate_block_size)
+        if block_config is not None:
+            score_options = {"core": ops.BlockCore, "block": block_config.candidate_block_size}
+            score_options["blocks"] = block_config.candidate_topk_blocks
+            keys, visible_entries = recorder.candidates(keys, visible_entries, block_config.candidate_block_size)
             recorder.hold(keys=keys, seen=visible_entries)
         scores = recorder.act(
             recorder.scale(
@@ -258,14 +258,14 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
         sliding_window=5,
     )
     indexer = EntryKeyIndexer(index_n_heads=3, index_head_dim=6, index_topk=2)
-    candidate_blocks = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
+    block_config = CandidateBlocks(candidate_topk_blocks=2, candidate_block_size=3)
     rate_two_fields = {"compress_rate": 2, "weighted_entries": True, "o_groups": 4, "indexer": indexer}
     shared_fields = {"compress_rate": 1, "entries_shared": True}
     changes_by_example: dict[str, dict[str, Any]] = {
         "local": {},
         "computing": rate_two_fields,
-        "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": candidate_blocks})},
-        "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": candidate_blocks})},
+        "finding": {"compress_rate": 1, "indexer": indexer.model_copy(update={"finds": block_config})},
+        "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": block_config})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
     return {example_name: local.model_copy(update=fields) for example_name, fields in changes_by_example.items()}
@@ -339,11 +339,11 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor, Tensor | None]:
             """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
             assert self.spec.indexer is not None
-            candidate_blocks = self.spec.indexer.candidates
-            if candidate_blocks is None:
+            block_config = self.spec.indexer.candidates
+            if block_config is None:
                 return keys, visible_entries, None
             chosen_blocks: Tensor = forward_pass.memo["candidate blocks"]
-            block_size = candidate_blocks.candidate_block_size
+            block_size = block_config.candidate_block_size
             if forward_pass.past and visible_entries.shape[0] == 1:  # decoding one token scores only the candidates
                 offsets = torch.arange(block_size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * block_size + offsets).flatten(1)
@@ -365,10 +365,10 @@ def _reference_class() -> type[nn.Module]:
         def _find_blocks(self, scores: Tensor, forward_pass: ForwardPass) -> None:
             """Selects the best blocks of each token; its own block is always first. scores: −inf for invisible keys."""
             assert self.spec.indexer is not None
-            candidate_blocks = self.spec.indexer.finds
-            if candidate_blocks is None:
+            block_config = self.spec.indexer.finds
+            if block_config is None:
                 return
-            block_size, tokens = candidate_blocks.candidate_block_size, scores.shape[1]
+            block_size, tokens = block_config.candidate_block_size, scores.shape[1]
             padding = -scores.shape[-1] % block_size
             block_scores = (
                 nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, block_size)).amax(-1)
@@ -380,7 +380,7 @@ def _reference_class() -> type[nn.Module]:
                 -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
             )
             ranked_indices = block_scores.sort(dim=-1, descending=True, stable=True).indices
-            forward_pass.memo["candidate blocks"] = ranked_indices[..., : candidate_blocks.candidate_topk_blocks]
+            forward_pass.memo["candidate blocks"] = ranked_indices[..., : block_config.candidate_topk_blocks]
 
         def _all_keys(self, latent: Tensor | None, forward_pass: ForwardPass, x: Tensor) -> Tensor:
             """Returns the keys of all entries up to now. latent: the new entries before RoPE; None without any."""

@@ -109,7 +109,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ShortConvReference(nn.Module):
-        """The gated short convolution. x: [batch, tokens, hidden] → same shape."""
+        """Computes out(C ⊙ conv(B ⊙ x)). x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ShortConv, hidden_size: int) -> None:
             super().__init__()

@@ -109,7 +109,7 @@ def _reference_class() -> type[nn.Module]:
             return (windows @ filters[..., None]).squeeze(-1)
 
     class SpanConvolutionReference(nn.Module):
-        """Attention beside dynamic convolutions. x: [batch, tokens, hidden] → same shape."""
+        """Runs attention beside dynamic convolutions. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: SpanConvolution, model_properties: ModelProperties) -> None:
             super().__init__()

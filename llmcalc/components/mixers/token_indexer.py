@@ -86,7 +86,7 @@ def _reference_class() -> type[nn.Module]:
     indexer_reference: Any = indexer_reference_class()
 
     class TokenIndexerReference(indexer_reference):  # type: ignore[misc]
-        """The token indexer of attention with keys and values for each head."""
+        """Selects tokens for attention with keys and values for each head."""
 
         def selected_keys_and_values(
             self, x: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass

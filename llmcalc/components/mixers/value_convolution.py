@@ -44,7 +44,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ValueConvolutionReference(nn.Module):
-        """The depthwise convolution of the values. values: [batch, heads, tokens, size] → same shape."""
+        """Convolves the values of each head. values: [batch, heads, tokens, size] → same shape."""
 
         def __init__(self, spec: ValueConvolution, heads: int) -> None:
             super().__init__()

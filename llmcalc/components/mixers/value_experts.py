@@ -73,7 +73,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class ValueExpertsReference(nn.Module):
-        """The routed value projections. x: [batch, tokens, hidden] → [batch, tokens, heads · size]."""
+        """Sums each token's selected value projections. x: [batch, tokens, hidden] → [batch, tokens, heads · size]."""
 
         def __init__(self, spec: ValueExperts, model_properties: ModelProperties, values_width: int) -> None:
             super().__init__()

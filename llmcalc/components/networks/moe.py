@@ -247,7 +247,7 @@ class MoE(Network):
         return self
 
     def _check_shared_scores(self) -> None:
-        """Raises `ValueError` if the shared experts' weights are incompatible with the shared expert."""
+        """Raises `ValueError` if shared_scores cannot weight the shared expert, such as an expert with biases."""
         scores, shared_expert = self.shared_scores, self.shared_expert
         if scores is not None and (
             shared_expert is None
@@ -327,10 +327,12 @@ class MoE(Network):
             shared_output = self._shared_output(recorder, self.shared_expert, x)
             if self.shared_expert_mix:
                 scores = recorder.linear("shared_expert_mix", x, Axis("outputs", 2), bias=True, kind="shared_expert")
-                routed_share, shared_share = recorder.split(recorder.act(scores, "softmax"), *[(Axis("one", 1),)] * 2)
+                routed_share, shared_expert_share = recorder.split(
+                    recorder.act(scores, "softmax"), *[(Axis("one", 1),)] * 2
+                )
                 expert_outputs, shared_output = (
                     recorder.mul(routed_share, expert_outputs, expert_outputs.axes),
-                    recorder.mul(shared_share, shared_output, expert_outputs.axes),
+                    recorder.mul(shared_expert_share, shared_output, expert_outputs.axes),
                 )
             expert_outputs = recorder.add(expert_outputs, shared_output)
             recorder.hold(y=expert_outputs)
@@ -374,10 +376,10 @@ class MoE(Network):
         corrected_router = LinearRouter(score_correction="buffer", scoring_func="sigmoid")
         learned_router = LinearRouter(score_correction="parameter", scoring_func="sigmoid")
         vision = VisionExperts(expert=ungated_network, router=LinearRouter(score_correction="parameter"))
-        four_experts = {"num_experts": 4, "num_experts_per_tok": 2}
+        expert_counts = {"num_experts": 4, "num_experts_per_tok": 2}
 
         def small_mixture(**moe_fields: Any) -> Any:
-            return cls(**{**four_experts, "expert": swiglu, **moe_fields})
+            return cls(**{**expert_counts, "expert": swiglu, **moe_fields})
 
         return [
             small_mixture(num_experts=6),
@@ -473,7 +475,7 @@ def routed_class() -> type[nn.Module]:
     ExpertMap = expert_map_class()
 
     class ExpertsReference(nn.Module):
-        """The routed experts. x: [rows, width], expert: [rows] → [rows, width].
+        """Runs each row through the row's expert. x: [rows, width], expert: [rows] → [rows, width].
 
         grouped: whether rows are sorted by expert.
 
@@ -539,7 +541,7 @@ def routed_class() -> type[nn.Module]:
 @cache
 def _vision_class() -> type[nn.Module]:
     class VisionReference(routed_class()):  # type: ignore[misc]
-        """The experts for image tokens. x: [batch, tokens, hidden] → same shape."""
+        """Routes image tokens to the vision experts. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: VisionExperts, model_properties: ModelProperties, experts: int, top_k: int) -> None:
             super().__init__(
@@ -565,7 +567,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class MoEReference(routed_class()):  # type: ignore[misc]
-        """The mixture of experts. x: [batch, tokens, hidden] → same shape."""
+        """Routes each token to experts, and sums their outputs. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MoE, model_properties: ModelProperties) -> None:
             hidden_size, expert_count, top_k = model_properties.hidden_size, spec.num_experts, spec.num_experts_per_tok

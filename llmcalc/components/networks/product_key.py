@@ -143,7 +143,7 @@ def _reference_class() -> type[nn.Module]:
             return self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)
 
     class ProductKeyReference(nn.Module):
-        """Product-key experts. x: [batch, tokens, hidden] → same shape."""
+        """Runs a dense network and experts selected by product keys. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ProductKeyMoE, model_properties: ModelProperties) -> None:
             super().__init__()

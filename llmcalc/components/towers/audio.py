@@ -103,7 +103,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class AudioTowerReference(nn.Module):
-        """The audio encoder. frames: [clips, num_mel_bins, 2 · positions] → [clips, positions, hidden].
+        """Encodes audio frames. frames: [clips, num_mel_bins, 2 · positions] → [clips, positions, hidden].
 
         With a spectrum stem, frames: [clips, frames, num_mel_bins].
         """

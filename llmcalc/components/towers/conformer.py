@@ -262,7 +262,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class SelfAttention(nn.Module):
-        """The conformer's self-attention. x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames]."""
+        """Computes self-attention. x: [clips, frames, hidden] → same shape. bias: [heads, frames, frames]."""
 
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
@@ -371,7 +371,7 @@ def _reference_class() -> type[nn.Module]:
             self.register_buffer("bounds", torch.full((layer_count,), float("inf")))
 
     class ConformerReference(nn.Module):
-        """The conformer. frames: [clips, frames, num_mel_bins] → [clips, fewer frames, output_size].
+        """Encodes audio frames. frames: [clips, frames, num_mel_bins] → [clips, fewer frames, output_size].
 
         Clipping bounds are infinite here. Gemma's classes also cap the scores.
         """

@@ -202,7 +202,7 @@ def _reference_class() -> type[nn.Module]:
             return super().forward(functional.pad(x, (self.kernel_size[0] - self.stride[0], 0)))
 
     class Network(nn.Module):
-        """Two linear layers. x: [clips, positions, channels] → same shape."""
+        """Runs two linear layers with an activation between them. x: [clips, positions, channels] → same shape."""
 
         def __init__(self, channels: int, inner_width: int, hidden_act: Activation) -> None:
             super().__init__()
@@ -254,7 +254,7 @@ def _reference_class() -> type[nn.Module]:
         return x
 
     class Decoder(nn.Module):
-        """The decoder. x: [clips, output_size, positions] → [clips, channels, samples]."""
+        """Decodes latents to audio samples. x: [clips, output_size, positions] → [clips, channels, samples]."""
 
         def __init__(self, spec: ConvNextEncoder) -> None:
             super().__init__()
@@ -276,7 +276,7 @@ def _reference_class() -> type[nn.Module]:
             return samples
 
     class ConvNextReference(nn.Module):
-        """The encoder. samples: [clips, samples, channels] → [clips, fewer positions, output_size]."""
+        """Encodes audio samples. samples: [clips, samples, channels] → [clips, fewer positions, output_size]."""
 
         def __init__(self, spec: ConvNextEncoder) -> None:
             super().__init__()

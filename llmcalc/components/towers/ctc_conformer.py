@@ -187,7 +187,7 @@ def _reference_class() -> type[nn.Module]:
     BatchNorm = batch_norm_class()
 
     class Attention(nn.Module):
-        """Attention in blocks. x: [clips, frames, hidden] → same shape."""
+        """Attends within blocks of frames. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
@@ -222,7 +222,7 @@ def _reference_class() -> type[nn.Module]:
             return attn_output
 
     class Convolution(nn.Module):
-        """The convolution of a layer. x: [clips, frames, hidden] → same shape."""
+        """Applies a gated convolution over the frames. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
@@ -240,7 +240,7 @@ def _reference_class() -> type[nn.Module]:
             return conv_output
 
     class Layer(nn.Module):
-        """A layer. x: [clips, frames, hidden] → same shape."""
+        """Runs half a network, attention, a convolution, half a network. x: [clips, frames, hidden] → same shape."""
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()
@@ -263,7 +263,7 @@ def _reference_class() -> type[nn.Module]:
             return self.get_submodule("norm")(self._half_network("mlp_2", x))
 
     class CtcConformerReference(nn.Module):
-        """The encoder. frames: [clips, frames, input_size] → [clips, frames, hidden]."""
+        """Encodes stacked audio frames. frames: [clips, frames, input_size] → [clips, frames, hidden]."""
 
         def __init__(self, spec: CtcConformer) -> None:
             super().__init__()

@@ -199,7 +199,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     from ..runtime import vector
 
     class Layers(nn.Module):
-        """The layers of a stack, as direct submodules. x: [clips, positions, width] → same shape."""
+        """Runs the layers of a stack, which are direct submodules here. x: [clips, positions, width] → same shape."""
 
         def __init__(self, stack: Stack, hidden_size: int) -> None:
             super().__init__()
@@ -212,7 +212,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self._layers[0].forward(x, ForwardPass(columns=1))
 
     class SpeakerReference(Layers):
-        """The speaker encoder. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""
+        """Detects the speakers. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""
 
         def __init__(self, spec: SpeakerEncoder, input_width: int, frame_count: int = 1) -> None:
             super().__init__(spec.stack, spec.hidden_size)
@@ -235,7 +235,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return speaker_features.sigmoid().unflatten(1, (-1, self.frame_count)).mean(2)
 
     class TimestampReference(Layers):
-        """The head for the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
+        """Predicts the time of each word. x: [clips, positions, width] → [clips, more positions, classes]."""
 
         def __init__(self, spec: WordTimestamps, hidden: int) -> None:
             super().__init__(spec.stack, hidden)
@@ -249,7 +249,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return timestamp_logits
 
     class SpeakerSinusoids(nn.Module):
-        """The sum of the active speakers' sinusoids. activity: [clips, positions, speakers] → [..., width]."""
+        """Sums the sinusoids of the active speakers. activity: [clips, positions, speakers] → [..., width]."""
 
         def __init__(self, speakers: int, hidden_size: int) -> None:
             super().__init__()
@@ -259,7 +259,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return activity @ self.get_buffer("table")
 
     class DiarizedReference(Layers):
-        """Both encoders. frames: [clips, frames, bins] → [clips, frames / frames per position, width]."""
+        """Encodes speech and speakers. frames: [clips, frames, bins] → [clips, frames / frames per position, width]."""
 
         def __init__(self, spec: DiarizedEncoder) -> None:
             super().__init__(spec.stack, spec.hidden_size)

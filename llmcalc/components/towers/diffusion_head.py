@@ -95,7 +95,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Layer(nn.Module):
-        """A layer; the condition scales and shifts the output of its norm."""
+        """Adds a feed-forward network; the condition shifts and scales its input and gates its output."""
 
         def __init__(self, spec: DiffusionHead) -> None:
             super().__init__()
@@ -111,7 +111,7 @@ def _reference_class() -> type[nn.Module]:
             return layer_output
 
     class Output(nn.Module):
-        """The linear layer to latents, after a norm that the condition scales and shifts."""
+        """Projects hidden states to latents, after a norm that the condition scales and shifts."""
 
         def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
             super().__init__()
@@ -126,7 +126,7 @@ def _reference_class() -> type[nn.Module]:
             return projected_x
 
     class DiffusionHeadReference(nn.Module):
-        """The head. latents: [rows, latent_size], sinusoids: [rows, frequency_size] → [rows, latent_size]."""
+        """Predicts noise. latents: [rows, latent_size], sinusoids: [rows, frequency_size] → [rows, latent_size]."""
 
         def __init__(self, spec: DiffusionHead, latent_size: int) -> None:
             super().__init__()

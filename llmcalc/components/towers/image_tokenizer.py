@@ -442,7 +442,7 @@ def _reference_class() -> type[nn.Module]:
             return x
 
     class Encoder(TokenizerHalf):
-        """The encoder. frames: [images, channels, frames, height, width] → [images, latents, fewer frames, …]."""
+        """Encodes frames: [images, channels, frames, height, width] → [images, latents, fewer frames, …]."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__(spec, reads_codes=False)
@@ -472,7 +472,7 @@ def _reference_class() -> type[nn.Module]:
             return self.run_frame_blocks(x)
 
     class Decoder(TokenizerHalf):
-        """The decoder. codes: [images, embed_dim, frames, rows, columns] → pixels of every frame."""
+        """Decodes codes: [images, embed_dim, frames, rows, columns] → pixels of every frame."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__(spec, reads_codes=spec.over_frames)
@@ -522,7 +522,7 @@ def _reference_class() -> type[nn.Module]:
                     input_width = linear_map.size
 
     class ImageTokenizerReference(nn.Module):
-        """The tokenizer. pixels: [images, channels, frames, height, width] → [images, positions, embed_dim]."""
+        """Turns pixels [images, channels, frames, height, width] into vectors [images, positions, embed_dim]."""
 
         def __init__(self, spec: ImageTokenizer) -> None:
             super().__init__()

@@ -420,7 +420,7 @@ def _reference_class() -> type[nn.Module]:
             return activate(self.hidden_act, x) if is_activated else x
 
     class EdgeReference(GridModule):
-        """An edge residual block."""
+        """Runs an edge residual block: a convolution, an activation and a pointwise convolution."""
 
         def __init__(self, spec: EdgeResidual, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
@@ -433,7 +433,7 @@ def _reference_class() -> type[nn.Module]:
             return x + conv_output if self.has_skip else conv_output
 
     class InvertedReference(GridModule):
-        """A universal inverted residual block."""
+        """Runs a universal inverted residual block of pointwise and depthwise convolutions."""
 
         def __init__(self, spec: InvertedResidual, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
@@ -491,7 +491,7 @@ def _reference_class() -> type[nn.Module]:
             return x + self.o_proj(joined_heads) * self.layer_scale.weight[:, None, None]
 
     class FusionReference(GridModule):
-        """The fusion of the outputs of the last stages, the largest grid first."""
+        """Fuses the outputs of the last stages, the largest grid first, at one resolution."""
 
         def __init__(self, spec: MobileNet, in_channels: int) -> None:
             super().__init__(spec.norm, spec.hidden_act)
@@ -517,7 +517,7 @@ def _reference_class() -> type[nn.Module]:
     BLOCKS = {"edge": EdgeReference, "inverted": InvertedReference, "attention": AttentionReference}
 
     class MobileNetReference(GridModule):
-        """The encoder. pixels: [images, channels, frames, height, width] → [images, positions, hidden]."""
+        """Encodes pixels: [images, channels, frames, height, width] → [images, positions, hidden]."""
 
         def __init__(self, spec: MobileNet) -> None:
             super().__init__(spec.norm, spec.hidden_act)

@@ -86,7 +86,7 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class PatchEmbedderReference(nn.Module):
-        """The patch embedder. pixels: [images, channels, frames, height, width] → [images, patches, hidden]."""
+        """Embeds patches. pixels: [images, channels, frames, height, width] → [images, patches, hidden]."""
 
         def __init__(self, spec: PatchEmbedder) -> None:
             super().__init__()

@@ -93,7 +93,7 @@ def _reference_class() -> type[nn.Module]:
             self.weight = nn.Parameter(torch.randn(latent_count, hidden_size) * 0.02)
 
     class Layer(nn.Module):
-        """A layer. latents: [images, latents, hidden], patches: [images, patches, hidden] → latents."""
+        """Runs attention to patches and latents, then a network. latents: [images, latents, hidden] → same shape."""
 
         def __init__(self, spec: Perceiver) -> None:
             super().__init__()
@@ -110,7 +110,7 @@ def _reference_class() -> type[nn.Module]:
             return latents + self.mlp(self.get_submodule("mlp_pre_norm")(latents), ForwardPass())
 
     class PerceiverReference(nn.Module):
-        """The resampler. x: [images, patches, hidden] → [images, latents, hidden]."""
+        """Reads patches by learned latents. x: [images, patches, hidden] → [images, latents, hidden]."""
 
         def __init__(self, spec: Perceiver) -> None:
             super().__init__()

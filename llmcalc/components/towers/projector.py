@@ -356,7 +356,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
 
     class ResamplerReference(nn.Module):
-        """Learned queries that attend to patches. x: [images, patches, input_size] → [images, queries, hidden_size]."""
+        """Attends from learned queries to patches. x: [images, patches, input_size] → [images, queries, hidden]."""
 
         def __init__(self, spec: Resampler, input_width: int) -> None:
             super().__init__()
@@ -385,7 +385,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return self.attention_out(heads)
 
     class ProjectorReference(nn.Module):
-        """The projector. x: [images, patches, input_size] → [images / frames, patches / merge², size].
+        """Projects patches. x: [images, patches, input_size] → [images / frames, patches / merge², size].
 
         The patches are row by row, with `columns` patches per row.
 

@@ -119,8 +119,8 @@ class QFormer(LearnedQueries):
             for projection_letter, projection_input in inputs.items()
         )
         if isinstance(query_rows, Table):
-            single_set = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)
-            attn_output = recorder.core("", single_set, q, k, v, axes=v.axes)
+            shared_query_core = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)
+            attn_output = recorder.core("", shared_query_core, q, k, v, axes=v.axes)
             return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
         q = q.view(*q.axes, new_rows=query_rows)
         key_limits: dict[str, Any] = {}
@@ -177,7 +177,7 @@ def _reference_class() -> type[nn.Module]:
             return attn_output
 
     class Layer(nn.Module):
-        """A layer. x: [windows, queries, hidden], patches: [windows, positions, width] → x's shape."""
+        """Runs attention of queries, some to patches, and a network. x: [windows, queries, hidden] → same shape."""
 
         def __init__(self, spec: QFormer, reads_patches: bool) -> None:
             super().__init__()
@@ -196,7 +196,7 @@ def _reference_class() -> type[nn.Module]:
             return layer_output
 
     class QFormerReference(nn.Module):
-        """The Q-Former. x: [images, positions, width] → [images, queries of all windows, hidden]."""
+        """Reads patches by learned queries. x: [images, positions, width] → [images, all windows' queries, hidden]."""
 
         def __init__(self, spec: QFormer) -> None:
             super().__init__()

@@ -260,7 +260,7 @@ def _reference_class() -> type[nn.Module]:
             return attn_output
 
     class Layer(nn.Module):
-        """A layer. x: [images, rows, columns, hidden] → same shape."""
+        """Runs pre-norm attention and a network. x: [images, rows, columns, hidden] → same shape."""
 
         def __init__(self, spec: SamEncoder, window: int | None) -> None:
             super().__init__()
@@ -273,7 +273,7 @@ def _reference_class() -> type[nn.Module]:
             return x + self.mlp(self.mlp_pre_norm(x), ForwardPass())
 
     class Neck(nn.Module):
-        """Two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, rows, columns]."""
+        """Applies two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, …]."""
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__()
@@ -289,14 +289,14 @@ def _reference_class() -> type[nn.Module]:
             return x
 
     class SecondNeck(Neck):
-        """The neck that reads a global layer, with the factor that scales its output."""
+        """A neck for the output of a global layer, with a learned factor for the neck's output."""
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__(spec)
             self.factor = vector(torch.zeros(1))
 
     class SamReference(nn.Module):
-        """The encoder. pixels: [images, channels, 1, height, width] → [images, positions, output_width]."""
+        """Encodes pixels: [images, channels, 1, height, width] → [images, positions, output_width]."""
 
         def __init__(self, spec: SamEncoder) -> None:
             super().__init__()

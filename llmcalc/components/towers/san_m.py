@@ -155,7 +155,7 @@ def _reference_class() -> type[nn.Module]:
             return attn_output + memory_output + values
 
     class Layer(nn.Module):
-        """A layer. x: [clips, frames, width] → [clips, frames, hidden]."""
+        """Runs pre-norm attention and a network. x: [clips, frames, width] → [clips, frames, hidden]."""
 
         def __init__(self, spec: SanMEncoder, input_width: int, has_norm: bool) -> None:
             super().__init__()
@@ -173,7 +173,7 @@ def _reference_class() -> type[nn.Module]:
             return self.norm(x) if hasattr(self, "norm") else x
 
     class SanMReference(nn.Module):
-        """The encoder. frames: [clips, frames, input_size] → [clips, frames, hidden]."""
+        """Encodes stacked audio frames. frames: [clips, frames, input_size] → [clips, frames, hidden]."""
 
         def __init__(self, spec: SanMEncoder) -> None:
             super().__init__()

@@ -163,7 +163,7 @@ def _reference_class() -> type[nn.Module]:
             return (frames - self.get_buffer("mean")) * self.get_buffer("scale")
 
     class SubsamplingReference(nn.Module):
-        """The subsampling. frames: [clips, frames, num_mel_bins] → [clips, fewer frames, hidden].
+        """Convolves a spectrum to fewer frames. frames: [clips, frames, num_mel_bins] → [clips, fewer frames, hidden].
 
         Convolutions cover frames on both sides.
         """

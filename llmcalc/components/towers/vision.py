@@ -255,8 +255,8 @@ class VisionTower(TowerPart):
             mixed_stack,
             Stack(num_hidden_layers=2, block=scaled_block),
         ]
-        squares_of_two = biased_attention.model_copy(update={"grid_window": 2})
-        merger = WindowMerger(side=2, attention=squares_of_two, intermediate_size=30, norm=layernorm)
+        grid_window_attention = biased_attention.model_copy(update={"grid_window": 2})
+        merger = WindowMerger(side=2, attention=grid_window_attention, intermediate_size=30, norm=layernorm)
         return [
             cls(hidden_size=12, patches=image, stack=stacks[3], merger=merger, upper_stack=stacks[0]),
             cls(hidden_size=12, patches=image, stack=stacks[0], positions=PatchPositions(rows=16), pooling=pooling),
@@ -307,7 +307,7 @@ def _reference_class() -> type[nn.Module]:
                 self.register_buffer(buffer_name, buffer)
 
     class Pooling(nn.Module):
-        """The pooling head. x: [images, patches, hidden] → [images, 1, hidden]."""
+        """Pools patches by a learned query. x: [images, patches, hidden] → [images, 1, hidden]."""
 
         def __init__(self, spec: AttentionPooling, hidden_size: int) -> None:
             super().__init__()
@@ -321,7 +321,7 @@ def _reference_class() -> type[nn.Module]:
             return pooled_vector + self.mlp(self.norm(pooled_vector), ForwardPass())
 
     class VisionTowerReference(nn.Module):
-        """The vision encoder. pixels: [images, channels, frames, height, width] → [images, patches, hidden].
+        """Encodes pixels: [images, channels, frames, height, width] → [images, patches, hidden].
 
         The patches are row by row. With a pooling head the output is [images, 1, hidden].
 

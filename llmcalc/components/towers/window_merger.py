@@ -69,7 +69,7 @@ def _reference_class() -> type[nn.Module]:
     from torch.nn import functional
 
     class WindowMergerReference(nn.Module):
-        """The merger. x: [images, patches, hidden] → [images, patches / side², hidden]."""
+        """Merges each square of patches into one. x: [images, patches, hidden] → [images, patches / side², hidden]."""
 
         def __init__(self, spec: WindowMerger, hidden_size: int) -> None:
             super().__init__()

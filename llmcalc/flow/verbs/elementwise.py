@@ -149,7 +149,7 @@ class ElementwiseVerbs(Recorder):
         return self.step("prefixed", "", (x,), Value(output_rows, x.axes), weight=table)
 
     def absent(self, node_name: str, *axes: Axis | JoinedShapes) -> Value:
-        """Records a value without rows, such as the features of a missing image. node_name: what a row would mean."""
+        """Records a value without rows, such as the features of an image in a pass without images."""
         return self.step("absent", "", (), Value(Fixed(node_name, length=0), axes))
 
     def merge(self, x: Value, output_rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:

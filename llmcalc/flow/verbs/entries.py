@@ -39,7 +39,7 @@ class EntryVerbs(Recorder):
         return output_value
 
     def keep_entries(self, op: Op, entries: Value, *pending_rows: Value) -> Value:
-        """Caches entries and rows that do not fill an entry yet, and returns all entries."""
+        """Records the cache of compressed entries and of rows that do not fill an entry yet; returns all entries."""
         output_value = entries.view(*entries.axes)
         self.record("keep_entries", "cache", (entries, *pending_rows), (output_value,), op=op)
         return output_value

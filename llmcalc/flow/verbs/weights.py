@@ -140,7 +140,7 @@ class WeightVerbs(Recorder):
         rows_read: Number = None,
         **node_fields: Any,
     ) -> tuple[Value, Weight]:
-        """Records an embedding look-up for each of the rows `of`, and returns the vectors and the table's weight.
+        """Records an embedding look-up for every row of the axis `of`; returns the vectors and the table's weight.
 
         A later step may be tied to the weight.
         by: what is looked up: the ids of the tokens, or numbers that all sequences share (their positions, types).
@@ -200,7 +200,7 @@ class WeightVerbs(Recorder):
         return Axis("norm_groups", groups)
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
-        """Records a norm without a tree node, without weights or with the weights of the norm that computed `like`."""
+        """Records a norm without a node in the tree. like: the output of the norm whose weights are used again."""
         step_options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
         return self.step("norm", "", (x,), Value(x.rows, x.axes), **step_options)
 

@@ -44,7 +44,7 @@ class Job:
     microbatches: int
 
     def require_supported(self) -> None:
-        """Raises `InputError` for a layout that is not supported, or that does not divide the model."""
+        """Raises `InputError` for a layout that is not supported, or for a model that the layout cannot divide."""
         layout = self.layout
         if layout.zero not in (0, 3):
             raise InputError(
