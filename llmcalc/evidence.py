@@ -128,14 +128,14 @@ def weakest(statuses: Iterable[Status]) -> Status:
 
 
 def names_of(evidence: Iterable[Evidence], status: Status) -> str:
-    """Returns the names of the evidence with a verification status, without repetitions."""
+    """Returns the names of the parts whose evidence has a verification status, without repetitions."""
     return ", ".join(
         dict.fromkeys(str(evidence_entry) for evidence_entry in evidence if evidence_entry.status == status)
     )
 
 
 def witness_texts(evidence: Iterable[Evidence], status: Status) -> str:
-    """Returns the independent checks with a verification status, without repetitions."""
+    """Returns the texts of the independent checks with a verification status, without repetitions."""
     return "; ".join(
         dict.fromkeys(evidence_entry.witness.name for evidence_entry in evidence if evidence_entry.status == status)
     )
@@ -145,7 +145,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
 def compared(witness: Witness, **kernel_choice: object) -> Callable[[Kernel], Kernel]:
-    """Returns a decorator that records the independent check of a kernel's method.
+    """Returns a decorator that records on a method by which independent check its computed bytes were compared.
 
     kernel_choice: the field of `Choices` and its value with which the kernel runs; none for a kernel that always runs.
     """
@@ -165,7 +165,7 @@ Profile = TypeVar("Profile", bound=type[Any])
 
 
 def kernels_compared(witness: Witness, unchecked_kernels: Collection[str] = ()) -> Callable[[Profile], Profile]:
-    """Returns a decorator that records the check of all kernels of a class, except those that record their own.
+    """Returns a decorator that records a check on all kernel methods of a class, except those with another check.
 
     unchecked_kernels: the methods that nothing checks, or that only have the name of a kernel; default none.
     """

@@ -75,7 +75,7 @@ class ParamsQuestion:
 def _share_of_rank(
     rank: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
 ) -> RankShare | None:
-    """Returns the counts of one rank of a layout; None for the whole model. Arguments: as of `RankRequest.share`."""
+    """Returns the counts of one rank of a layout; None without a rank. Other arguments: as of `RankRequest.share`."""
     return None if rank is None else rank.share(spec, rank_cost, cost_verb)
 
 

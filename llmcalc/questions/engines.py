@@ -328,7 +328,7 @@ def ask_engine_fit(
 
 
 def _with_receipt_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
-    """Returns the layout option with notes about the measured log, which the answer prints."""
+    """Adds the notes about the measured log to the memory of a layout option."""
     engine_memory = layout_option.memory
     return replace(
         layout_option, memory=replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
@@ -336,7 +336,7 @@ def _with_receipt_notes(layout_option: EngineOption, receipt: ReceiptFile) -> En
 
 
 def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:
-    """Returns a change of flags; the engine counts as started only if its cache holds the requests of all users.
+    """Returns the change of flags, marked as failing unless the engine's cache holds the requests of all users.
 
     users: those of each data-parallel rank, which has a cache of its own.
     """

@@ -84,12 +84,12 @@ class RunQuestion(RunOptions):
 
     @property
     def hardware(self) -> Hardware | None:
-        """The accelerator that provides the CUDA runtime; None if none is named."""
+        """The first named accelerator, whose CUDA runtime is counted; None if none is named."""
         return self.accelerators[0] if self.accelerators else None
 
     @property
     def tokens(self) -> int:
-        """The number of tokens per sequence, from which the nearest possible layouts are searched."""
+        """The number of tokens per sequence, from which an error suggests possible layouts."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def memory_on_one_device(self) -> Memory:

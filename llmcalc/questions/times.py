@@ -359,7 +359,7 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def _inference_stack_of_framework(framework_name: str | None, options: TimeOptions) -> str:
-    """Returns the stack of an inference pass in a training framework; empty without a framework.
+    """Returns the name of a framework's software stack for inference; empty without a framework.
 
     Raises `InputError` for a framework that only trains, and for one beside an engine.
     """

@@ -309,7 +309,7 @@ def _time_after_pass(column: Column) -> Column:
 
 
 def _message_rows(cluster: Cluster) -> list[Row]:
-    """Returns one row per group and kind of message in group order."""
+    """Returns one row per communication group and kind of message, in the order of the groups."""
     totals_by_message: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
         totals_of_groups = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
@@ -352,7 +352,7 @@ def _rank_rows(cluster: Cluster) -> list[Row]:
 
 
 def _kinds_by_rank(cluster: Cluster) -> list[Table]:
-    """Returns the kinds of memory at the peak of each rank, or no table without a pipeline."""
+    """Returns a table of each rank's memory at its peak by kind, or no table without a pipeline."""
     if cluster.layout.pp == 1:
         return []
     memory_kinds = [

@@ -1,4 +1,4 @@
-"""The report of `llmcalc time`: the range of an estimate, its class, and the parts of the time."""
+"""The report of `llmcalc time`: the range of an estimate, the tested errors behind it, and the parts of the time."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ DECODING_COLUMNS = (
 
 
 def class_text(seconds_range: TimeRange, title: str) -> str:
-    """Writes the class of an estimate in words, with the tested errors of the class."""
+    """Writes how well estimates of this class (phase and hardware) were tested: measured rows and their errors."""
     tested_errors = seconds_range.tested
     if tested_errors is None:
         untested_text = f"with {seconds_range.untested}" if seconds_range.untested else "on this device"
@@ -147,7 +147,7 @@ def class_text(seconds_range: TimeRange, title: str) -> str:
 
 
 def unpriced_notes(unpriced: Sequence[str]) -> list[str]:
-    """Returns a note on what changes the kernels of a training step but not its estimated time."""
+    """Returns a note on settings that change a training step's kernels but not the estimated time."""
     return [f"timed as without {', '.join(unpriced)}: what that changes is not estimated"] if unpriced else []
 
 

@@ -14,7 +14,7 @@ from .presets import known_checkpoint, known_model, read_preset
 
 
 def _compressed(storage_format: str, weight_format: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the table of llm-compressor for every linear layer except routers and the output head."""
+    """Returns llm-compressor's `quantization_config` for every linear layer except routers and the output head."""
     return {
         "quant_method": "compressed-tensors",
         "format": storage_format,

@@ -69,7 +69,7 @@ class RunConfig:
         return self.phase == "decode" or not is_zero(self.past_rows(rows))
 
     def rank_share(self, flops: Number) -> Number:
-        """Returns the average FLOPs of a rank in a group that divides sequences, rounded down."""
+        """Returns the FLOPs of one rank, rounded down, if a group of ranks divides the sequences evenly."""
         return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
 
     def with_workload(self, **changes: Any) -> RunConfig:

@@ -123,7 +123,7 @@ def library_class_names() -> dict[str, list[str]]:
 
 
 def with_router_fields(description_table: Any, router_fields: dict[str, Any], linear_only: bool = False) -> Any:
-    """Returns a description with these fields in every router. linear_only: in linear routers alone."""
+    """Returns a description with these fields added to every router. linear_only: only to linear routers."""
     if isinstance(description_table, list):
         return [with_router_fields(element, router_fields, linear_only) for element in description_table]
     if not isinstance(description_table, dict):
@@ -615,7 +615,7 @@ def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
 def _inner_model_config(
     root_type: str, root_config: Mapping[str, Any], field: str, default_value: int
 ) -> tuple[str, Mapping[str, Any], int]:
-    """Returns the model type and config inside a projection class, and the vector size."""
+    """Returns the type and config of the model inside a projection class, and the size of the projected vectors."""
     section = root_config[family_of(root_type).text_section]
     inner_model_type = usual_name(section.get("model_type") or str(family_of(root_type).text_type))
     vector_size = Config(root_config, {field: default_value}, root_type).size(field)

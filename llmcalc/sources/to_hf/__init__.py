@@ -155,7 +155,7 @@ def _activation_of(config_values: ConfigValues) -> str | None:
 
 
 def _candidate_config(model_type: str, family: Family, class_name: str, config_values: ConfigValues) -> dict[str, Any]:
-    """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
+    """Returns a family's config, with the spec's values in all fields whose meaning is known."""
     config: dict[str, Any] = {"model_type": model_type, "architectures": [class_name]}
     _fill_fields(config, family, config_values, [*family.defaults, *family.field_writers])
     read_fields = _fields_read(family, config)

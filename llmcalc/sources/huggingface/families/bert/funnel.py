@@ -68,7 +68,7 @@ def _block_repeats(config: Config) -> list[int]:
 
 
 def _stack_of_blocks(block_sizes: list[int], block_repeats: list[int], decoder_layers: int, halves_keys: bool) -> Table:
-    """Returns the kinds of a stack's layers: `blockN`, and further names where layers of block N differ."""
+    """Returns the stack fields of all blocks' and the decoder's layers, with a variant for each kind of layer."""
     layer_kinds: list[str] = []
     shared_layers: list[str] = []
     layer_variants: Table = {}
