@@ -165,7 +165,7 @@ def _notes_on_model_name(preset: Preset, server: LaunchedServer) -> list[str]:
 def _model_of_server(
     target: Any, server: LaunchedServer, read_model: Callable[[Any], Preset]
 ) -> tuple[Preset, str | None]:
-    """Returns the model of a server, and the quantization scheme if only the checkpoint's name states it.
+    """Returns the model that a server runs, and its quantization scheme if only the checkpoint's name states it.
 
     target: the TARGET, which replaces the model that the file names.
     """
@@ -187,7 +187,7 @@ def _model_of_server(
 
 
 def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[Preset, str | None]:
-    """Returns a TARGET, and the quantization scheme in the launch file's model name; None if another is stated.
+    """Returns the TARGET, and the quantization scheme in the launch file's model name; None if TARGET states another.
 
     The name of another model is replaced with its scheme.
     """

@@ -336,7 +336,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
 
 
 def check_precision(settings: Settings, framework_record: Framework) -> None:
-    """Raises `InputError` for 8-bit or 4-bit products whose memory the framework's record does not model."""
+    """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
     precision = settings.precision or ""
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework

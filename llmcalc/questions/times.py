@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings with the phase to time filled in.
+    """Returns the settings with a phase to time: training, prefill or decode.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
     Raises `InputError` for a phase without a time.

@@ -177,7 +177,7 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
 
 
 def _not_counted_text(run_cost: RunCost) -> str:
-    """Writes the costs that the amounts leave out, and the part of them that a range's upper end includes."""
+    """Writes which costs the amounts leave out, and whether the range's upper end has room for lost time."""
     uncounted_text = f"not counted: {', '.join(NOT_COUNTED['training' if run_cost.tokens else 'requests'])}"
     if not run_cost.tokens or not run_cost.cost.includes_lost_time:
         return uncounted_text

@@ -84,7 +84,7 @@ def text_of_cell(cell: DisplayedValue) -> str:
 
 
 class Row(NamedTuple):
-    """A row of a table.
+    """A row of a table: cells, indentation, bold type, and whether the row is a sum.
 
     cells: one value per column; None for an empty cell.
     depth: levels by which the first cell is indented in text.

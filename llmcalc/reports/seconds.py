@@ -133,7 +133,7 @@ DECODING_COLUMNS = (
 
 
 def class_text(seconds_range: TimeRange, title: str) -> str:
-    """Writes how well estimates of this class (phase and hardware) were tested: measured rows and their errors."""
+    """Writes how this kind of estimate was tested: the number of measured rows and their errors, or never."""
     tested_errors = seconds_range.tested
     if tested_errors is None:
         untested_text = f"with {seconds_range.untested}" if seconds_range.untested else "on this device"

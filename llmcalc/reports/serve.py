@@ -277,7 +277,7 @@ def _classified_point(servers: Servers) -> LoadPoint | None:
 
 
 def _most_requests_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
-    """Returns a note on the largest rate of requests within the limits, if no server takes those that arrive."""
+    """Returns a note on the largest request rate that a server handles within the limits, if no server is chosen."""
     limits = serve_study.limits
     if servers.chosen is not None or limits.rate is None or servers.traces:
         return []
@@ -394,7 +394,7 @@ def _users_data(users: float) -> float:
 
 
 def point_data(server_point: LoadPoint) -> dict[str, Any]:
-    """Returns a server at one concurrency as plain data."""
+    """Returns one load point of a server (a concurrency with times, rates and cost) as plain data."""
     return {
         "concurrency": _users_data(server_point.concurrency),
         "ttft": server_point.ttft.amount.as_data(),

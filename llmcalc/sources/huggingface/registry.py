@@ -123,7 +123,7 @@ def library_class_names() -> dict[str, list[str]]:
 
 
 def with_router_fields(description_table: Any, router_fields: dict[str, Any], linear_only: bool = False) -> Any:
-    """Returns a description with these fields added to every router. linear_only: only to linear routers."""
+    """Returns a description with these fields set in every router. linear_only: only in linear routers."""
     if isinstance(description_table, list):
         return [with_router_fields(element, router_fields, linear_only) for element in description_table]
     if not isinstance(description_table, dict):
@@ -192,7 +192,7 @@ def _loss_fields(config: Config) -> dict[str, Any]:
 def typed_config(
     config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, section_path: str
 ) -> Config:
-    """Returns a config with the family's defaults and aliases. section_path: that of `Config`."""
+    """Returns a config with the family's defaults and aliases. section_path: as in `Config`."""
     aliases = {**library_classes().names.get(model_type, {}), **family.aliases}
     return Config(config_data, family.defaults, model_type, head, section_path, aliases, family.unread_aliases)
 
@@ -518,7 +518,7 @@ def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict
 
 
 def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the wrapper's `tie_word_embeddings`, which replaces the text model's.
+    """Returns the wrapper's `tie_word_embeddings` if it takes precedence over the text model's; else empty.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
     whatever the default of the wrapper's class.

@@ -147,7 +147,7 @@ DROPOUT = {
 
 
 def _layer_list_paths() -> str:
-    """Returns the paths of layers in classes with and without a decoder, for any number of blocks."""
+    """Returns the module paths of layer lists in the classes with and without a decoder, for each number of blocks."""
     block_paths = [f"encoder.blocks.{block_index}" for block_index in range(MOST_BLOCKS)]
     block_counts = range(MOST_BLOCKS, 0, -1)
     layer_lists = [" + ".join([*block_paths[:block_count], "decoder.layers"]) for block_count in block_counts]
