@@ -80,7 +80,7 @@ def shape_picture(
     return plot_shapes(named_studies)
 
 
-def aspect_picture(selection: Selection = EVERY_MODEL, labelled_names: Sequence[str] = ()) -> Figure:
+def aspect_ratio_picture(selection: Selection = EVERY_MODEL, labelled_names: Sequence[str] = ()) -> Figure:
     """Draws h/L and d_ff/h of presets, by size and year. labelled_names: names or aliases of the presets to label.
 
     Raises `InputError` for a label that is no preset, or none of those drawn.

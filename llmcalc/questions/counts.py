@@ -80,7 +80,7 @@ def _share_of_rank(
 
 
 def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> Draft | None:
-    """Returns the draft model beside its target; None without a draft. pass_fields: as in `draft_costs`."""
+    """Returns the costs of a target model's draft; None without a draft. pass_fields: as in `draft_costs`."""
     if draft_preset is None:
         return None
     from ..studies.draft import draft_costs
@@ -398,11 +398,13 @@ class ExplainQuestion:
 
         cache = kv(model, 1, seq, self.kv_dtype)
         byte_scale = memory_scale(cache.bytes)
-        ends_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
+        growth_end_text = (
+            "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
+        )
         return (
             "kv_bytes",
             cache.bytes,
-            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{ends_text}",
+            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{growth_end_text}",
         )
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:

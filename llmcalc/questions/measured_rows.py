@@ -128,7 +128,7 @@ def _measured_run(
     assert seconds_on is not None
     device, software_stack = estimated_run.device, estimated_run.stack
 
-    def seconds_with(factors: CalibrationFactors) -> float:
+    def seconds_under_factors(factors: CalibrationFactors) -> float:
         return seconds_on(factors.device(device), factors.stack(software_stack))
 
     kernel_group = (
@@ -141,7 +141,7 @@ def _measured_run(
         estimated_run.seq,
         estimated_run.context,
     )
-    return MeasuredRun(row_name, seconds, seconds_with, kernel_group)
+    return MeasuredRun(row_name, seconds, seconds_under_factors, kernel_group)
 
 
 def _question_of_row(

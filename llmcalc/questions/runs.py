@@ -54,7 +54,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuestion(RunOptions):
-    """A run of a model.
+    """A question about a run: the model, the options of the run, a launch file and a draft model.
 
     preset: the model.
     launch: the file that starts the run; default None.
@@ -117,7 +117,7 @@ class RunQuestion(RunOptions):
         return settings.phase == "training" and lacks_bfloat16 and not has_format
 
     def runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
-        """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that is not in the run."""
+        """Returns the CUDA runtime of the run on an accelerator, or on an unnamed accelerator for None."""
         cuda_runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_tried=self.is_tried)
 
@@ -404,8 +404,8 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
             from ..frameworks.registry import framework_of
 
             check_precision(run.settings, framework_of(layout))
-        one_device_question = run.memory_on_one_device()
-        return DeviceUse.of_result(one_device_question, **answer_fields, draft=_draft_of(run, one_device_question))
+        memory_on_one_device = run.memory_on_one_device()
+        return DeviceUse.of_result(memory_on_one_device, **answer_fields, draft=_draft_of(run, memory_on_one_device))
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
@@ -573,8 +573,8 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
 
     layout, refusal_error, is_planned = run.layout, None, False
     first_framework, *other_frameworks = frameworks_for_plans(layout, run.hardware)
-    yields_all = run.settings.lora_rank is not None and bool(other_frameworks)
-    if yields_all:
+    yields_every_framework = run.settings.lora_rank is not None and bool(other_frameworks)
+    if yields_every_framework:
         other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
     for framework_record in (first_framework, *other_frameworks):
         run_layout, run_memory = layout, run.with_framework(framework_record).memory_on_one_device()
@@ -597,7 +597,7 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
             run_layout = replace(layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
         is_planned = True
         yield run_memory, replace(run_layout, framework=framework_record.name)
-        if framework_record is first_framework or not yields_all:
+        if framework_record is first_framework or not yields_every_framework:
             return
     if not is_planned:
         assert refusal_error is not None

@@ -41,8 +41,12 @@ def _shorten_even_chunks(layers: str) -> str:
     """Writes `0, 4, …, 28` for evenly spaced chunks of a stage."""
     chunk_texts = layers.split(", ")
     first_layers = [int(chunk.partition("–")[0]) for chunk in chunk_texts if chunk]
-    is_even = len({next_start - chunk_start for chunk_start, next_start in pairwise(first_layers)}) == 1
-    return f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}" if is_even and len(chunk_texts) > 3 else layers
+    is_evenly_spaced = len({next_start - chunk_start for chunk_start, next_start in pairwise(first_layers)}) == 1
+    return (
+        f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}"
+        if is_evenly_spaced and len(chunk_texts) > 3
+        else layers
+    )
 
 
 RANK_COLUMNS = (

@@ -163,7 +163,7 @@ def _rows_of_columns(table_rows: Sequence[Row], first_column: int, end_column: i
 
 
 class Report(NamedTuple):
-    """The answer of a command.
+    """The answer of a command: the JSON document, tables, unchanged text and warnings.
 
     data: the JSON document without its version; a list of documents for several targets.
     tables: the same for people.

@@ -118,10 +118,10 @@ def report(
 def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
     """Returns each fitting layout with its framework's plan, and whether its time ties with another layout's."""
     framework_rows = layout_plan.rows_of_frameworks
-    are_ties = tie_flags([layout_candidate for _, layout_candidate in framework_rows])
+    row_tie_flags = tie_flags([layout_candidate for _, layout_candidate in framework_rows])
     return [
         (framework_plan, layout_candidate, is_tie)
-        for (framework_plan, layout_candidate), is_tie in zip(framework_rows, are_ties, strict=True)
+        for (framework_plan, layout_candidate), is_tie in zip(framework_rows, row_tie_flags, strict=True)
     ]
 
 

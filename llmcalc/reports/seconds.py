@@ -164,9 +164,9 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     if software_stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
         return []
     kernel_seconds = 1e6 * software_stack.host_kernel
-    waiting_share = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
+    host_wait_percent = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
     return [
-        f"{waiting_share} waits for the host at {kernel_seconds:.0f} µs an operation; the "
+        f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation; the "
         f" low end has the fastest measured host, {kernel_seconds * software_stack.fastest_host:.0f} µs"
     ]
 

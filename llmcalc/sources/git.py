@@ -154,10 +154,10 @@ def _require_root_repository(ref: str, root: Path) -> None:
         if expected_folder.is_file():
             with expected_folder.open("rb") as file:
                 expected_folder = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
-        is_same = os.path.samefile(git_folder, expected_folder)
+        is_same_folder = os.path.samefile(git_folder, expected_folder)
     except (OSError, ValueError):  # ValueError: a NUL in the path
-        is_same = False
-    if not is_same:
+        is_same_folder = False
+    if not is_same_folder:
         raise InputError(f"--git {ref}: {root / '.git'}: git does not read it; expected the .git of a repository")
 
 

@@ -204,10 +204,10 @@ class Config:
         is_present = any(field_name in self.data or field_name in self.defaults for field_name in field_names)
         return self.size(*field_names) if is_present and self.get(*field_names) is not None else None
 
-    def _checked(self, field_names: tuple[str, ...], is_right: Callable[[Any], bool], expected_text: str) -> Any:
+    def _checked(self, field_names: tuple[str, ...], is_valid_value: Callable[[Any], bool], expected_text: str) -> Any:
         """Returns the value of a field. Raises `InputError` for an invalid value."""
         field_value = self.get(*field_names)
-        if not is_right(field_value):
+        if not is_valid_value(field_value):
             raise self.error(self._name_in_config(field_names), field_value, expected_text)
         return field_value
 

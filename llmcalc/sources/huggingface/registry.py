@@ -326,7 +326,7 @@ def family_files() -> list[str]:
 
 @cache
 def families_in(family_file: str) -> Mapping[str, Family]:
-    """Returns the records of a file in `families` by model type."""
+    """Returns the `Family` of each model type that a file in `families` reads."""
     families_by_type: Mapping[str, Family] = import_module(f".families.{family_file}", __package__).FAMILIES
     return {
         model_type: _with_class_fields(family, family.class_model_type or model_type)
@@ -335,7 +335,7 @@ def families_in(family_file: str) -> Mapping[str, Family]:
 
 
 def _with_class_fields(family: Family, model_type: str) -> Family:
-    """Returns a record with the defaults and the fields of a model type's configuration class."""
+    """Returns a `Family` completed with the defaults and fields of a model type's configuration class."""
     return replace(
         family,
         defaults={**class_defaults(model_type), **family.defaults},
@@ -349,7 +349,7 @@ def usual_name(model_type: str) -> str:
 
 
 def family_of(model_type: str, section_path: str = "", config: Mapping[str, Any] | None = None) -> Family:
-    """Returns the record of a model type.
+    """Returns the `Family` of a model type: how configs of this type are read and written.
 
     section_path: the path to it in the config, for the message.
     config: the whole config, for the message; default one with this model type alone.

@@ -102,14 +102,14 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
         (class_name, sorted(differences(spec_values, class_values), key=_is_in_tower))
         for class_name, class_values in other_configs
     ]
-    class_name, mismatches = min(mismatches_of_class, key=lambda item: _distance(item[1]))
+    class_name, mismatches = min(mismatches_of_class, key=lambda item: _difference_counts(item[1]))
     path, spec_value, class_value = mismatches[0]
     hint_text = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
     values_text = f"{_shown_value(class_value)} where {path} is {_shown_value(spec_value)}"
     return f"; nearest is {class_name}, which has {values_text}{hint_text}"
 
 
-def _distance(mismatches: list[Difference]) -> tuple[int, int]:
+def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
     """Returns the numbers of different values in the text model, and in vision and audio encoders."""
     tower_differences = sum(count_of_values(difference) for difference in mismatches if _is_in_tower(difference))
     return sum(map(count_of_values, mismatches)) - tower_differences, tower_differences
