@@ -398,13 +398,11 @@ class ExplainQuestion:
 
         cache = kv(model, 1, seq, self.kv_dtype)
         byte_scale = memory_scale(cache.bytes)
-        growth_end_text = (
-            "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
-        )
+        end_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
         return (
             "kv_bytes",
             cache.bytes,
-            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{growth_end_text}",
+            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{end_text}",
         )
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:

@@ -56,7 +56,7 @@ LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 def calibration_of(
     path: str | Path, run: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], timer: Timer
 ) -> Calibration:
-    """Fits the time stack's factors to the measured rows of a file.
+    """Fits the factors of a software stack's time estimates to the measured runs of a file.
 
     run, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
     timer: gives the time of a run.

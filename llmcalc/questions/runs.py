@@ -136,7 +136,7 @@ def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
 def with_implied_phase(
     settings: Settings, layout: LayoutRequest, is_setting_given: Callable[[str], bool], training_option_name: str = ""
 ) -> Settings:
-    """Returns the settings with their phase and recomputation.
+    """Returns the settings, for training if a typed option only applies to training, with the usual recomputation.
 
     The phase is the typed one, else training if an option only applies to training. The recomputation is the default
     of the option's tool.

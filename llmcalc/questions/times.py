@@ -385,7 +385,7 @@ def serving_layout(run_memory: Memory, hardware: Hardware, layout_request: Layou
 
 
 def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str:
-    """Returns an engine's time stack: the record's stack for the version, else the stack with the engine's name.
+    """Returns the name of the software stack by which an engine's time is estimated, for a version if stated.
 
     Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.
     """

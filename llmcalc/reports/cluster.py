@@ -376,7 +376,7 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
 
 
 def _number_ranges(sorted_numbers: Sequence[int]) -> str:
-    """Writes increasing numbers in words: 2, 3, 4, 6 is `2–4, 6`."""
+    """Writes increasing numbers as ranges: `2–4, 6` for 2, 3, 4, 6."""
     number_ranges: list[list[int]] = []
     for next_number in sorted_numbers:
         if number_ranges and next_number == number_ranges[-1][-1] + 1:

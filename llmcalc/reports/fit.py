@@ -197,7 +197,7 @@ def _decoding_data(fit_answer: FitAnswer) -> list[dict[str, Any]]:
 
 
 def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
-    """Returns the report for many devices: best layout, fewest devices, largest numbers and changes."""
+    """Returns the report for many devices: best layout, fewest devices, largest fitting sizes, and changes."""
     layout_plan, accelerator_fit, best_layout, memory_use = (
         fit_answer.planned,
         fit_answer.fit,
@@ -385,7 +385,7 @@ def _sequences_text(fit_answer: FitAnswer) -> str:
 
 
 def _search_notes(fit_answer: FitAnswer) -> list[str]:
-    """Returns notes on the search for the largest numbers."""
+    """Returns notes on the search for the largest run that fits, such as on the model's context length."""
     memory_use = fit_answer.memory.states
     notes = [concatenation_note(fit_answer.memory), "each maximum changes one number of the run"]
     full_context = memory_use.full_context

@@ -278,7 +278,7 @@ def _figures_function(included_parts: frozenset[str]) -> Figures:
 
 @frozen(repr=False)
 class Params(CountedAnswer, ParameterCount):
-    """Parameters of a model."""
+    """The parameters of a model, or of one rank of a layout."""
 
     def report(self) -> Report:
         document = report(self.preset, self, self.share)

@@ -241,7 +241,7 @@ def _run_text(timed_run: TimedRun) -> str:
 
 
 def _formats_text(timed_run: TimedRun) -> str:
-    """Writes the format of products that are not in bfloat16, and whether the device has units for it."""
+    """Writes the number format of weights and matrix products if not bfloat16, such as `, fp16 products`."""
     dtype = timed_run.formats.dtype
     if dtype == "bf16":
         return ", fp16 products" if timed_run.hardware.lacks_bfloat16 else ""

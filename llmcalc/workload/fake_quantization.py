@@ -24,7 +24,7 @@ class FakeQuantization:
 
 
 def fake_quantization_of(option_text: str) -> FakeQuantization:
-    """Returns the scheme of `int8-int4:GROUP` or `int8-int4:GROUP:untied`. Raises `InputError` for another text."""
+    """Parses a scheme of quantization-aware training: `int8-int4:GROUP` or `int8-int4:GROUP:untied`."""
     scheme_match = re.fullmatch(rf"{SCHEME}:(\d{{1,5}})(:untied)?", option_text.strip())
     if scheme_match is None or int(scheme_match[1]) < 2:
         raise InputError(

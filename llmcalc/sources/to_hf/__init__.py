@@ -37,7 +37,7 @@ NOT_THERE = (LookupError, AttributeError, TypeError)
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
-    """Returns the config, with `model_type` and `architectures`.
+    """Converts a spec to the `config.json` of a class that computes it, with `model_type` and `architectures`.
 
     Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
@@ -56,7 +56,7 @@ def find_config(
     other_configs: list[tuple[str, dict[str, Any]]] | None = None,
     families: Iterable[tuple[str, Family]] | None = None,
 ) -> dict[str, Any] | None:
-    """Returns the config, as `to_config` does; None if no known class computes the spec.
+    """Converts a spec to a `config.json` as `to_config` does; None if no known class computes the spec.
 
     other_configs: as of `_nearest_class`, to which the classes that compute another spec are added; None for no list.
     families: the families that are tried, also those whose class is never alone; None for all that `convert` may name.

@@ -56,7 +56,7 @@ def _read_mlp_speculator(config: Config) -> Table:
 
 
 def _model_of_heads(config: Config, head: Table) -> Table:
-    """Returns a model whose one layer is empty, with these heads on the target's last hidden state."""
+    """Returns a draft model of one empty layer, with prediction heads that read the target's last hidden state."""
     empty_part = {"type": "none"}
     return decoder(
         config,
