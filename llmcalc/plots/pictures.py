@@ -105,7 +105,7 @@ def aspect_ratio_picture(selection: Selection = EVERY_MODEL, labelled_names: Seq
 
 
 def _preset_of_label(name_or_alias: str) -> str:
-    """Returns the preset of a name or an alias. Raises `InputError` for an unknown name."""
+    """Returns the name of the preset with this name or alias. Raises `InputError` for an unknown name."""
     preset = find_preset(name_or_alias)
     if preset is None:
         raise InputError(

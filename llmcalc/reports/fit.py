@@ -252,7 +252,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
 
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
-    """Returns the report for inference on many devices: best layout, all layouts, largest numbers and changes."""
+    """Returns the report for inference on many devices: best layout, all layouts, largest fitting sizes, changes."""
     memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
     memory_use, accelerator_fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
     sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
