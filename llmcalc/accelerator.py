@@ -43,7 +43,7 @@ class Interconnect(Record):
 
 
 class Nic(Record):
-    """A network card beyond the scale-up domain, in one system.
+    """The network of an accelerator beyond the scale-up domain, as in one published system.
 
     name: the network card and the system, such as `ConnectX-7, 400 Gbit/s (DGX H100)`.
     bandwidth_per_direction: bytes/s per accelerator of the system's network cards.

@@ -105,7 +105,7 @@ def _draw_aspect(
     label: str | Sequence[str] = (),
 ) -> Figure:
     run_labels = [label] if isinstance(label, str) else list(label)
-    return pictures.aspect_picture(selection_of(model_kind, attention, moe, min_params, max_params), run_labels)
+    return pictures.aspect_ratio_picture(selection_of(model_kind, attention, moe, min_params, max_params), run_labels)
 
 
 def _draw_memory(

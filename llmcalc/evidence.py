@@ -128,14 +128,14 @@ def weakest(statuses: Iterable[Status]) -> Status:
 
 
 def names_of(evidence: Iterable[Evidence], status: Status) -> str:
-    """Returns the names of the evidence with a verification status, without repetitions."""
+    """Returns the names of the parts whose evidence has a verification status, without repetitions."""
     return ", ".join(
         dict.fromkeys(str(evidence_entry) for evidence_entry in evidence if evidence_entry.status == status)
     )
 
 
 def witness_texts(evidence: Iterable[Evidence], status: Status) -> str:
-    """Returns the independent checks with a verification status, without repetitions."""
+    """Returns the texts of the independent checks with a verification status, without repetitions."""
     return "; ".join(
         dict.fromkeys(evidence_entry.witness.name for evidence_entry in evidence if evidence_entry.status == status)
     )
@@ -145,17 +145,17 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
 def compared(witness: Witness, **kernel_choice: object) -> Callable[[Kernel], Kernel]:
-    """Returns a decorator that records the independent check of a kernel's method.
+    """Returns a decorator that attaches to a kernel method the independent check of its computed bytes.
 
     kernel_choice: the field of `Choices` and its value with which the kernel runs; none for a kernel that always runs.
     """
 
-    def state(kernel: Kernel) -> Kernel:
+    def attach_check(kernel: Kernel) -> Kernel:
         vars(kernel)["witness"] = witness
         vars(kernel)["choice"] = kernel_choice
         return kernel
 
-    return state
+    return attach_check
 
 
 KERNEL_PREFIXES = ("do_", "core_", "attention_", "module_", "decode_", "next_", "scan_", "serve_")
@@ -165,12 +165,12 @@ Profile = TypeVar("Profile", bound=type[Any])
 
 
 def kernels_compared(witness: Witness, unchecked_kernels: Collection[str] = ()) -> Callable[[Profile], Profile]:
-    """Returns a decorator that records the check of all kernels of a class, except those that record their own.
+    """Returns a class decorator that attaches an independent check to every kernel method without another check.
 
     unchecked_kernels: the methods that nothing checks, or that only have the name of a kernel; default none.
     """
 
-    def state(profile: Profile) -> Profile:
+    def attach_check(profile: Profile) -> Profile:
         for method_name, kernel in vars(profile).items():
             if (
                 method_name.startswith(KERNEL_PREFIXES)
@@ -180,10 +180,10 @@ def kernels_compared(witness: Witness, unchecked_kernels: Collection[str] = ()) 
                 compared(witness)(kernel)
         return profile
 
-    return state
+    return attach_check
 
 
 def witness_of(checked_object: object) -> Witness | Mapping[str, Witness]:
-    """Returns the check that a class or function records directly, without inheritance, or `UNTESTED`."""
+    """Returns the check that a decorator attached to a class or function (not inherited), else `UNTESTED`."""
     stated_witness: Witness | Mapping[str, Witness] = getattr(checked_object, "__dict__", {}).get("witness", UNTESTED)
     return stated_witness

@@ -171,7 +171,7 @@ class ModelSpec(Part):
         return encoder.output_size or encoder.hidden_size or self.hidden_size
 
     def _check_main(self) -> None:
-        """Raises `ValueError` if the input of the output stack is not the model's embedding."""
+        """Raises `ValueError` if the output stack has fields that only a separate encoder may have."""
         if self.main.input_size not in (None, self.embedding_size):
             raise ValueError(
                 f"embedding_size: {self.embedding_size} is not the stack's input_size {self.main.input_size}"
@@ -216,7 +216,7 @@ class ModelSpec(Part):
         return "shared" if weight_name in self.from_target else "own"
 
     def _check_encoder(self, encoder: Stack) -> None:
-        """Raises `ValueError` if an encoder-decoder's encoder has no input of the encoder's width."""
+        """Raises `ValueError` if the embeddings of an encoder-decoder do not fit the encoder's input."""
         has_own_input = encoder.vocab_size is not None or encoder.stem is not None
         position_rows = (encoder.position, None if self.decoder is None else self.decoder.position)
         if self.shared_positions and (
@@ -309,7 +309,7 @@ class ModelSpec(Part):
 
     @cached_property
     def recorded(self) -> Node:
-        """The tree of nodes, which all counts of this model share."""
+        """The recorded tree of nodes, over which all counts of this model are summed."""
         return self.program().node()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -606,7 +606,7 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def repeats(self) -> dict[str, str]:
-            """Returns path of a repeated layer → path of the first layer that it repeats."""
+            """Returns the path of each layer that repeats an earlier one → the path of the first layer of its kind."""
             only_stack: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks: dict[str, Any] = (
                 {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}

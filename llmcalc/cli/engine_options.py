@@ -78,7 +78,7 @@ class EngineCommand(Command):
         return super().parse_args(ctx, args)
 
     def _refuse_idle_short_flags(self, context: Any, engine_record: Engine, arguments: Sequence[str]) -> None:
-        """Raises `InputError` for a short option of llmcalc that is a flag of the engine without an effect."""
+        """Raises `InputError` for a short option that the engine uses for a flag without an effect on memory."""
         from ..frameworks.engines.flags import flags_by_spelling
 
         flags_by_name = flags_by_spelling(engine_record.known_flags())
@@ -102,7 +102,7 @@ class EngineCommand(Command):
                 )
 
     def _launched_engines(self, arguments: Sequence[str]) -> list[str]:
-        """Returns the engine that all servers of a launch file share; none without a launch file."""
+        """Returns the engine that all servers of a launch file share; empty without a launch file or with several."""
         launch_files = list(_option_values("--launch", arguments))
         if not launch_files:
             return []

@@ -32,7 +32,7 @@ def command(
     target_options: TargetOptions,
     output_options: OutputOptions,
 ) -> None:
-    """Compare what a log prints of memory with what is computed.
+    """Compare the memory that a log prints with the computed memory.
     Names the term that is off or in the way, and the flag that changes it. Of vLLM, SGLang, TensorRT-LLM, llama.cpp,
     Ollama, torch, Megatron-LM, DeepSpeed, torchtitan and the Trainer. Exit code 2 if nothing of the log is known.
     """

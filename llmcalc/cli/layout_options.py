@@ -21,7 +21,7 @@ def add_layout_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _framework_option() -> OptionOfCommand:
-    """Returns the option `--framework`, whose values are the names of the frameworks' records."""
+    """Returns the option `--framework`, with the names of all frameworks as values."""
     from ..frameworks.registry import NAMES, WITHOUT_A_NAME, framework
 
     framework_records = [framework(framework_name) for framework_name in NAMES]

@@ -34,7 +34,7 @@ def command(offline: OfflineOption = False) -> None:
 
 
 def tool_server() -> Server[Any]:
-    """Returns the server of the tools, without a transport. Raises `InputError` without the extra `mcp`."""
+    """Returns the MCP server of llmcalc's tools, without a transport. Raises `InputError` without the extra `mcp`."""
     try:
         from anyio import CapacityLimiter, to_thread
         from mcp import types

@@ -1,4 +1,4 @@
-"""The question from the options of servers, for `serve` and its plot."""
+"""Answers `serve` and its plot from the command-line options of servers."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def command(
     *,
     output_options: OutputOptions,
 ) -> None:
-    """Depth against width: other shapes of the same budget. Their ratios are those of a model."""
+    """Depth against width: other shapes of the same budget, with the ratios of a model."""
     from ..questions.comparisons import ShapeQuestion
 
     shape_question = ShapeQuestion(

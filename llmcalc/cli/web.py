@@ -20,7 +20,7 @@ def command(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build the page anew, after a change.")] = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
-    """The page: the same counts in a browser.
+    """Serve or export the page: the same counts in a browser.
     It is built from a checkout, with Node and npm, and served to this machine only.
     """
     from ..page_server import PageServer, build_page, check_export, export_page

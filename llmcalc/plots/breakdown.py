@@ -47,7 +47,7 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 
 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
-    """Returns the parts of the estimated seconds. Waits between layers belong to the work."""
+    """Returns the parts of the estimated seconds, without the part `layer waits`, which other parts include."""
     return [
         (part_key, seconds) for part_key, seconds in timed_run.parts.items() if seconds and part_key != "layer waits"
     ]

@@ -160,7 +160,7 @@ def axes_of_panels(axes: Any, panel_count: int) -> list[Axes]:
 
 
 def format_of(path: Path, option_name: str = "--output") -> str:
-    """Returns the format of a file suffix. Raises `InputError` for an unknown suffix. option_name: of `path`."""
+    """Returns the picture format of a file suffix. option_name: the option of `path`, for errors."""
     file_suffix = path.suffix.lower().removeprefix(".")
     if file_suffix not in FORMATS:
         known_suffixes = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)

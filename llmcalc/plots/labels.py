@@ -93,8 +93,8 @@ class Box(NamedTuple):
 
     def overlaps(self, other_box: Box) -> bool:
         """Whether two boxes overlap."""
-        is_apart = self.right <= other_box.left or other_box.right <= self.left
-        return not is_apart and self.bottom < other_box.top and other_box.bottom < self.top
+        has_horizontal_gap = self.right <= other_box.left or other_box.right <= self.left
+        return not has_horizontal_gap and self.bottom < other_box.top and other_box.bottom < self.top
 
     def contains(self, x: float, y: float) -> bool:
         """Whether a point lies inside the box."""

@@ -80,7 +80,7 @@ def shape_picture(
     return plot_shapes(named_studies)
 
 
-def aspect_picture(selection: Selection = EVERY_MODEL, labelled_names: Sequence[str] = ()) -> Figure:
+def aspect_ratio_picture(selection: Selection = EVERY_MODEL, labelled_names: Sequence[str] = ()) -> Figure:
     """Draws h/L and d_ff/h of presets, by size and year. labelled_names: names or aliases of the presets to label.
 
     Raises `InputError` for a label that is no preset, or none of those drawn.
@@ -105,7 +105,7 @@ def aspect_picture(selection: Selection = EVERY_MODEL, labelled_names: Sequence[
 
 
 def _preset_of_label(name_or_alias: str) -> str:
-    """Returns the preset of a name or an alias. Raises `InputError`."""
+    """Returns the name of the preset with this name or alias. Raises `InputError` for an unknown name."""
     preset = find_preset(name_or_alias)
     if preset is None:
         raise InputError(

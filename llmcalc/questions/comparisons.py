@@ -154,7 +154,7 @@ class ShapeQuestion:
         )
 
     def _refuse_contradictions(self, overrides: Sequence[str], has_no_target: bool) -> None:
-        """Raises `InputError` if --set sets an option's size, or a size that the search varies."""
+        """Raises `InputError` if `--set` sets a size that another option sets or that the search varies."""
         values_by_field = {
             "head_dim": ("--head-dim", self.head_dim),
             "num_key_value_heads": ("--kv-ratio", self.kv_ratio),

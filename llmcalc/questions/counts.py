@@ -75,12 +75,12 @@ class ParamsQuestion:
 def _share_of_rank(
     rank: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
 ) -> RankShare | None:
-    """Returns the counts of one rank of a layout; None for the whole model. Arguments: as of `RankRequest.share`."""
+    """Returns the counts of one rank of a layout; None without a rank. Other arguments: as of `RankRequest.share`."""
     return None if rank is None else rank.share(spec, rank_cost, cost_verb)
 
 
 def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> Draft | None:
-    """Returns the draft model beside its target; None without a draft. pass_fields: as in `draft_costs`."""
+    """Returns the costs of a target model's draft; None without a draft. pass_fields: as in `draft_costs`."""
     if draft_preset is None:
         return None
     from ..studies.draft import draft_costs
@@ -398,11 +398,11 @@ class ExplainQuestion:
 
         cache = kv(model, 1, seq, self.kv_dtype)
         byte_scale = memory_scale(cache.bytes)
-        ends_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
+        end_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
         return (
             "kv_bytes",
             cache.bytes,
-            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{ends_text}",
+            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{end_text}",
         )
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:

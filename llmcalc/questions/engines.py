@@ -165,7 +165,7 @@ def _notes_on_model_name(preset: Preset, server: LaunchedServer) -> list[str]:
 def _model_of_server(
     target: Any, server: LaunchedServer, read_model: Callable[[Any], Preset]
 ) -> tuple[Preset, str | None]:
-    """Returns the model of a server, and the quantization scheme if only the checkpoint's name states it.
+    """Returns the model that a server runs, and its quantization scheme if only the checkpoint's name states it.
 
     target: the TARGET, which replaces the model that the file names.
     """
@@ -187,7 +187,7 @@ def _model_of_server(
 
 
 def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[Preset, str | None]:
-    """Returns a TARGET, and the quantization scheme in the launch file's model name; None if another is stated.
+    """Returns the TARGET, and the quantization scheme in the launch file's model name; None if TARGET states another.
 
     The name of another model is replaced with its scheme.
     """
@@ -328,7 +328,7 @@ def ask_engine_fit(
 
 
 def _with_receipt_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
-    """Returns the layout option with notes about the measured log, which the answer prints."""
+    """Adds the notes about the measured log to the memory of a layout option."""
     engine_memory = layout_option.memory
     return replace(
         layout_option, memory=replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
@@ -336,7 +336,7 @@ def _with_receipt_notes(layout_option: EngineOption, receipt: ReceiptFile) -> En
 
 
 def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:
-    """Returns a change of flags; the engine counts as started only if its cache holds the requests of all users.
+    """Returns the change of flags, marked as failing unless the engine's cache holds the requests of all users.
 
     users: those of each data-parallel rank, which has a cache of its own.
     """

@@ -167,10 +167,14 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
             if memory_term.bytes
         }
         computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
-    is_placed = engine_memory is not None and engine_memory.layout is None and "n_gpu_layers" in log_reading.flags
-    if is_placed and NO_MEMORY in logged_run.missing:  # layers lie where the log says, whatever memory the devices have
+    has_logged_layer_split = (
+        engine_memory is not None and engine_memory.layout is None and "n_gpu_layers" in log_reading.flags
+    )
+    if (
+        has_logged_layer_split and NO_MEMORY in logged_run.missing
+    ):  # layers lie where the log says, whatever memory the devices have
         logged_run.missing.remove(NO_MEMORY)
-    if engine_memory is not None and hardware is None and not is_placed:
+    if engine_memory is not None and hardware is None and not has_logged_layer_split:
         known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in engine_memory.settings else [])}
         computed_bytes = {
             term_key: term_bytes for term_key, term_bytes in computed_bytes.items() if term_key in known_terms

@@ -56,7 +56,7 @@ LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 def calibration_of(
     path: str | Path, run: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], timer: Timer
 ) -> Calibration:
-    """Fits the time stack's factors to the measured rows of a file.
+    """Fits the factors of a software stack's time estimates to the measured runs of a file.
 
     run, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
     timer: gives the time of a run.
@@ -128,7 +128,7 @@ def _measured_run(
     assert seconds_on is not None
     device, software_stack = estimated_run.device, estimated_run.stack
 
-    def seconds_with(factors: CalibrationFactors) -> float:
+    def seconds_under_factors(factors: CalibrationFactors) -> float:
         return seconds_on(factors.device(device), factors.stack(software_stack))
 
     kernel_group = (
@@ -141,7 +141,7 @@ def _measured_run(
         estimated_run.seq,
         estimated_run.context,
     )
-    return MeasuredRun(row_name, seconds, seconds_with, kernel_group)
+    return MeasuredRun(row_name, seconds, seconds_under_factors, kernel_group)
 
 
 def _question_of_row(

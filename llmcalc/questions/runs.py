@@ -54,7 +54,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuestion(RunOptions):
-    """A run of a model.
+    """A question about a run: the model, the options of the run, a launch file and a draft model.
 
     preset: the model.
     launch: the file that starts the run; default None.
@@ -84,12 +84,12 @@ class RunQuestion(RunOptions):
 
     @property
     def hardware(self) -> Hardware | None:
-        """The accelerator that provides the CUDA runtime; None if none is named."""
+        """The first named accelerator, whose CUDA runtime is counted; None if none is named."""
         return self.accelerators[0] if self.accelerators else None
 
     @property
     def tokens(self) -> int:
-        """The number of tokens per sequence, from which the nearest possible layouts are searched."""
+        """The number of tokens per sequence, from which an error suggests possible layouts."""
         return usual_sequence(self.preset.model) if self.settings.seq is None else self.settings.seq
 
     def memory_on_one_device(self) -> Memory:
@@ -117,7 +117,7 @@ class RunQuestion(RunOptions):
         return settings.phase == "training" and lacks_bfloat16 and not has_format
 
     def runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
-        """Returns the CUDA runtime of the run on an accelerator; None for an accelerator that is not in the run."""
+        """Returns the CUDA runtime of the run on an accelerator, or on an unnamed accelerator for None."""
         cuda_runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_tried=self.is_tried)
 
@@ -136,7 +136,7 @@ def base_of_checkpoint(stored_config: Mapping[str, Any] | None) -> str | None:
 def with_implied_phase(
     settings: Settings, layout: LayoutRequest, is_setting_given: Callable[[str], bool], training_option_name: str = ""
 ) -> Settings:
-    """Returns the settings with their phase and recomputation.
+    """Returns the settings, for training if a typed option only applies to training, with the usual recomputation.
 
     The phase is the typed one, else training if an option only applies to training. The recomputation is the default
     of the option's tool.
@@ -336,7 +336,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
 
 
 def check_precision(settings: Settings, framework_record: Framework) -> None:
-    """Raises `InputError` for 8-bit or 4-bit products whose memory the framework's record does not model."""
+    """Raises `InputError` for an 8-bit or 4-bit precision whose memory is not modelled under the framework."""
     precision = settings.precision or ""
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
@@ -404,8 +404,8 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
             from ..frameworks.registry import framework_of
 
             check_precision(run.settings, framework_of(layout))
-        one_device_question = run.memory_on_one_device()
-        return DeviceUse.of_result(one_device_question, **answer_fields, draft=_draft_of(run, one_device_question))
+        memory_on_one_device = run.memory_on_one_device()
+        return DeviceUse.of_result(memory_on_one_device, **answer_fields, draft=_draft_of(run, memory_on_one_device))
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
@@ -573,8 +573,8 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
 
     layout, refusal_error, is_planned = run.layout, None, False
     first_framework, *other_frameworks = frameworks_for_plans(layout, run.hardware)
-    yields_all = run.settings.lora_rank is not None and bool(other_frameworks)
-    if yields_all:
+    yields_every_framework = run.settings.lora_rank is not None and bool(other_frameworks)
+    if yields_every_framework:
         other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
     for framework_record in (first_framework, *other_frameworks):
         run_layout, run_memory = layout, run.with_framework(framework_record).memory_on_one_device()
@@ -597,7 +597,7 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
             run_layout = replace(layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
         is_planned = True
         yield run_memory, replace(run_layout, framework=framework_record.name)
-        if framework_record is first_framework or not yields_all:
+        if framework_record is first_framework or not yields_every_framework:
             return
     if not is_planned:
         assert refusal_error is not None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings with the phase to time filled in.
+    """Returns the settings with a phase to time: training, prefill or decode.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
     Raises `InputError` for a phase without a time.
@@ -359,7 +359,7 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def _inference_stack_of_framework(framework_name: str | None, options: TimeOptions) -> str:
-    """Returns the stack of an inference pass in a training framework; empty without a framework.
+    """Returns the name of a framework's software stack for inference; empty without a framework.
 
     Raises `InputError` for a framework that only trains, and for one beside an engine.
     """
@@ -385,7 +385,7 @@ def serving_layout(run_memory: Memory, hardware: Hardware, layout_request: Layou
 
 
 def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str:
-    """Returns an engine's time stack: the record's stack for the version, else the stack with the engine's name.
+    """Returns the name of the software stack by which an engine's time is estimated, for a version if stated.
 
     Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.
     """

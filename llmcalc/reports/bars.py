@@ -28,7 +28,7 @@ class Bar(NamedTuple):
 
 
 def share_bar(bar: Bar) -> str:
-    """Returns the bar as text. A fraction above 0 is drawn at least as a thin line."""
+    """Returns a text bar for a fraction of a total. A fraction above 0 is drawn at least as a thin line."""
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 

@@ -79,11 +79,11 @@ def _value_text(check: BudgetCheck, checked_value: Fraction) -> str:
     """Writes a checked value in short form, or with all digits if rounding would hide a difference."""
     write_value = WRITE[KINDS.get(check.key, "bytes")]
     other_limits = [checked_limit.value for checked_limit in check.limits if checked_limit.value != check.measured]
-    is_near = any(
+    is_near_limit = any(
         write_value(_number_or_none(limit_value)) == write_value(_number_or_none(check.measured))
         for limit_value in other_limits
     )
-    return f"{_number_or_none(checked_value):,}" if is_near else write_value(_number_or_none(checked_value))
+    return f"{_number_or_none(checked_value):,}" if is_near_limit else write_value(_number_or_none(checked_value))
 
 
 def _limits_text(check: BudgetCheck, write_limit: Callable[[Limit], str]) -> str:

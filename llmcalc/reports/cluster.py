@@ -41,8 +41,12 @@ def _shorten_even_chunks(layers: str) -> str:
     """Writes `0, 4, …, 28` for evenly spaced chunks of a stage."""
     chunk_texts = layers.split(", ")
     first_layers = [int(chunk.partition("–")[0]) for chunk in chunk_texts if chunk]
-    is_even = len({next_start - chunk_start for chunk_start, next_start in pairwise(first_layers)}) == 1
-    return f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}" if is_even and len(chunk_texts) > 3 else layers
+    is_evenly_spaced = len({next_start - chunk_start for chunk_start, next_start in pairwise(first_layers)}) == 1
+    return (
+        f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}"
+        if is_evenly_spaced and len(chunk_texts) > 3
+        else layers
+    )
 
 
 RANK_COLUMNS = (
@@ -309,7 +313,7 @@ def _time_after_pass(column: Column) -> Column:
 
 
 def _message_rows(cluster: Cluster) -> list[Row]:
-    """Returns one row per group and kind of message in group order."""
+    """Returns one row per communication group and kind of message, in the order of the groups."""
     totals_by_message: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
         totals_of_groups = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
@@ -352,7 +356,7 @@ def _rank_rows(cluster: Cluster) -> list[Row]:
 
 
 def _kinds_by_rank(cluster: Cluster) -> list[Table]:
-    """Returns the kinds of memory at the peak of each rank, or no table without a pipeline."""
+    """Returns a table of each rank's memory at its peak by kind, or no table without a pipeline."""
     if cluster.layout.pp == 1:
         return []
     memory_kinds = [
@@ -372,7 +376,7 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
 
 
 def _number_ranges(sorted_numbers: Sequence[int]) -> str:
-    """Writes increasing numbers in words: 2, 3, 4, 6 is `2–4, 6`."""
+    """Writes increasing numbers as ranges: `2–4, 6` for 2, 3, 4, 6."""
     number_ranges: list[list[int]] = []
     for next_number in sorted_numbers:
         if number_ranges and next_number == number_ranges[-1][-1] + 1:

@@ -80,11 +80,11 @@ def _range_ends(amount: RangedAmount) -> tuple[float, float, float]:
 def _answer_text(run_cost: RunCost) -> str:
     money_amount = run_cost.cost.money
     low_time, high_time, likely_time, time_unit = _times_in_unit(run_cost)
-    spent_text = "" if money_amount is None else f", {money_range(money_amount)}"
+    money_suffix = "" if money_amount is None else f", {money_range(money_amount)}"
     if run_cost.is_measured:
-        return f"{likely_time} {time_unit}{spent_text}"
+        return f"{likely_time} {time_unit}{money_suffix}"
     likely_cost = "" if money_amount is None else f" and {amount_text(money_amount.estimate)}"
-    return f"{low_time} to {high_time} {time_unit}{spent_text}, likely {likely_time} {time_unit}{likely_cost}"
+    return f"{low_time} to {high_time} {time_unit}{money_suffix}, likely {likely_time} {time_unit}{likely_cost}"
 
 
 def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
@@ -177,7 +177,7 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
 
 
 def _not_counted_text(run_cost: RunCost) -> str:
-    """Writes the costs that the amounts leave out, and the part of them that a range's upper end includes."""
+    """Writes which costs the amounts leave out, and whether the range's upper end has room for lost time."""
     uncounted_text = f"not counted: {', '.join(NOT_COUNTED['training' if run_cost.tokens else 'requests'])}"
     if not run_cost.tokens or not run_cost.cost.includes_lost_time:
         return uncounted_text

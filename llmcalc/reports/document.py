@@ -84,7 +84,7 @@ def text_of_cell(cell: DisplayedValue) -> str:
 
 
 class Row(NamedTuple):
-    """A row of a table.
+    """A row of a table: cells, indentation, bold type, and whether the row is a sum.
 
     cells: one value per column; None for an empty cell.
     depth: levels by which the first cell is indented in text.
@@ -145,7 +145,7 @@ class Table(NamedTuple):
         return self._replace(columns=[self.columns[column_index] for column_index in shown_columns], rows=shown_rows)
 
     def lists(self) -> list[Table]:
-        """Returns a table per list, for output in which a row has to be of one list."""
+        """Returns the table split into its lists, for formats in which a row cannot hold entries of two lists."""
         if self.second_list is None:
             return [self]
         list_name, first_column = self.second_list
@@ -163,7 +163,7 @@ def _rows_of_columns(table_rows: Sequence[Row], first_column: int, end_column: i
 
 
 class Report(NamedTuple):
-    """The answer of a command.
+    """The answer of a command: the JSON document, tables, unchanged text and warnings.
 
     data: the JSON document without its version; a list of documents for several targets.
     tables: the same for people.
@@ -185,11 +185,11 @@ class Report(NamedTuple):
         return self._replace(tables=[table._replace(target=target) for table in self.tables])
 
     def with_lists(self) -> Report:
-        """Returns the report with a table per list."""
+        """Returns the report with every table split into its lists (`Table.lists`)."""
         return self._replace(tables=[single_list for table in self.tables for single_list in table.lists()])
 
     def only(self, table_or_list: str) -> Report:
-        """Returns the report with only the tables or lists of a name.
+        """Returns the report with only the tables or lists of one name (`--table`).
 
         Raises `InputError` if none has it.
         """

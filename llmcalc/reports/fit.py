@@ -197,7 +197,7 @@ def _decoding_data(fit_answer: FitAnswer) -> list[dict[str, Any]]:
 
 
 def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
-    """Returns the report for many devices: best layout, fewest devices, largest numbers and changes."""
+    """Returns the report for many devices: best layout, fewest devices, largest fitting sizes, and changes."""
     layout_plan, accelerator_fit, best_layout, memory_use = (
         fit_answer.planned,
         fit_answer.fit,
@@ -252,7 +252,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
 
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
-    """Returns the report for inference on many devices: best layout, all layouts, largest numbers and changes."""
+    """Returns the report for inference on many devices: best layout, all layouts, largest fitting sizes, changes."""
     memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
     memory_use, accelerator_fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
     sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
@@ -385,7 +385,7 @@ def _sequences_text(fit_answer: FitAnswer) -> str:
 
 
 def _search_notes(fit_answer: FitAnswer) -> list[str]:
-    """Returns notes on the search for the largest numbers."""
+    """Returns notes on the search for the largest run that fits, such as on the model's context length."""
     memory_use = fit_answer.memory.states
     notes = [concatenation_note(fit_answer.memory), "each maximum changes one number of the run"]
     full_context = memory_use.full_context

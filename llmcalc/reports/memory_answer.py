@@ -55,7 +55,7 @@ class MemoryAnswer(Answer):
 
     @property
     def assumed(self) -> str:
-        """The accelerator with the assumed CUDA runtime, if the question names none, else empty."""
+        """The name of the accelerator with the assumed CUDA runtime; empty if the question names an accelerator."""
         return "" if self.accelerators else ASSUMED
 
     @cached_property

@@ -63,7 +63,7 @@ def relative_error_text(relative_difference: float, reference_text: str) -> str:
 
 
 def several(device_count: int, title: str) -> str:
-    """Writes a number of accelerators, whose title is a name and has no plural."""
+    """Writes a number of accelerators, such as `8 × H100 SXM`."""
     return f"{device_count:,} × {title}"
 
 

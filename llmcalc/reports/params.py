@@ -219,7 +219,7 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
 
 
 def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[str]:
-    """Compares the count with the published figure. A difference has the preset's first reason."""
+    """Returns a note that compares the count with the published figure, and the preset's reason for a difference."""
     published_figures, published_note = preset.published, preset.published.parameters_note or ""
     first_reason, other_reasons, _ = published_note.partition("; ")
     if other_reasons and preset.name in model_names():
@@ -247,7 +247,7 @@ DENSE_DECODER_COMPONENTS = {"embedding", "position", "norm", "attention", "feed_
 
 
 def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
-    """Compares 12Lh² + 2Vh (Kaplan 2020, §2.1) with the exact count; empty unless it is a dense decoder."""
+    """Compares 12Lh² + 2Vh (Kaplan 2020, §2.1) with the exact count; empty unless the model is a dense decoder."""
     spec = preset.model
     if (
         spec.kind != "decoder"
@@ -278,7 +278,7 @@ def _figures_function(included_parts: frozenset[str]) -> Figures:
 
 @frozen(repr=False)
 class Params(CountedAnswer, ParameterCount):
-    """Parameters of a model."""
+    """The parameters of a model, or of one rank of a layout."""
 
     def report(self) -> Report:
         document = report(self.preset, self, self.share)

@@ -118,10 +118,10 @@ def report(
 def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
     """Returns each fitting layout with its framework's plan, and whether its time ties with another layout's."""
     framework_rows = layout_plan.rows_of_frameworks
-    are_ties = tie_flags([layout_candidate for _, layout_candidate in framework_rows])
+    row_tie_flags = tie_flags([layout_candidate for _, layout_candidate in framework_rows])
     return [
         (framework_plan, layout_candidate, is_tie)
-        for (framework_plan, layout_candidate), is_tie in zip(framework_rows, are_ties, strict=True)
+        for (framework_plan, layout_candidate), is_tie in zip(framework_rows, row_tie_flags, strict=True)
     ]
 
 
@@ -166,7 +166,7 @@ def _fitting_count(plan: Plan) -> str:
 
 
 def _usual_step_text(devices: int) -> str:
-    """Writes the tokens of a usual step: `4M`, or `1,024 of each device`."""
+    """Writes the usual number of tokens of a training step: `4M`, or `1,024 of each device` on many devices."""
     return "4M" if usual_step_tokens(devices) == STEP_TOKENS else f"{DEVICE_TOKENS:,} of each device"
 
 
@@ -257,7 +257,7 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
 
 
 def advice_on_shards(layout_plan: LayoutPlan) -> list[str]:
-    """Returns the reason for unsharded replicas, and a fix, if only eager PyTorch runs the optimizer."""
+    """Returns a note on why replicas are not sharded, and a fix, if eager PyTorch is the plan's only framework."""
     if layout_plan.framework.name != WITHOUT_A_NAME:
         return []
     try:
@@ -288,7 +288,7 @@ def candidate_data(
 
 
 def unreplayed_data(layout_candidate: Candidate) -> dict[str, Any]:
-    """Returns a layout that was not replayed as plain data. Bytes are exact integers."""
+    """Returns a layout whose memory was not replayed as plain data. Bytes are exact integers."""
     return {
         "layout": layout_candidate.layout.data(),
         "options": layout_candidate.options,

@@ -66,7 +66,7 @@ class RanksUse(MemoryAnswer, Cluster):
         return [self._fit_over_phases(fit) for fit in super().fits if self._runs_on(fit.hardware)]
 
     def _runs_on(self, hardware: Hardware) -> bool:
-        """Whether the framework and the rollouts' engine run on an accelerator; true for one that the question names.
+        """Whether framework and rollout engine run on an accelerator; true if the question names accelerators.
 
         Ranks that train exchange tensors by NCCL or RCCL, which chips such as Apple's do not have.
         """
@@ -76,7 +76,7 @@ class RanksUse(MemoryAnswer, Cluster):
         return self._engine_runs_on(hardware)
 
     def _engine_runs_on(self, hardware: Hardware) -> bool:
-        """Whether the rollouts' engine runs on an accelerator; true for any other run."""
+        """Whether the rollouts' engine runs on an accelerator; true for a run without a rollout engine."""
         rollout = None if self.launch is None else self.launch.rollout
         if rollout is None or not rollout.engine or self.accelerators:
             return True

@@ -1,4 +1,4 @@
-"""The report of `llmcalc time`: the range of an estimate, its class, and the parts of the time."""
+"""The report of `llmcalc time`: the range of an estimate, the tested errors behind it, and the parts of the time."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ DECODING_COLUMNS = (
 
 
 def class_text(seconds_range: TimeRange, title: str) -> str:
-    """Writes the class of an estimate in words, with the tested errors of the class."""
+    """Writes how this kind of estimate was tested: the number of measured rows and their errors, or never."""
     tested_errors = seconds_range.tested
     if tested_errors is None:
         untested_text = f"with {seconds_range.untested}" if seconds_range.untested else "on this device"
@@ -147,7 +147,7 @@ def class_text(seconds_range: TimeRange, title: str) -> str:
 
 
 def unpriced_notes(unpriced: Sequence[str]) -> list[str]:
-    """Returns a note on what changes the kernels of a training step but not its estimated time."""
+    """Returns a note on settings that change a training step's kernels but not the estimated time."""
     return [f"timed as without {', '.join(unpriced)}: what that changes is not estimated"] if unpriced else []
 
 
@@ -164,9 +164,9 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     if software_stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
         return []
     kernel_seconds = 1e6 * software_stack.host_kernel
-    waiting_share = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
+    host_wait_percent = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
     return [
-        f"{waiting_share} waits for the host at {kernel_seconds:.0f} µs an operation; the "
+        f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation; the "
         f" low end has the fastest measured host, {kernel_seconds * software_stack.fastest_host:.0f} µs"
     ]
 
@@ -241,7 +241,7 @@ def _run_text(timed_run: TimedRun) -> str:
 
 
 def _formats_text(timed_run: TimedRun) -> str:
-    """Writes the format of products that are not in bfloat16, and whether the device has units for it."""
+    """Writes the number format of weights and matrix products if not bfloat16, such as `, fp16 products`."""
     dtype = timed_run.formats.dtype
     if dtype == "bf16":
         return ", fp16 products" if timed_run.hardware.lacks_bfloat16 else ""

@@ -270,14 +270,14 @@ def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
 
 
 def _classified_point(servers: Servers) -> LoadPoint | None:
-    """Returns the point whose classes are shown: the chosen one, or the first server's at its largest concurrency."""
+    """Returns the load point whose test errors are shown: the chosen point, else the first server's largest load."""
     if servers.chosen is not None:
         return servers.chosen.point
     return servers.curves[0][-1] if servers.curves else None
 
 
 def _most_requests_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
-    """Returns a note on the largest rate of requests within the limits, if no server takes those that arrive."""
+    """Returns a note on the largest request rate that a server handles within the limits, if no server is chosen."""
     limits = serve_study.limits
     if servers.chosen is not None or limits.rate is None or servers.traces:
         return []
@@ -335,7 +335,7 @@ def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
 
 
 def _cheaper_tie_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
-    """Returns a note on the server with the most tokens/s per device, if a server that ties with it is chosen."""
+    """Returns a note on the server with the most tokens/s per device, if the chosen server ties with it."""
     chosen_server = servers.chosen
     if chosen_server is None or servers.traces:
         return []
@@ -394,7 +394,7 @@ def _users_data(users: float) -> float:
 
 
 def point_data(server_point: LoadPoint) -> dict[str, Any]:
-    """Returns a server at one concurrency as plain data."""
+    """Returns one load point of a server (a concurrency with times, rates and cost) as plain data."""
     return {
         "concurrency": _users_data(server_point.concurrency),
         "ttft": server_point.ttft.amount.as_data(),

@@ -13,8 +13,8 @@ from typing import Any
 from .presets import known_checkpoint, known_model, read_preset
 
 
-def _compressed(storage_format: str, weight_format: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the table of llm-compressor for every linear layer except routers and the output head."""
+def _compressed_tensors_config(storage_format: str, weight_format: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns llm-compressor's `quantization_config` for every linear layer except routers and the output head."""
     return {
         "quant_method": "compressed-tensors",
         "format": storage_format,
@@ -27,14 +27,16 @@ TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
     "awq-int4-g128": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
     "gptq-int4-g128": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
     "gptq-int8-g128": {"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False, "sym": True},
-    "w4a16-g128": _compressed(
+    "w4a16-g128": _compressed_tensors_config(
         "pack-quantized", {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
     ),
-    "w8a8": _compressed("int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}),
-    "fp8-dynamic": _compressed(
+    "w8a8": _compressed_tensors_config(
+        "int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    ),
+    "fp8-dynamic": _compressed_tensors_config(
         "float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
     ),
-    "nvfp4": _compressed(
+    "nvfp4": _compressed_tensors_config(
         "nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16},
     ),

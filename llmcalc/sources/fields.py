@@ -15,7 +15,7 @@ from ..model import ModelSpec
 
 
 def models_of_type(field_type: Any) -> list[type[BaseModel]]:
-    """Returns the pydantic models that a field's type allows, also in unions, containers and choices of components."""
+    """Returns the pydantic models that a type annotation allows, also in unions, containers and component choices."""
     choice_parts = _choice_classes(getattr(field_type, "__metadata__", ()))
     if choice_parts:
         return choice_parts
@@ -25,12 +25,12 @@ def models_of_type(field_type: Any) -> list[type[BaseModel]]:
 
 
 def field_members(field: FieldInfo) -> list[type[BaseModel]]:
-    """Returns the pydantic models that a field's type allows."""
+    """Returns the pydantic models that a pydantic field allows as its value or as its value's elements."""
     return _choice_classes(field.metadata) or models_of_type(field.annotation)
 
 
 def _choice_classes(type_metadata: Iterable[Any]) -> list[type[BaseModel]]:
-    """Returns the component classes that the metadata of a field's type lists."""
+    """Returns the component classes among which the metadata of a field's type (`PartChoice`) allow a choice."""
     return [
         model
         for metadata_entry in type_metadata
@@ -40,7 +40,7 @@ def _choice_classes(type_metadata: Iterable[Any]) -> list[type[BaseModel]]:
 
 
 def model_of_table(union_members: list[type[BaseModel]], description_table: dict[str, Any]) -> type[BaseModel] | None:
-    """Returns the union member of a table: by the table's `type`, else the first member."""
+    """Returns the pydantic model for a table: the union member with the table's `type`, else the first member."""
     for model in union_members:
         type_field = model.model_fields.get("type")
         if type_field is not None and description_table.get("type") in get_args(type_field.annotation):

@@ -200,8 +200,8 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
             )
         case "value_error":
             cause = first_error["ctx"]["error"]
-            is_part = isinstance(cause, PartError)
-            error_text = explain_errors(cause.cls, cause.error) if is_part else explain_value(first_error)
+            is_part_error = isinstance(cause, PartError)
+            error_text = explain_errors(cause.cls, cause.error) if is_part_error else explain_value(first_error)
             error_text = f"{path}.{error_text}" if path else error_text
         case "union_tag_invalid" | "union_tag_not_found":
             error_text = f"{path}.type: {explain_value(first_error)}"

@@ -68,7 +68,7 @@ repository is that of the file. Settings of the user (GIT_CONFIG_GLOBAL, GIT_CON
 
 
 class NotAModelText(InputError):
-    """Raised if a commit's object at a path is no text that could describe a model."""
+    """Raised if the content at a path of a commit is too large or no text, and so cannot describe a model."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,10 @@ def _require_root_repository(ref: str, root: Path) -> None:
         if expected_folder.is_file():
             with expected_folder.open("rb") as file:
                 expected_folder = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
-        is_same = os.path.samefile(git_folder, expected_folder)
+        is_same_folder = os.path.samefile(git_folder, expected_folder)
     except (OSError, ValueError):  # ValueError: a NUL in the path
-        is_same = False
-    if not is_same:
+        is_same_folder = False
+    if not is_same_folder:
         raise InputError(f"--git {ref}: {root / '.git'}: git does not read it; expected the .git of a repository")
 
 

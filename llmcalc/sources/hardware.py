@@ -182,7 +182,7 @@ def _hardware_by_name(argument: str) -> Hardware:
 def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
     """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
     normalized_names = {normalized(hardware_argument), normalized(MAKER.sub("", hardware_argument))} - {""}
-    names_that_match = (
+    matching_names = (
         hardware_name for hardware_name in hardware_names() if normalized(hardware_name) in normalized_names
     )
     names_with_spelling = (
@@ -190,7 +190,7 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
         for hardware_name in hardware_names()
         if not normalized_names.isdisjoint(_normalized_spellings(load_hardware(hardware_name)))
     )
-    hardware_name = next(names_that_match, None) or next(names_with_spelling, None)
+    hardware_name = next(matching_names, None) or next(names_with_spelling, None)
     return None if hardware_name is None else load_hardware(hardware_name)
 
 

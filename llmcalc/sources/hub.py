@@ -90,8 +90,8 @@ def fetch_headers(target: str) -> Checkpoint:
         return _with_deadline(lambda deadline: _fetch_tensors(repository, revision, deadline), HEADERS_SECONDS)
 
 
-def _with_deadline(work_function: Callable[[float], Result], seconds: float) -> Result:
-    """Returns the result of a function that accepts a deadline. Raises `InputError` after `seconds`.
+def _with_deadline(function_with_deadline: Callable[[float], Result], seconds: float) -> Result:
+    """Returns the result of a function that is called with a deadline. Raises `InputError` after `seconds`.
 
     It runs in a thread that does not keep the program alive, because a server can be slow in the middle of any call.
     """
@@ -99,13 +99,13 @@ def _with_deadline(work_function: Callable[[float], Result], seconds: float) -> 
     errors: list[BaseException] = []
     deadline = time.monotonic() + seconds
 
-    def run_work() -> None:
+    def run_function() -> None:
         try:
-            results.append(work_function(deadline))
+            results.append(function_with_deadline(deadline))
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run_work, daemon=True)
+    thread = threading.Thread(target=run_function, daemon=True)
     thread.start()
     thread.join(seconds)
     if errors:
@@ -192,7 +192,7 @@ def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]
     errors: list[BaseException] = []
     waiting_files, files_lock = list(reversed(url_by_file.items())), threading.Lock()
 
-    def fetch_waiting() -> None:
+    def fetch_waiting_files() -> None:
         while not errors:
             with files_lock:
                 if not waiting_files:
@@ -207,7 +207,9 @@ def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]
             with files_lock:
                 headers_by_file[file_name] = header_bytes
 
-    threads = [threading.Thread(target=fetch_waiting, daemon=True) for _ in range(min(CONNECTIONS, len(url_by_file)))]
+    threads = [
+        threading.Thread(target=fetch_waiting_files, daemon=True) for _ in range(min(CONNECTIONS, len(url_by_file)))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

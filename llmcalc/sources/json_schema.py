@@ -118,7 +118,7 @@ def _with_references(schema: Any) -> Any:
 
 
 def _partial_schema(schema: Any) -> Any:
-    """Replaces references by references to classes without required fields."""
+    """Points all references of a schema at the variants of classes in which no field is required."""
     if isinstance(schema, list):
         return [_partial_schema(schema_element) for schema_element in schema]
     if not isinstance(schema, dict):

@@ -166,7 +166,7 @@ class Preset(Record):
         )
 
     def remark_on_sizes(self, checkpoint_name: str) -> str:
-        """Returns what an error about sizes adds if a quantized checkpoint is counted with this preset's sizes."""
+        """Returns the end of an error message: a quantized checkpoint may have other sizes than this preset's."""
         return (
             f". These are the sizes of {self.name}, as {shown(checkpoint_name)} is not here: quantized checkpoints may "
             "have padded ones; expected its config.json as TARGET"

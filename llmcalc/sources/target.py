@@ -273,7 +273,7 @@ def _override_value(value_text: str) -> Any:
 
 
 def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: str) -> list[str]:
-    """Returns the full path of an overridden field, which is set or allowed in a table of the path."""
+    """Returns the full path of an overridden field, from a path that may omit leading tables."""
     from .fields import all_field_names, field_paths
 
     table_paths = _table_paths(model_table)

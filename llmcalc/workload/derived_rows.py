@@ -78,7 +78,7 @@ class Table(Rows):
 
 @frozen(slots=True)
 class Multiple(Rows):
-    """`by` times the source rows (`of`), plus `more` rows, such as samples before a strided convolution.
+    """`by` rows for each source row (`of`), plus `more` rows, such as the samples before a strided convolution.
 
     There are none if `of` has none.
     """
@@ -355,7 +355,7 @@ class BytePatches(Rows):
 
 @frozen(slots=True)
 class PatchVectors(Rows):
-    """`by` vectors for each patch of bytes. Attention pairs a patch's vectors with the bytes of the same patch."""
+    """`by` rows (vectors) for each patch of bytes; attention pairs them with the bytes of the same patch."""
 
     name: str = "vectors of patches"
     of: BytePatches = BytePatches()

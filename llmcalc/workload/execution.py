@@ -49,7 +49,7 @@ step: one decoding step of a recurrence, instead of a chunk of tokens.
 
 @frozen(slots=True)
 class Execution:
-    """The chosen form of every step with several equivalent forms.
+    """The choice between equivalent forms of a computation: of attention, recomputation and latent attention.
 
     attention: how attention runs. The backward pass of `eager` (default) and `sdpa-math` computes dQ, dK, dP and dV;
         those of `flash` and `sdpa` also compute the scores again.

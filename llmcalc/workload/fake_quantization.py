@@ -13,7 +13,7 @@ SCHEME = "int8-int4"
 
 @frozen
 class FakeQuantization:
-    """What linear layers round in training, as torchao's `Int8DynActInt4WeightQATQuantizer` does.
+    """The values that linear layers round in training, as in torchao's `Int8DynActInt4WeightQATQuantizer`.
 
     group_size: elements of a weight's row that share a scale; a layer whose rows it does not divide rounds nothing.
     skips_tied: whether an output head that is the table of embeddings rounds nothing (torchtune, `TiedLinear`).
@@ -24,7 +24,7 @@ class FakeQuantization:
 
 
 def fake_quantization_of(option_text: str) -> FakeQuantization:
-    """Returns the scheme of `int8-int4:GROUP` or `int8-int4:GROUP:untied`. Raises `InputError` for another text."""
+    """Parses a scheme of quantization-aware training: `int8-int4:GROUP` or `int8-int4:GROUP:untied`."""
     scheme_match = re.fullmatch(rf"{SCHEME}:(\d{{1,5}})(:untied)?", option_text.strip())
     if scheme_match is None or int(scheme_match[1]) < 2:
         raise InputError(

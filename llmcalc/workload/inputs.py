@@ -82,7 +82,7 @@ class Inputs:
 
     @property
     def option(self) -> str:
-        """The first set option of images or audio; empty without one."""
+        """The command-line option of the first image or audio setting that is set; empty if none is."""
         return next(
             (f"--{input_name}" for input_name in ("image", "images", "audio") if getattr(self, input_name) is not None),
             "",

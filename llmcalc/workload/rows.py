@@ -36,7 +36,7 @@ class Rows:
         return add(self.past_rows(workload), self.new_rows(workload))
 
     def constant_rows(self, workload: Workload) -> Number:
-        """Returns the number of new rows that depend on no parameter and so need no gradient."""
+        """Returns the number of constant rows (such as an initial zero state) in this pass, which need no gradient."""
         return 0
 
 

@@ -61,7 +61,7 @@ class RunConfig:
         return times(rows.new_rows(self.workload), self.batch if rows.batched else 1)
 
     def constant_rows(self, rows: Rows) -> Number:
-        """Returns the number of computed rows that depend on no parameter and so need no gradient."""
+        """Returns the number of constant rows (such as zero states) over all sequences, which need no gradient."""
         return times(rows.constant_rows(self.workload), self.batch if rows.batched else 1)
 
     def has_earlier_tokens(self, rows: Rows) -> bool:
@@ -69,7 +69,7 @@ class RunConfig:
         return self.phase == "decode" or not is_zero(self.past_rows(rows))
 
     def rank_share(self, flops: Number) -> Number:
-        """Returns the average FLOPs of a rank in a group that divides sequences, rounded down."""
+        """Returns the FLOPs of one rank, rounded down, if a group of ranks divides the sequences evenly."""
         return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
 
     def with_workload(self, **changes: Any) -> RunConfig:

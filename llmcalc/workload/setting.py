@@ -38,7 +38,7 @@ Check: TypeAlias = Callable[[str, Any], Any]
 
 @frozen(slots=True)
 class Setting:
-    """The declaration of one setting: phases, check, help text and panel.
+    """The declaration of one setting: phases, check, help text, and panel of the help page.
 
     help: what it is, a sentence without its default.
     panel: the heading of `--help` below which it stands.

@@ -15,7 +15,7 @@ PHASES: tuple[Phase, ...] = ("forward", "training", "prefill", "decode")
 
 @frozen(slots=True)
 class Workload:
-    """The workload of one pass of a model.
+    """The workload of one pass of a model: sequences, new and cached tokens per sequence, and phase.
 
     batch: the number of sequences, 1 by default.
     seq: the number of new tokens per sequence in this pass, 1 by default.

@@ -16,7 +16,7 @@ from llmcalc.plots import context, shapes
 from llmcalc.plots.figure import figure_bytes, new_figure
 from llmcalc.plots.labels import FAR_PLACES, PLACES, RINGS, axis_tick_text, label_points, spread_labels
 from llmcalc.plots.params import params as plot_params
-from llmcalc.plots.pictures import aspect_picture
+from llmcalc.plots.pictures import aspect_ratio_picture
 from llmcalc.plots.series import curve_style
 from llmcalc.reports import palette
 from llmcalc.studies.compare import quantities
@@ -240,7 +240,7 @@ def test_no_line_to_a_point_crosses_a_name() -> None:
 
 def test_names_stay_inside_the_frame_at_every_resolution() -> None:
     """A name began left of the axis in the PNG of all presets: another resolution writes it wider."""
-    figure = aspect_picture()
+    figure = aspect_ratio_picture()
     for dpi in (100, 160, 300):
         figure.set_dpi(dpi)
         figure.draw_without_rendering()

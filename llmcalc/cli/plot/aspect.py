@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ...plots.pictures import aspect_picture
+from ...plots.pictures import aspect_ratio_picture
 from ...studies.selection import Selection
 from ..options import value_option
 from ..target_options import add_target_options
@@ -27,4 +27,4 @@ def command(
     """h/L and d_ff/h of all presets, by size and year.
     Or of those that the filters take.
     """
-    write_picture(aspect_picture(selection, label or ()), output)
+    write_picture(aspect_ratio_picture(selection, label or ()), output)

@@ -9,7 +9,7 @@ from .files import PaperColumns, Picture, write_picture
 
 @add_timed_run_options
 def command(output: Picture, timed_run: TimedRun, columns: PaperColumns = None) -> None:
-    """The products of a prompt and of a token under the roof of an accelerator.
+    """Matrix products of a prompt and of a token under an accelerator's roofline.
     The options of a run are those of llmcalc time; --phase draws one of the two.
     """
     run_question = timed_run.question()

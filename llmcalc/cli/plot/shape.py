@@ -21,6 +21,6 @@ def command(
     offline: OfflineOption = False,
     columns: PaperColumns = None,
 ) -> None:
-    """Shapes with as many parameters, deep to wide."""
+    """Shapes with as many parameters as a model, deep to wide."""
     target_options = TargetOptions(overrides, None, allow_unknown)
     write_picture(shape_picture([target_options.load(target) for target in targets], rows, seq, kv_dtype), output)

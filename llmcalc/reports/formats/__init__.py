@@ -14,7 +14,7 @@ Format: TypeAlias = Literal["table", "json", "csv", "markdown"]
 
 
 class Writer(NamedTuple):
-    """The function type of a format's writer.
+    """The writer of a format: the function that writes reports in the format, and the format's properties.
 
     function: the function that writes a report to a stream, as `module:function` of this room.
     warns_apart: whether warnings are printed to standard error, because the format has no notes.

@@ -69,7 +69,7 @@ LONGEST_NAME = 65_535
 
 
 def read_gguf(path: Path) -> Checkpoint:
-    """Returns the tensors and metadata of a file.
+    """Returns the tensors and metadata in the header of a `.gguf` file.
 
     Raises `InputError` for a file that is not GGUF version 2 or 3, and for any length that exceeds the file.
     """
@@ -118,7 +118,7 @@ class _ElementCount:
         self.elements = 0
 
     def add(self, reader: BoundedReader, metadata_key: str, element_count: int) -> None:
-        """Counts `element_count` more elements.
+        """Adds the number of elements of a metadata array to the count.
 
         Raises `InputError` for more than the file can hold or the limit allows.
         """

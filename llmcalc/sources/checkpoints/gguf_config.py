@@ -104,7 +104,7 @@ def _gemma3_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
 
 
 def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str]:
-    """Returns each layer's kind by llama.cpp's fixed pattern for the architecture, which files do not state."""
+    """Returns each layer's kind by llama.cpp's fixed pattern for the architecture; files do not state the kinds."""
     layers = config.get("num_hidden_layers")
     layer_count = layers if isinstance(layers, int) else 0
     return [

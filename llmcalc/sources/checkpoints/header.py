@@ -24,7 +24,7 @@ _PART = 2**20
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One stored tensor.
+    """A tensor in a checkpoint's header: name, number format, shape and bytes.
 
     shape: its shape as a row-major array, slowest axis first.
     nbytes: bytes of its data.

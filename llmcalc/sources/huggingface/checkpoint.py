@@ -35,7 +35,7 @@ def checkpoint_of(config: Mapping[str, Any]) -> Checkpoint:
 
 
 def _with_unconverted_modules(config: Mapping[str, Any], module_patterns: tuple[str, ...]) -> Mapping[str, Any]:
-    """Returns the config with additional unconverted modules, in its main table or text model."""
+    """Returns the config with additional modules that the quantization leaves in the original format."""
     quantization_config, text_config = config.get("quantization_config"), config.get("text_config")
     if quantization_config is None and isinstance(text_config, dict):
         converted_text = _with_unconverted_modules(text_config, module_patterns)

@@ -22,7 +22,7 @@ def class_defaults(model_type: str) -> Mapping[str, Any]:
 
 
 def class_fields(model_type: str) -> frozenset[str]:
-    """Returns the fields of a model type's configuration class; fields that the reader skips change no count.
+    """Returns the field names of a model type's configuration class, without sections for other models.
 
     Sections with the configuration of another part, which may be an encoder, are left out.
     """

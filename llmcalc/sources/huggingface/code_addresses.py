@@ -1,4 +1,4 @@
-"""The base addresses of models' published code, for `Family.source`."""
+"""The base URLs of models' published code, for `Family.source`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 @dataclass
 class Config:
-    """One configuration, with typed getters.
+    """A `config.json` with typed getters for its fields.
 
     Every getter takes the field's name, then other names for the same field. If the config has several of them, one
     wins: a configuration class first sets its own fields and then every other attribute of the config. So a name that
@@ -204,10 +204,10 @@ class Config:
         is_present = any(field_name in self.data or field_name in self.defaults for field_name in field_names)
         return self.size(*field_names) if is_present and self.get(*field_names) is not None else None
 
-    def _checked(self, field_names: tuple[str, ...], is_right: Callable[[Any], bool], expected_text: str) -> Any:
+    def _checked(self, field_names: tuple[str, ...], is_valid_value: Callable[[Any], bool], expected_text: str) -> Any:
         """Returns the value of a field. Raises `InputError` for an invalid value."""
         field_value = self.get(*field_names)
-        if not is_right(field_value):
+        if not is_valid_value(field_value):
             raise self.error(self._name_in_config(field_names), field_value, expected_text)
         return field_value
 
@@ -267,7 +267,7 @@ class Config:
         return value_by_text[self._checked(field_names, is_right, "one of " + ", ".join(value_by_text))]
 
     def require(self, field_name: str, *expected_values: Any) -> None:
-        """Raises `InputError` for another value of a field, with which the class has uncounted weights."""
+        """Raises `InputError` unless a field has an expected value; other values give weights that are not counted."""
         field_value = self.get(field_name)
         if field_value not in expected_values:
             expected_text = ", ".join(map(in_json, expected_values))

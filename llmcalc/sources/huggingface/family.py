@@ -96,7 +96,7 @@ def is_untied(spec: ModelSpec) -> bool:
 
 @dataclass(frozen=True)
 class Quirks:
-    """Requirements for running a family's classes without real values.
+    """Special requirements of a family's classes when they run on the meta device, where tensors have no values.
 
     A field that is a tuple has suffixes of class names.
 

@@ -99,7 +99,7 @@ def _tracked_value(value: Any, path: str) -> Any:
 
 
 def _tracked_numbers(
-    description_table: Any, field_names: set[str], is_inside: bool = False
+    description_table: Any, field_names: set[str], is_below_field: bool = False
 ) -> Iterator[TrackedInt | TrackedFloat]:
     """Yields the tracked numbers in a description that stand below one of the field names."""
     if isinstance(description_table, dict):
@@ -107,8 +107,8 @@ def _tracked_numbers(
             yield from _tracked_numbers(value, field_names, field_name in field_names and not isinstance(value, dict))
     elif isinstance(description_table, list | tuple):
         for value in description_table:
-            yield from _tracked_numbers(value, field_names, is_inside)
-    elif is_inside and isinstance(description_table, TrackedInt | TrackedFloat):
+            yield from _tracked_numbers(value, field_names, is_below_field)
+    elif is_below_field and isinstance(description_table, TrackedInt | TrackedFloat):
         yield description_table
 
 

@@ -86,10 +86,10 @@ def rope(
     if layer_kind is not None and isinstance(rope_parameters.get(layer_kind), dict):
         rope_parameters = rope_parameters[layer_kind]
 
-    def stated(field: str, name_above: str) -> Any:
+    def stated_value(field: str, name_above: str) -> Any:
         return rope_parameters[field] if rope_parameters.get(field) is not None else config.data.get(name_above)
 
-    rope_base, rotary_share = stated("rope_theta", theta_name), stated("partial_rotary_factor", share_name)
+    rope_base, rotary_share = stated_value("rope_theta", theta_name), stated_value("partial_rotary_factor", share_name)
     rotary_share = default_share if rotary_share is None else rotary_share
     if not is_number(rotary_share) or not 0 < rotary_share <= 1:
         raise config.error(share_name, rotary_share, "a number above 0 and at most 1")

@@ -123,7 +123,7 @@ def library_class_names() -> dict[str, list[str]]:
 
 
 def with_router_fields(description_table: Any, router_fields: dict[str, Any], linear_only: bool = False) -> Any:
-    """Returns a description with these fields in every router. linear_only: in linear routers alone."""
+    """Returns a description with these fields set in every router. linear_only: only in linear routers."""
     if isinstance(description_table, list):
         return [with_router_fields(element, router_fields, linear_only) for element in description_table]
     if not isinstance(description_table, dict):
@@ -192,7 +192,7 @@ def _loss_fields(config: Config) -> dict[str, Any]:
 def typed_config(
     config_data: Mapping[str, Any], model_type: str, family: Family, head: HeadKind, section_path: str
 ) -> Config:
-    """Returns a config with the family's defaults and aliases. section_path: that of `Config`."""
+    """Returns a config with the family's defaults and aliases. section_path: as in `Config`."""
     aliases = {**library_classes().names.get(model_type, {}), **family.aliases}
     return Config(config_data, family.defaults, model_type, head, section_path, aliases, family.unread_aliases)
 
@@ -326,7 +326,7 @@ def family_files() -> list[str]:
 
 @cache
 def families_in(family_file: str) -> Mapping[str, Family]:
-    """Returns the records of a file in `families` by model type."""
+    """Returns the `Family` of each model type that a file in `families` reads."""
     families_by_type: Mapping[str, Family] = import_module(f".families.{family_file}", __package__).FAMILIES
     return {
         model_type: _with_class_fields(family, family.class_model_type or model_type)
@@ -335,7 +335,7 @@ def families_in(family_file: str) -> Mapping[str, Family]:
 
 
 def _with_class_fields(family: Family, model_type: str) -> Family:
-    """Returns a record with the defaults and the fields of a model type's configuration class."""
+    """Returns a `Family` completed with the defaults and fields of a model type's configuration class."""
     return replace(
         family,
         defaults={**class_defaults(model_type), **family.defaults},
@@ -349,7 +349,7 @@ def usual_name(model_type: str) -> str:
 
 
 def family_of(model_type: str, section_path: str = "", config: Mapping[str, Any] | None = None) -> Family:
-    """Returns the record of a model type.
+    """Returns the `Family` of a model type: how configs of this type are read and written.
 
     section_path: the path to it in the config, for the message.
     config: the whole config, for the message; default one with this model type alone.
@@ -518,7 +518,7 @@ def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict
 
 
 def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the wrapper's `tie_word_embeddings`, which replaces the text model's.
+    """Returns the wrapper's `tie_word_embeddings` if it takes precedence over the text model's; else empty.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
     whatever the default of the wrapper's class.
@@ -615,7 +615,7 @@ def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
 def _inner_model_config(
     root_type: str, root_config: Mapping[str, Any], field: str, default_value: int
 ) -> tuple[str, Mapping[str, Any], int]:
-    """Returns the model type and config inside a projection class, and the vector size."""
+    """Returns the type and config of the model inside a projection class, and the size of the projected vectors."""
     section = root_config[family_of(root_type).text_section]
     inner_model_type = usual_name(section.get("model_type") or str(family_of(root_type).text_type))
     vector_size = Config(root_config, {field: default_value}, root_type).size(field)

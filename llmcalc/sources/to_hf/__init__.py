@@ -37,7 +37,7 @@ NOT_THERE = (LookupError, AttributeError, TypeError)
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
-    """Returns the config, with `model_type` and `architectures`.
+    """Converts a spec to the `config.json` of a class that computes it, with `model_type` and `architectures`.
 
     Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
@@ -56,7 +56,7 @@ def find_config(
     other_configs: list[tuple[str, dict[str, Any]]] | None = None,
     families: Iterable[tuple[str, Family]] | None = None,
 ) -> dict[str, Any] | None:
-    """Returns the config, as `to_config` does; None if no known class computes the spec.
+    """Converts a spec to a `config.json` as `to_config` does; None if no known class computes the spec.
 
     other_configs: as of `_nearest_class`, to which the classes that compute another spec are added; None for no list.
     families: the families that are tried, also those whose class is never alone; None for all that `convert` may name.
@@ -102,14 +102,14 @@ def _nearest_class(spec_values: dict[str, Any], other_configs: list[tuple[str, d
         (class_name, sorted(differences(spec_values, class_values), key=_is_in_tower))
         for class_name, class_values in other_configs
     ]
-    class_name, mismatches = min(mismatches_of_class, key=lambda item: _distance(item[1]))
+    class_name, mismatches = min(mismatches_of_class, key=lambda item: _difference_counts(item[1]))
     path, spec_value, class_value = mismatches[0]
     hint_text = " (--set towers={} leaves towers out)" if path.startswith("towers") else ""
     values_text = f"{_shown_value(class_value)} where {path} is {_shown_value(spec_value)}"
     return f"; nearest is {class_name}, which has {values_text}{hint_text}"
 
 
-def _distance(mismatches: list[Difference]) -> tuple[int, int]:
+def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
     """Returns the numbers of different values in the text model, and in vision and audio encoders."""
     tower_differences = sum(count_of_values(difference) for difference in mismatches if _is_in_tower(difference))
     return sum(map(count_of_values, mismatches)) - tower_differences, tower_differences
@@ -155,7 +155,7 @@ def _activation_of(config_values: ConfigValues) -> str | None:
 
 
 def _candidate_config(model_type: str, family: Family, class_name: str, config_values: ConfigValues) -> dict[str, Any]:
-    """Returns a config of that class, filled with the spec's values for all fields with a known meaning."""
+    """Returns a family's config, with the spec's values in all fields whose meaning is known."""
     config: dict[str, Any] = {"model_type": model_type, "architectures": [class_name]}
     _fill_fields(config, family, config_values, [*family.defaults, *family.field_writers])
     read_fields = _fields_read(family, config)

@@ -130,7 +130,7 @@ def _read_section(
 
 
 def _innermost_message(error: ValidationError) -> str:
-    """Returns the message of the innermost part's error."""
+    """Returns the message of the innermost component's error in a nested validation error."""
     error_detail = error.errors()[0]
     while isinstance(cause := error_detail.get("ctx", {}).get("error"), PartError):
         error_detail = cause.error.errors()[0]

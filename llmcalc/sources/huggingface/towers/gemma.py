@@ -160,7 +160,7 @@ def _read_unified_audio(root_config: Config, config: Config, text_width: int) ->
 
 
 def _gemma3n_embedder(config: Config, text_width: int) -> Table:
-    """Returns Gemma 3n's embedder, which has separate tokens for images and audio."""
+    """Returns Gemma 3n's embedder of an encoder's outputs, with an embedding table of image or audio tokens."""
     norm, unweighted_norm = rmsnorm(config.number("rms_norm_eps")), rmsnorm(config.number("rms_norm_eps"), weight=False)
     return projector(
         config.size("hidden_size"),
@@ -172,7 +172,7 @@ def _gemma3n_embedder(config: Config, text_width: int) -> Table:
 
 
 def _read_gemma3n_vision(root_config: Config, config: Config, text_width: int) -> Table:
-    """Reads Gemma 3n's vision encoder and its embedder, which the class reshapes to a fixed number of embeddings."""
+    """Reads Gemma 3n's vision encoder, whose outputs form a fixed number of embeddings, and its embedder."""
     image_tokens, architecture = root_config.size("vision_soft_tokens_per_image"), config.text("architecture")
     if image_tokens != GEMMA3N_IMAGE["tokens"]:
         raise root_config.error(

@@ -1,4 +1,4 @@
-"""MobileNet V5, the vision encoder that Gemma 3n's config names by its model in timm.
+"""MobileNet V5, Gemma 3n's vision encoder, which the config states by a model name of the timm library.
 
 Source: timm/models/mobilenetv5.py of huggingface/pytorch-image-models, whose list of blocks belongs to the name.
 """

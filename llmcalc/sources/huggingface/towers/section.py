@@ -147,7 +147,7 @@ def patches_per_side(config: Config) -> int:
 
 
 def merged_square_side(config: Config, field: str) -> int:
-    """Returns the side of merged patch squares, in patches: one divided by the field's value.
+    """Returns the side, in patches, of the squares that are merged to one patch: 1 / the field's value.
 
     Raises `InputError` if that is no whole number.
     """

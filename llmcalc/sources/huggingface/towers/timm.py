@@ -1,4 +1,4 @@
-"""Encoders that a wrapper's config names by their models in timm: OpenVLA and the Prismatic models it is made from.
+"""Encoders that a wrapper's config states by model names of timm: OpenVLA and its base, the Prismatic models.
 
 DINOv2 (Oquab 2023, arXiv:2304.07193) with registers (Darcet 2023, arXiv:2309.16588) and SigLIP (Zhai 2023,
 arXiv:2303.15343), side by side (Karamcheti 2024, arXiv:2402.07865, §4.2).

@@ -1,4 +1,4 @@
-"""ConvBERT: ELECTRA whose layers have convolutions beside half as many heads of attention.
+"""ConvBERT: ELECTRA's layers with convolutions in place of a part of the attention heads.
 
 Jiang et al. 2020 (arXiv:2008.02496). transformers: models/convbert.
 """

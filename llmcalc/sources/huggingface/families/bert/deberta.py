@@ -41,15 +41,20 @@ def _read_deberta_v2(config: Config) -> Table:
             "attention_head_size", config.get("attention_head_size"), "hidden_size / num_attention_heads"
         )
     bucket_count = config.get("position_buckets")
-    bin_fields = {"position_buckets": bucket_count} if is_whole(bucket_count) and bucket_count > 0 else {}
+    bucket_fields = {"position_buckets": bucket_count} if is_whole(bucket_count) and bucket_count > 0 else {}
     norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _listed_names(config, "norm_rel_ebd") else None
     position: Table = {
         "max_relative_positions": longest_distance,
-        **bin_fields,
+        **bucket_fields,
         "share_att_key": config.get("share_att_key") is True,
     }
     return _deberta_model(
-        config, block, bin_fields.get("position_buckets", longest_distance), position, norm, _side_convolution(config)
+        config,
+        block,
+        bucket_fields.get("position_buckets", longest_distance),
+        position,
+        norm,
+        _side_convolution(config),
     )
 
 

@@ -93,8 +93,8 @@ def _rotary_positions(config: Config, layer_kind: str, rotary_fraction: float, r
 def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None]:
     """Returns each layer's window: the number of tokens on either side; None for all tokens."""
     short_distance = config.optional_size("sliding_window")
-    is_in_list = config.has("per_layer_config")
-    layer_configs = config.table("per_layer_config") if is_in_list else {}
+    has_layer_table = config.has("per_layer_config")
+    layer_configs = config.table("per_layer_config") if has_layer_table else {}
     stated_fields: dict[int, Any] = {}
     for layer_key, layer_config in layer_configs.items():
         if not layer_key.isdecimal() or not isinstance(layer_config, dict) or set(layer_config) - {"sliding_window"}:
@@ -106,11 +106,11 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
         is_long = layer_kind == "sliding" and sliding_count % 2 == 1
         default_distance = None if layer_kind == "full" else LONG_WINDOW if is_long else short_distance
         sliding_count += layer_kind == "sliding"
-        window_distance = stated_fields.get(layer, short_distance) if is_in_list else default_distance
+        window_distance = stated_fields.get(layer, short_distance) if has_layer_table else default_distance
         if (window_distance is None) != (layer_kind == "full") or (
             window_distance is not None and not (is_whole(window_distance) and window_distance > 0)
         ):
-            layer_key = "per_layer_config" if is_in_list else "sliding_window"
+            layer_key = "per_layer_config" if has_layer_table else "sliding_window"
             raise config.error(
                 layer_key,
                 layer_configs or short_distance,

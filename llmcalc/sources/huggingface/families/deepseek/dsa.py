@@ -36,7 +36,7 @@ def _read_glm_moe_dsa(config: Config) -> Table:
 
 
 def check_first_indexer(config: Config, layer_indexers: list[str]) -> None:
-    """Raises `InputError` for a first layer without an indexer. layer_indexers: `full` or `shared` for each."""
+    """Raises `InputError` if the first layer has no indexer. layer_indexers: `full` or `shared` for each layer."""
     if layer_indexers[0] != "full":
         raise config.error(
             "indexer_types",
@@ -91,7 +91,7 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
 
 
 def _read_axk2(config: Config) -> Table:
-    """Reads A.X-K2, whose norm before a dense FFN has no gate."""
+    """Reads A.X-K2, whose layers with experts have a gate after the norm before the FFN, but dense layers none."""
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     first_expert_layer, expert_period = (
         (config.count("first_k_dense_replace"), config.size("moe_layer_freq"))

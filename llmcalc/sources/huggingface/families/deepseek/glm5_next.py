@@ -110,7 +110,7 @@ def _latent_attention(config: Config, indexer: Table, other_fields: Table) -> Ta
 
 
 def _linear_attention(config: Config) -> Table:
-    """Returns Kimi delta attention, whose sizes a table `linear_attn_config` replaces."""
+    """Returns Kimi delta attention; sizes in the config's table `linear_attn_config` take precedence."""
     is_bounded = config.get("linear_lower_bound") is not None
     linear_lower_bound = config.number("linear_lower_bound", minimum=-LARGEST) if is_bounded else None
     linear_fields = linear_attention_config(config, {"gate_lower_bound": linear_lower_bound, "safe_gate": True})

@@ -67,7 +67,7 @@ def _layer_count(config: Config) -> int:
 
 
 def _with_real_experts(op: Op) -> Op:
-    """Returns the operation of identity experts, which in the class have all layers of an expert except the last."""
+    """Replaces an operation on identity experts by their unused weights, which the class has; others stay unchanged."""
     return (
         Weight(op.count * sum(linear_layer.expert_params() for linear_layer in op.maps[:-1]))
         if isinstance(op, IdentityExperts)

@@ -69,7 +69,7 @@ def _position_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _latent_kinds(config: Config, position_kinds: list[str]) -> list[str]:
-    """Returns `computed` for each layer with its own latents, and `shared` for layers that use a lower layer's."""
+    """Returns `computed` for each layer with separate latents, and `shared` for layers with a lower layer's latents."""
     if not config.has("kv_source_layers"):
         return ["computed"] * len(position_kinds)
     source_layers_in_config = config.sizes("kv_source_layers")

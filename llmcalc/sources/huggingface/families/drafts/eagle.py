@@ -89,7 +89,7 @@ def _read_eagle3_gpt_oss(config: Config) -> Table:
 
 
 def _attention(config: Config, has_qk_norm: bool) -> Table:
-    """Returns the draft's grouped-query attention, whose head size is stated because its input is wider."""
+    """Returns the draft's grouped-query attention, with a stated head size because the layer's input is wider."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     head_dim = config.optional_size("head_dim") or config.quotient("num_attention_heads", hidden, heads)
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}

@@ -16,7 +16,7 @@ from ...registry import family_of, typed_config
 
 
 def _read_assistant(config: Config) -> Table:
-    """Reads the draft of a Gemma 4, which has no experts, no per-layer embeddings and no wider networks."""
+    """Reads the draft of a Gemma 4, which has no experts, no per-layer embeddings and no double-width FFNs."""
     return _draft_model(config, "gemma4_text", {"enable_moe_block": False, "use_double_wide_mlp": False})
 
 
@@ -74,7 +74,7 @@ def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) 
 
 
 def _share_target_keys(stack: Table, is_wide: bool) -> None:
-    """Makes every layer read the target model's keys and values. is_wide: whether networks are twice as wide."""
+    """Makes every layer read the target model's keys and values. is_wide: whether FFNs are twice as wide."""
     block = dict(stack["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}
     if is_wide:

@@ -17,7 +17,7 @@ HEADS, LAYERS = ("num_heads", "medusa_num_heads"), ("num_hidden_layers", "medusa
 
 
 def _read_medusa(config: Config) -> Table:
-    """Reads Medusa. In FasterDecoding's class the residual layers have a bias, and those of a head are one layer."""
+    """Reads Medusa. The residual layers of FasterDecoding's class have a bias, and each head has only one of them."""
     is_published_class = config.has("medusa_num_heads")
     if is_published_class and not (config.has("hidden_size") and config.has("vocab_size")):
         target_model = config.text("base_model_name_or_path")
@@ -56,7 +56,7 @@ def _read_mlp_speculator(config: Config) -> Table:
 
 
 def _model_of_heads(config: Config, head: Table) -> Table:
-    """Returns a model whose one layer is empty, with these heads on the target's last hidden state."""
+    """Returns a draft model of one empty layer, with prediction heads that read the target's last hidden state."""
     empty_part = {"type": "none"}
     return decoder(
         config,

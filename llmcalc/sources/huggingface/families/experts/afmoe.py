@@ -44,7 +44,7 @@ def _routed_experts(config: Config, shared_width: int) -> Table:
 
 
 def _dense_and_expert_ffns(config: Config, layer_kinds: list[str], shared_width: int) -> tuple[list[str], Table]:
-    """Returns the networks of `dense` layers and of layers with experts, as an axis of `combined_kinds`."""
+    """Returns the kinds of layers and the FFN of each kind, `dense` or `moe`, for `combined_kinds`."""
     return layer_kinds, {
         "dense": {},
         "moe": {"feed_forward": _routed_experts(config, shared_width)} if "moe" in layer_kinds else {},

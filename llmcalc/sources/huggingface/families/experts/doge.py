@@ -46,7 +46,7 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
 
 
 def _product_key_moe(config: Config, shared_expert: Table) -> Table:
-    """Returns product-key experts, as many as the largest square up to num_experts; the dense FFN is shared."""
+    """Returns product-key experts (the largest square number up to num_experts); the dense FFN is a shared expert."""
     experts, top_k = config.size("num_experts"), config.size("num_experts_per_tok")
     key_count = isqrt(experts)
     if top_k > key_count**2:

@@ -106,7 +106,7 @@ def _swiglu(config: Config, width_field: str) -> Table:
 
 
 def _names_of_flags(config: Config, field: str, name_if_zero: str, name_if_one: str, depth: int) -> list[str]:
-    """Converts a list of 0 and 1 to a list of two names."""
+    """Returns a name for each layer, from a config list with 0 or 1 per layer."""
     layer_flags = config.sizes(field)
     if len(layer_flags) != depth:
         raise config.error(field, layer_flags, f"{depth} times 0 or 1")

@@ -107,7 +107,7 @@ def _attention_kinds(config: Config) -> list[tuple[str, Table]]:
 
 
 def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
-    """Returns each layer's position encoding if it is unusual; a 0 in `layer_rope_theta` means no positions."""
+    """Returns each layer's position encoding if different from the stack's; 0 in `layer_rope_theta` is no positions."""
     rope_bases = config.get("layer_rope_theta")
     if rope_bases is None:
         return [{"position": "none"} if is_full else {} for is_full in full_flags]

@@ -1,4 +1,4 @@
-"""Voxtral Realtime: Mistral's decoder, whose networks read a norm that depends on the delay of the text.
+"""Voxtral Realtime: Mistral's decoder, whose norm before each FFN depends on the delay of the text.
 
 transformers: models/voxtral_realtime. Its encoder, whose positions are added to the tokens, is not counted.
 """

@@ -147,7 +147,7 @@ OUTSIDE = {
 
 
 def linear_attention_config(config: Config, field_defaults: Table | None = None) -> Config:
-    """Returns Kimi Linear's table `linear_attn_config`, from its place or from renamed top-level fields.
+    """Returns Kimi Linear's table `linear_attn_config`, where missing fields come from renamed top-level fields.
 
     field_defaults: the defaults of further fields.
     """

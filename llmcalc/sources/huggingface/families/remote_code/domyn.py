@@ -36,7 +36,7 @@ def _read_domyn_edge(config: Config) -> Table:
 
 
 def _is_window(value: object) -> bool:
-    """Whether a value is a window (two token counts): tokens before each token, or -1 for all; then 0."""
+    """Whether a value is a window `[tokens, 0]`: a number of earlier tokens or -1 for all, and no later tokens."""
     return (
         isinstance(value, list | tuple) and len(value) == 2 and is_whole(value[0]) and value[0] >= -1 and value[1] == 0
     )

@@ -123,7 +123,7 @@ MINICPM_FIELDS = field_names(
 
 
 def _llava_family(text_type: str, source_url: str) -> Family:
-    """Returns the record of a class in LLaVA's code. text_type: the text model's type.
+    """Returns the `Family` of a model class in LLaVA's code. text_type: the text model's type.
 
     VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`.
     """

@@ -215,7 +215,7 @@ def _read_openelm(config: Config) -> Table:
 
 
 def _read_nemotron_nas(config: Config) -> Table:
-    """Reads models of NVIDIA's Puzzle, whose layers differ in groups and FFN width, or lack a part."""
+    """Reads models of NVIDIA's Puzzle, whose layers differ in K/V heads and FFN width, or lack attention or FFN."""
     depth = config.size("num_hidden_layers")
     hidden_size = config.size("hidden_size")
     heads = config.size("num_attention_heads")
@@ -256,7 +256,7 @@ def _read_nemotron_nas(config: Config) -> Table:
 
 
 def _block_part_config(config: Config, layer: int, block_config: Table, part_name: str) -> Config:
-    """Returns the table of a layer's attention or FFN. Raises `InputError` for a single projection."""
+    """Returns the table of a layer's attention or FFN. Raises `InputError` if a linear layer replaces it."""
     field_path_prefix = f"{config.location}block_configs[{layer}]."
     part_table = Config(
         {part_name: block_config.get(part_name)}, {}, config.model_type, location=field_path_prefix

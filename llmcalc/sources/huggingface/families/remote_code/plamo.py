@@ -66,7 +66,7 @@ def _read_plamo2(config: Config) -> Table:
 
 
 def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -> bool:
-    """Whether a layer has a state-space mixer; without a layer at half the period, the last has attention."""
+    """Whether a layer has a state-space mixer: all but one layer of each period, or all but the last of few layers."""
     if not config.flag("mamba_enabled"):
         return False
     if mamba_period < 2:

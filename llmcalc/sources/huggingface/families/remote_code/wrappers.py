@@ -34,7 +34,7 @@ def _read_interns1_pro_text(config: Config) -> Table:
 
 
 def _wrapper_family(text_type: str, source_url: str, text_section: str = "text_config", **family_fields: Any) -> Family:
-    """Returns the record of a wrapper with a separate class, which ties the same weights as the text model.
+    """Returns the `Family` of a multimodal wrapper whose text model's config decides on tied embeddings.
 
     text_type: the model type of its text model.
     family_fields: further fields of the record.
