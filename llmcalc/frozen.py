@@ -96,7 +96,7 @@ def _constructor_source(cls: Any, method_globals: dict[str, Any]) -> str:
 
 
 def _values_source(cls: Any, variable_name: str) -> str:
-    """Returns the source text of a tuple of those fields of `variable_name` that equality compares."""
+    """Returns the source text of a tuple of the fields of `variable_name` that take part in equality."""
     return (
         "("
         + "".join(f"{variable_name}.{class_field.name}, " for class_field in fields(cls) if class_field.compare)

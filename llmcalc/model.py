@@ -606,7 +606,7 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def repeats(self) -> dict[str, str]:
-            """Returns path of a repeated layer → path of the first layer that it repeats."""
+            """Maps the path of each repeated layer to the path of the first equal layer."""
             only_stack: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks: dict[str, Any] = (
                 {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}

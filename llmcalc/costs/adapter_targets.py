@@ -36,7 +36,10 @@ USUAL_CLASS_NAMES = {**dict.fromkeys(PROJECTIONS, "qkv_proj"), **dict.fromkeys(G
 
 
 class ClassLayer(NamedTuple):
-    """The layer in which a model's class computes a projection. module, projection: our names. layer: the class's.
+    """The layer of a transformers class that computes a projection, such as `qkv_proj` for `q_proj`.
+
+    module, projection: names in the spec.
+    layer: the layer's name in the class.
 
     is_joined: whether the class has the projection in one layer with other projections of the module.
     """
@@ -60,7 +63,7 @@ def linear_layers(tree: Node, extra_parts: frozenset[str], layers: bool = True) 
 
 
 def class_layers(tree: Node, extra_parts: frozenset[str], module_names: ModuleNames | None) -> frozenset[ClassLayer]:
-    """Returns each projection inside the model's layers with the layer in which the class computes it.
+    """Returns the layer of the transformers class that computes each projection inside the model's layers.
 
     module_names: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
@@ -118,7 +121,7 @@ def resolve_targets(
 
 
 def joined_layers(targets: Sequence[str], layers_of_class: frozenset[ClassLayer]) -> frozenset[ClassLayer]:
-    """Returns the projections that layers compute jointly, except layers with a projection that is itself a target.
+    """Returns the projections that a layer computes jointly, except in layers with a projection among the targets.
 
     Who names `q_proj` has a class with that layer, such as Unsloth's copy of Phi-3 in the layout of Llama.
     """

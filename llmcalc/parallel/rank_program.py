@@ -492,7 +492,7 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
 
 
 def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
-    """Raises `InputError` for an exchange by heads that context-parallel ranks do not divide among themselves.
+    """Raises `InputError` if `cp` does not divide a rank's heads in the all-to-all exchange of context parallelism.
 
     Transformer Engine asserts it of a rank's heads of queries and of keys (context_parallel.py,
     `AttnFuncWithCPAndQKVOA2A`).

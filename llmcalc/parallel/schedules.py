@@ -124,7 +124,7 @@ class Pipeline:
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
     ) -> tuple[int, InFlight]:
-        """Returns the largest weighted number of micro-batches in flight on a rank, and these micro-batches.
+        """Returns the highest total weight of the micro-batches in flight on a rank, and their numbers per chunk.
 
         awaiting_backward: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
         weights: per chunk, the weight when only the backward pass of the weights is left; by default the other one.

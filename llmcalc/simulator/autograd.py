@@ -345,7 +345,7 @@ def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
 
 
 def _uses_of_leaves(root: AutogradNode) -> dict[int, int]:
-    """Returns id of a trained tensor → the number of its uses in a node's graph."""
+    """Counts the uses of each trained tensor in a node's graph, by the tensor's id."""
     use_counts: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]
     while pending_nodes:

@@ -86,7 +86,7 @@ class PassCounter:
 
 
 def _pass_index_in_case(pass_number: int) -> int:
-    """Returns the index of a pass among the passes of its case, at most 2.
+    """Returns the pass's number, but at most 2, because all passes from number 2 on belong to one case.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """

@@ -166,7 +166,7 @@ class LayoutPlan:
 
     @property
     def memory(self) -> Memory:
-        """The memory question of the run: the model and its training settings."""
+        """The model and its training settings, whose memory the plan estimates."""
         return self.estimates.memory
 
     @property

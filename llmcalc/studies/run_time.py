@@ -370,7 +370,7 @@ class TrainingTimes:
 
     @property
     def unpriced(self) -> list[str]:
-        """Options of the run that change its kernels, but no estimated time."""
+        """The options of the run whose effect on kernels the time estimate ignores."""
         return unpriced_options(self.memory, self.stack)
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
@@ -546,7 +546,7 @@ UNPRICED_OF_EAGER_KERNELS = ("compile", "norm")
 
 
 def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
-    """Returns what options of a training run add to its kernels, but to no estimated time.
+    """Returns the options of a training run whose effect on kernels the time estimate ignores.
 
     stack: the software that the run is timed with.
     """

@@ -133,7 +133,7 @@ RANGE = (1 / 8, 8.0)
 
 
 def _factor_shares(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator[float]:
-    """Yields for each factor the seconds of an estimate that are proportional to the factor, per unit of the factor."""
+    """Yields for each calibration factor the seconds of an estimate that the factor multiplies."""
     base_seconds = pricer(base_factors)
     slopes = []
     for factor_name in NAMES:

@@ -35,7 +35,7 @@ STATE_BITS = 16
 
 @dataclass(slots=True)
 class Kernel:
-    """A kernel, or a product that runs together with another kernel.
+    """A GPU kernel of a pass, or a matrix product that runs together with another kernel.
 
     path: the path of its node in the model.
     kind: what it does.

@@ -343,7 +343,7 @@ class TimeEstimator:
     def _time_with_weights(
         self, kernel: Kernel, backward: bool, compute_seconds: Number, weight_bytes: Number, value_bytes: Number
     ) -> Iterator[tuple[bool, Number, Number]]:
-        """Yields the times of a training product; with a kernel per expert, weights or gradients move before it."""
+        """Yields a training product's kernel times; with a kernel per expert, weights move in a separate kernel."""
         if kernel.kind == "experts" and self.stack.separate_experts:
             yield backward, 0.0, self.device.memory_seconds(weight_bytes)
             yield backward, compute_seconds, self.device.memory_seconds(value_bytes)

@@ -334,7 +334,7 @@ class WorkRecorder(Placements):
         self.work.messages.append(LayerMessage(self.layer, message))
 
     def _with_group_size(self, message: Collective) -> Collective:
-        """Returns the message in the pass's own expert or sequence group, instead of `MEASURED_RANKS` ranks."""
+        """Returns the message with the pass's group size instead of the recorded `MEASURED_RANKS` ranks."""
         if message.group == "ep":
             return message._replace(ranks=self.rank_pass.ep)
         if message.group != "cp":
@@ -679,5 +679,5 @@ def _selects_keys(branch: Scope) -> bool:
 
 
 def _with_measured_group(ranks: Number) -> int:
-    """Returns the group size with which messages are recorded, before the pass's own size replaces it."""
+    """Returns `MEASURED_RANKS` for any group of several ranks, so that one recording serves all group sizes."""
     return MEASURED_RANKS if not isinstance(ranks, int) or ranks > 1 else 1

@@ -45,7 +45,7 @@ def bitsandbytes_optimizer(
     is_paged: bool = False,
     fp32_tables: bool = False,
 ) -> Optimizer:
-    """Returns the record of an optimizer with this number of states per element.
+    """Returns the `Optimizer` description of an optimizer with this number of states per element.
 
     fp32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
     """

@@ -295,7 +295,7 @@ class DTensorKernels(Eager):
         self.bind(flow_value, local_tensor)
 
     def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
-        """Wraps the input of a module's linear layers in a DTensor, which compiled code does not see."""
+        """Wraps the input of a module's linear layers in a DTensor; torch.compile removes the wrapper."""
         self.graph.subclasses = not self.choices.compiled
         dtensor = record(self.graph, ENTERED, [x], local_tensor, backward)
         self.graph.subclasses = False

@@ -90,7 +90,7 @@ class EntryKernels(AttentionVariantKernels):
         self.bind(operation.outs[0], self.memo[operation.options["slot"]])
 
     def do_candidates(self, operation: Step) -> None:
-        """Runs Chooser._candidates: gathers the candidates for a single token, else masks all other keys."""
+        """Gathers a single token's candidate keys; for several tokens masks all other keys (Chooser._candidates)."""
         aten, (keys, visible_mask) = self.t, map(self.tensor_of, operation.ins)
         blocks, block_size, block_count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
         if self.reads_selected(blocks.shape[1]):
@@ -120,7 +120,7 @@ class EntryKernels(AttentionVariantKernels):
         self.bind(operation.outs[1], aten.compare(visible_mask, in_blocks))
 
     def _find_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
-        """Runs Chooser._find_blocks: stores each token's best blocks for higher layers."""
+        """Stores each token's best blocks of compressed entries for higher layers (Chooser._find_blocks)."""
         aten, (batch, tokens, entry_count) = self.t, masked_scores.shape
         blocks_of_all = -(-entry_count // block_size)
         padded_scores = aten.pad(masked_scores, blocks_of_all * block_size)
@@ -132,7 +132,7 @@ class EntryKernels(AttentionVariantKernels):
         self.memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(blocks_of_all, block_count))
 
     def do_choose_entries(self, operation: Step) -> None:
-        """Runs Chooser.forward, from the scores of all heads on."""
+        """Chooses the compressed entries with the highest weighted sum of all heads' scores (Chooser.forward)."""
         aten, (scores, weights, visible_mask) = self.t, map(self.tensor_of, operation.ins)
         self.forget(operation.ins[0].storage)
         self.forget(operation.ins[1].storage)

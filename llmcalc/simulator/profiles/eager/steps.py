@@ -144,7 +144,7 @@ class StepKernels(ScanKernels):
         )
 
     def _decode_chunked_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs ChunkedScan.forward of Mamba-2's reference."""
+        """Runs Mamba-2's scan with time step and skip connection for one token, as ChunkedScan.forward does."""
         aten, heads = self.t, x.shape[2:3]
         time_step = aten.to(aten.function("softplus", aten.add(time_step, self.weight("dt_bias", heads))), FLOAT32)
         log_decay = aten.mul(time_step, self.decay(heads))
@@ -154,7 +154,7 @@ class StepKernels(ScanKernels):
         return aten.add(converted_skip, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _chunked_scan_step(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs Mamba-2's scan for one token, as ChunkedScan._decode_step does."""
+        """Updates Mamba-2's state by one token, and returns the output and the state (ChunkedScan._decode_step)."""
         aten, previous_state = self.t, self.state_before("ssm_state")
         decayed_state = aten.mul(
             previous_state, aten.unsqueeze(aten.unsqueeze(aten.select(aten.exp(log_decay), 1), -1), -1)
@@ -318,7 +318,7 @@ class StepKernels(ScanKernels):
     def _decode_memory_token(
         self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, matrix_states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Runs Core.forward of mLSTM's reference for one token."""
+        """Runs mLSTM's matrix memory for one token, as Core.forward of the reference does."""
         aten = self.t
         log_f, q = self._log_sigmoid(forget_gate), aten.scale(q)
         h, next_states = self._matrix_memory_step(q, k, v, input_gate, log_f, matrix_states)

@@ -23,7 +23,7 @@ class RgLruKernels(ScanModules):
 
     @compared(PUBLISHED)
     def module_rglru(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs `RecurrentGemmaRecurrentBlock.forward` (transformers, modeling_recurrent_gemma.py).
+        """Runs an RG-LRU block as transformers does (modeling_recurrent_gemma.py, `RecurrentGemmaRecurrentBlock`).
 
         No library publishes a kernel of this scan: it runs as a loop over the tokens.
         """
