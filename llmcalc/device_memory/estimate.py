@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class CountedMemory(NamedTuple):
-    """A run with counted tensors.
+    """A run with counted tensors, the attention implementation, and the peaks of image and audio encoders.
 
     attention: the attention implementation. encoders: peaks of image and audio encoders.
     """

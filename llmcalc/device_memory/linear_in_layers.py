@@ -112,7 +112,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
 
 
 def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, layer_factor: int) -> None:
-    """Adds `layer_factor` times the bytes by which `peak_after` exceeds `peak_before` to `peak`."""
+    """Adds the difference `peak_after` − `peak_before`, times `layer_factor`, to `peak`."""
     peak.bytes += layer_factor * (peak_after.bytes - peak_before.bytes)
     for memory_kind in peak.by_kind:
         peak.by_kind[memory_kind] += layer_factor * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])

@@ -58,7 +58,7 @@ class Views:
         return copied_view
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns the tensor with another shape, without recording an operation, as if a kernel had this output shape."""
+        """Returns the tensor with another shape, as a kernel's output shape, without recording an operation."""
         if x.shape == shape:
             return x
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape

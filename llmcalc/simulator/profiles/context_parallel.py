@@ -167,7 +167,7 @@ class Rotater:
         self.buffer: Tensor | None = None
 
     def exchange_buffers(self, curr_buffer: Tensor) -> None:
-        """Runs `_AllToAllRotater` or `_AllGatherRotater`, which gathers once."""
+        """Receives the previous rank's buffer (`_AllToAllRotater`), or once all buffers (`_AllGatherRotater`)."""
         if self.gathers and self.buffer is not None:
             return
         buffer_size = curr_buffer.shape[0]
@@ -229,7 +229,7 @@ def half_of_rows(aten: Aten, x: Tensor) -> Tensor:
 
 
 def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
-    """Replaces part of a tensor in a copy, or adds to the part in place (`_partial_update`)."""
+    """Returns a copy of a tensor with new values in half of the rows (`_partial_update`)."""
     half_outputs = [half_of_rows(aten, whole_output)] * CHUNKS
     return aten.cat(half_outputs, ROWS)
 

@@ -123,7 +123,7 @@ def _bwd_dhu(aten: Aten, q: Tensor, dv: Tensor, heads: Number, head_size: Number
     return dh, aten.like(dv)
 
 
-def _by_group(aten: Aten, x: Tensor, heads: Number) -> Tensor:
+def _sum_value_heads(aten: Aten, x: Tensor, heads: Number) -> Tensor:
     """Sums gradients over the value heads of a key head: x.view(B, T, H, HV // H, K).sum(3)."""
     return aten.sum(aten.unflatten(x, 2, (heads, exact_div(x.shape[2], heads))), 3)
 
@@ -211,8 +211,8 @@ def _dqkwg(aten: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: 
     dg = aten.new_tensor((ceil_div(head_size, tile_width(head_size, accelerator)), *g.shape), FLOAT32)
     dw = aten.like(w)
     if not same(heads, w.shape[2]):
-        dq = _by_group(aten, dq, heads)
-        dk = _by_group(aten, dk, heads)
+        dq = _sum_value_heads(aten, dq, heads)
+        dk = _sum_value_heads(aten, dk, heads)
     dg = aten.sum(dg, 0)
     return dq, dk, dw, dg
 
@@ -223,7 +223,7 @@ def _wy_bwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[
     dk, dv = aten.new_tensor((batch, tokens, v.shape[2], head_size), k.dtype), aten.like(v)
     dg, db = aten.like(g), aten.like(beta)
     if not same(heads, v.shape[2]):
-        dk = _by_group(aten, dk, heads)
+        dk = _sum_value_heads(aten, dk, heads)
     return dk, dv, db, dg
 
 
@@ -367,8 +367,8 @@ def _kda_bwd(
     dq, dk, dv, db, dg, _dakk = _kda_fused(aten, v, g_sum, beta, akk)
     dq, dk, db, dg = _kda_intra_bwd(aten, dq, dk, beta, dg)
     if not same(heads, value_heads):
-        dq = _by_group(aten, dq, heads)
-        dk = _by_group(aten, dk, heads)
+        dq = _sum_value_heads(aten, dq, heads)
+        dk = _sum_value_heads(aten, dk, heads)
     dg = aten.like(dg)
     return (dq, dk, dv, db, *((dg,) if gate is None else _gate_bwd(aten, *gate)))
 

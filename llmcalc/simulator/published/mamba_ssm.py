@@ -132,12 +132,12 @@ def selective_scan_with_states(
     return output, states
 
 
-def _delta_of(aten: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
+def _project_delta(aten: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
     """Computes Δ: `rearrange(delta_proj_weight @ x_dbl[:, :delta_rank].t(), "d (b l) -> b d l")`."""
     return split_tokens(aten, aten.mm(weight, aten.transpose(aten.slice(x_dbl, weight.shape[1]), 0, 1)), batch)
 
 
-def _dense_of(aten: Aten, x_dbl: Tensor, state_size: Number, batch: Number) -> Tensor:
+def _copy_state_matrix(aten: Aten, x_dbl: Tensor, state_size: Number, batch: Number) -> Tensor:
     """Copies B or C: `rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
     dense_state = aten.unflatten(aten.slice(x_dbl, state_size), 0, (batch, exact_div(x_dbl.shape[0], batch)))
     return aten.contiguous(aten.transpose(aten.unsqueeze(dense_state, 1), 2, 3))
@@ -170,9 +170,9 @@ def mamba_inner_fn(  # noqa: PLR0915
         conv1d_out: Optional = causal_conv1d_fwd(aten, x)
         assert conv1d_out is not None
         x_dbl = aten.linear(tokens_first(aten, conv1d_out), x_proj_weight)
-        delta: Optional = _delta_of(aten, x_dbl, delta_proj_weight, batch)
+        delta: Optional = _project_delta(aten, x_dbl, delta_proj_weight, batch)
         assert delta is not None
-        b, c = _dense_of(aten, x_dbl, state_size, batch), _dense_of(aten, x_dbl, state_size, batch)
+        b, c = _copy_state_matrix(aten, x_dbl, state_size, batch), _copy_state_matrix(aten, x_dbl, state_size, batch)
         output, chunk_states, out_z = _scan_fwd(aten, conv1d_out, delta, a, z)
         conv1d_out = delta = None
         assert out_z is not None
@@ -186,7 +186,7 @@ def mamba_inner_fn(  # noqa: PLR0915
         x, z = split_halves(aten, xz)
         dout = _with_contiguous_rows(aten, dout)
         conv1d_out = causal_conv1d_fwd(aten, x)
-        delta = _delta_of(aten, x_dbl, delta_proj_weight, batch)
+        delta = _project_delta(aten, x_dbl, delta_proj_weight, batch)
         dxz = aten.like(xz)
         dx, dz = split_halves(aten, dxz)
         dout = aten.reshape(
@@ -286,7 +286,7 @@ def _with_contiguous_rows(aten: Aten, x: Tensor) -> Tensor:
     return x if is_size_one(x.strides[-1]) else aten.contiguous(x)
 
 
-def by_size(aten: Aten, head_size: Number, x: Tensor) -> Tensor:
+def _split_heads_by_size(aten: Aten, head_size: Number, x: Tensor) -> Tensor:
     """Splits the last axis into heads: rearrange(x, "... (h d) -> ... h d")."""
     return aten.unflatten(x, -1, (exact_div(x.shape[-1], head_size), head_size))
 
@@ -347,7 +347,7 @@ def _combined_bwd(
         dd = aten.to(aten.new_tensor((heads, 1), FLOAT32), d.dtype)
     dstates = aten.new_tensor((batch, chunks, heads, dim, state_size), chunk_states.dtype)
     dstates, _dda_chunk, chunk_states = _state_passing_bwd(aten, chunk_states, dstates, x.dtype)
-    dx, _ddt, dd_from_x = _dx(aten, x, d, (batch, heads, chunks, chunk), dx)
+    dx, _ddt, dd_from_x = _chunk_scan_gradients(aten, x, d, (batch, heads, chunks, chunk), dx)
     splits = _split_count(x, chunks, group_count, accelerator)
     dda_next = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
     _db = _sum_workspace(aten, (batch, tokens, splits, group_count, state_size), 2)
@@ -361,7 +361,9 @@ def _combined_bwd(
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz
 
 
-def _dx(aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional) -> tuple[Tensor, Tensor, Tensor]:
+def _chunk_scan_gradients(
+    aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional
+) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the chunked scan's gradients of x, Δ and D (ssd_combined.py:261, `_chunk_scan_chunk_state_bwd_dx`)."""
     batch, heads, chunks, chunk = shape
     dd = aten.new_tensor((ceil_div(chunk, 32), batch, chunks, heads, 1), FLOAT32)
@@ -451,7 +453,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits the input projection's output into z (by head), xBC and Δ."""
         z, u, dt = aten.split(x, [inner_width, inner_width + 2 * group_count * state_size, heads])
-        return by_size(aten, dim, z), u, dt
+        return _split_heads_by_size(aten, dim, z), u, dt
 
     def split_convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits the convolution's output into x, B and C.
@@ -459,7 +461,11 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         For widths in multiples of 8 `ensure_stride` copies nothing.
         """
         x, b, c = aten.split(aten.transpose(causal_conv1d_fwd(aten, aten.transpose(u, 1, 2)), 1, 2), conv_widths)
-        return by_size(aten, dim, x), by_size(aten, state_size, b), by_size(aten, state_size, c)
+        return (
+            _split_heads_by_size(aten, dim, x),
+            _split_heads_by_size(aten, state_size, b),
+            _split_heads_by_size(aten, state_size, c),
+        )
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
@@ -484,10 +490,14 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         dz, du, ddt = parts(dzxbcdt)
         dxbc = aten.like(u)
         dx, db, dc = aten.split(dxbc, conv_widths)
-        dx, db, dc = by_size(aten, dim, dx), by_size(aten, state_size, db), by_size(aten, state_size, dc)
+        dx, db, dc = (
+            _split_heads_by_size(aten, dim, dx),
+            _split_heads_by_size(aten, state_size, db),
+            _split_heads_by_size(aten, state_size, dc),
+        )
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else aten.transpose(outproj_weight, 0, 1)
-        dout = by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
+        dout = _split_heads_by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
         drmsnorm_weight: Optional = None
         _recomputed_out: Optional = out_recompute
         if rmsnorm_weight is None:
@@ -515,7 +525,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         else:
             _dy = dout
             dout, drmsnorm_weight = _norm_bwd(aten, output, rmsnorm_weight, group_count, accelerator)
-            dout = by_size(aten, dim, aten.unflatten(dout, 0, row_shape))
+            dout = _split_heads_by_size(aten, dim, aten.unflatten(dout, 0, row_shape))
             _, ddt, da, db, dc, dd, _, dbias, _ = _combined_bwd(
                 aten, dout, x, dt, a, b, c, output, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
             )
@@ -558,7 +568,9 @@ def _layer_norm_fwd(aten: Aten, x: Tensor, group_count: Number) -> tuple[Tensor,
     return aten.like(x), aten.new_tensor((group_count * x.shape[0],), FLOAT32)
 
 
-def _dw(aten: Aten, x: Tensor, weight: Tensor, group_count: Number, accelerator: Accelerator) -> Tensor:
+def _norm_weight_gradient(
+    aten: Aten, x: Tensor, weight: Tensor, group_count: Number, accelerator: Accelerator
+) -> Tensor:
     """Sums the partial gradients of the norm's weight from all Triton programs (layernorm_gated.py:306)."""
     warps = min(max(power_of_two(exact_div(x.shape[1], group_count)) // 256, 1), 8)
     programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), group_count)
@@ -572,7 +584,7 @@ def _norm_bwd(
     """Computes the norm's gradients of x and weight; the caller allocates that of the gate (layernorm_gated.py:272)."""
     flat_x = aten.flatten(aten.flatten(x, 2), 0, 1)
     dx = aten.like(flat_x)
-    return dx, _dw(aten, flat_x, weight, group_count, accelerator)
+    return dx, _norm_weight_gradient(aten, flat_x, weight, group_count, accelerator)
 
 
 def rmsnorm_fn(
@@ -591,7 +603,7 @@ def rmsnorm_fn(
         dy = rows(dy)
         dx = aten.like(x)
         dz = None if z is None else aten.like(z)
-        dw = _dw(aten, x, weight, group_count, accelerator)
+        dw = _norm_weight_gradient(aten, x, weight, group_count, accelerator)
         return aten.reshape(dx, shape), dw, None if dz is None else aten.reshape(dz, shape)
 
     with autograd_graph.no_grad():

@@ -137,7 +137,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @property
     def _fuses_gates(self) -> bool:
-        """Whether an activation and the product with it are one operation."""
+        """Whether one kernel computes an activation and the product with the activated gate."""
         return self.choices.compiled or self.choices.fused_gate
 
     def do_act(self, operation: Step) -> None:
@@ -479,7 +479,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return logits
 
     def _streamed_log_probabilities(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Computes the labels' log-probabilities and the logits' logsumexp from x [tokens, hidden], in vocabulary parts."""
+        """Computes the labels' log-probabilities and the logits' logsumexp by vocabulary parts. x: [tokens, hidden]."""
         aten = self.t
         log_probabilities, log_sums = (aten.new_tensor(x.shape[:1], FLOAT32) for _ in range(2))
         for row_count in _part_sizes(x.shape[0], LIGER_ROWS):

@@ -255,7 +255,9 @@ class FusedAttention(AttentionKernels):
         mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
         output_shape = (*q.shape[:-1], v.shape[-1])
         attention_output = (
-            self._by_token(kernel_name, output_shape, q.dtype) if is_efficient else self._as_queries(kernel_name, q, v)
+            self._allocate_tokens_first(kernel_name, output_shape, q.dtype)
+            if is_efficient
+            else self._allocate_in_query_order(kernel_name, q, v)
         )
         padded_queries = ceil_div(query_count, 32) * 32 if is_efficient else query_count
         needs_gradient = recorded(autograd_graph, (q, k, v))
@@ -274,7 +276,7 @@ class FusedAttention(AttentionKernels):
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if is_efficient:
-                outputs = [self._by_token("", shape, output_gradient.dtype) for shape, _ in shapes]
+                outputs = [self._allocate_tokens_first("", shape, output_gradient.dtype) for shape, _ in shapes]
             else:
                 outputs = [
                     autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in shapes
@@ -315,12 +317,12 @@ class FusedAttention(AttentionKernels):
         autograd_graph, kernel_name = self.graph, "flash_attention_for_cpu"
         batch, heads, query_count = q.shape[:3]
         bias = [] if mask is None else [self._additive_mask(mask, q, False)]
-        attention_output = self._by_token(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype)
+        attention_output = self._allocate_tokens_first(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype)
         row_sums = autograd_graph.operation_result(kernel_name, (batch, query_count, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
-            return [self._by_token("", shape, output_gradient.dtype) for shape in shapes]
+            return [self._allocate_tokens_first("", shape, output_gradient.dtype) for shape in shapes]
 
         return record(
             autograd_graph,
@@ -336,7 +338,7 @@ class FusedAttention(AttentionKernels):
             *bias,
         )
 
-    def _by_token(self, operation_name: str, shape: Sizes, dtype: Dtype) -> Tensor:
+    def _allocate_tokens_first(self, operation_name: str, shape: Sizes, dtype: Dtype) -> Tensor:
         """Allocates [batch, heads, tokens, size], stored as [batch, tokens, heads, size].
 
         operation_name: its operation.
@@ -347,7 +349,7 @@ class FusedAttention(AttentionKernels):
             return self.graph.operation_result(operation_name, shape, dtype, strides)
         return self.graph.new_tensor(shape, dtype, strides)
 
-    def _as_queries(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
+    def _allocate_in_query_order(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
         """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         return self.graph.operation_result(operation_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)

@@ -283,7 +283,7 @@ class StepKernels(ScanKernels):
     def decode_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""
         aten, op = self.t, operations.op("core", MatrixMemory)
-        q, k, v = (self._float_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
+        q, k, v = (self._split_float32_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
         cached_states = self.cached("recurrent_state")
         assert cached_states is not None
         h, state = self._decode_memory_token(
@@ -303,7 +303,7 @@ class StepKernels(ScanKernels):
         output = aten.mul(aten.function("sigmoid", self.project(operations["ogate"], x)), normed)
         return self.project(operations["out_proj"], output)
 
-    def _float_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
+    def _split_float32_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Splits into float32 heads, as MLSTMReference._split_heads does."""
         aten = self.t
         y = aten.to(self.project(operation, x), FLOAT32)
@@ -311,7 +311,7 @@ class StepKernels(ScanKernels):
 
     def _float_gate(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Computes a gate in float32, as MLSTMReference._gate does."""
-        scaled_gate = self.t.scale(self.t.select(self._float_heads(operation, x, heads), -1), "div")
+        scaled_gate = self.t.scale(self.t.select(self._split_float32_heads(operation, x, heads), -1), "div")
         scaled_gate = self.t.function("tanh", scaled_gate)
         return self.t.scale(scaled_gate)
 
