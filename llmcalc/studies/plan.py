@@ -117,7 +117,7 @@ class LayoutEstimates:
 
 @frozen
 class LayoutPlan:
-    """Sorts the layouts of a model on a number of devices.
+    """The sorted layouts of a model on a number of devices, with the search and the times behind the order.
 
     estimates: peak estimates of the model.
     hardware: the accelerator.

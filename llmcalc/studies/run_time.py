@@ -309,7 +309,7 @@ class TimeSettings:
 
 
 def _with_class_attention(time_stack: TimeStack, model_memory: Memory) -> TimeStack:
-    """Returns a software stack with the stated attention implementation, by default that of transformers' classes."""
+    """Returns a software stack with the stated attention implementation, by default the one of transformers."""
     implementation = model_memory.settings.attn_implementation
     if implementation is None and time_stack.reads_masks and not supports_sdpa(model_memory.spec):
         implementation = "eager"

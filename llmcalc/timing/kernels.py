@@ -113,7 +113,7 @@ class LayerMessage(NamedTuple):
 
 
 class LayerKind(NamedTuple):
-    """Equal layers of the model. label: the node's label. indices: indices among all layers."""
+    """A kind of equal layers in the model. label: the node's label. indices: indices among all layers."""
 
     label: str
     indices: tuple[int, ...]

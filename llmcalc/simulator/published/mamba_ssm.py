@@ -581,7 +581,7 @@ def _norm_weight_gradient(
 def _norm_bwd(
     aten: Aten, x: Tensor, weight: Tensor, group_count: Number, accelerator: Accelerator
 ) -> tuple[Tensor, Tensor]:
-    """Computes the norm's gradients of x and weight; the caller allocates that of the gate (layernorm_gated.py:272)."""
+    """Computes the norm's gradients of x and weight, without the gate's gradient (layernorm_gated.py:272)."""
     flat_x = aten.flatten(aten.flatten(x, 2), 0, 1)
     dx = aten.like(flat_x)
     return dx, _norm_weight_gradient(aten, flat_x, weight, group_count, accelerator)

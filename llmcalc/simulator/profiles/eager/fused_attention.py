@@ -236,7 +236,7 @@ class FusedAttention(AttentionKernels):
         is_efficient: bool,
         trained_mask: Tensor | None = None,
     ) -> Tensor:
-        """Runs `_scaled_dot_product_efficient_attention` or `_scaled_dot_product_cudnn_attention`.
+        """Runs scaled_dot_product_attention by torch's memory-efficient or cuDNN kernel.
 
         trained_mask: a mask [1, heads, queries, keys] that gets a gradient, for each sequence; None (default) for none.
 
@@ -313,7 +313,7 @@ class FusedAttention(AttentionKernels):
         return aten.expand(mask, (batch, heads, query_count, key_count))
 
     def cpu_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
+        """Runs torch's flash attention for CPUs (aten/src/ATen/native/transformers/attention.cpp)."""
         autograd_graph, kernel_name = self.graph, "flash_attention_for_cpu"
         batch, heads, query_count = q.shape[:3]
         bias = [] if mask is None else [self._additive_mask(mask, q, False)]
@@ -355,7 +355,7 @@ class FusedAttention(AttentionKernels):
         return self.graph.operation_result(operation_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive_mask(self, mask: Tensor, q: Tensor, is_aligned: bool) -> Tensor:
-        """Runs `convert_boolean_attn_mask`, whose result has 0 and −∞ in the queries' number format.
+        """Converts a boolean mask to 0 and −∞ in the queries' number format (`convert_boolean_attn_mask`).
 
         transformers expands the mask, [queries, keys], to the sequences of the batch. If the mask must be aligned, a
         copy has rows padded to a multiple of 16.
@@ -379,7 +379,7 @@ class FusedAttention(AttentionKernels):
         dropout: float = 0.0,
         selection_mask: Tensor | None = None,
     ) -> Tensor:
-        """Runs `_scaled_dot_product_attention_math` (aten/src/ATen/native/transformers/attention.cpp).
+        """Runs scaled_dot_product_attention by matrix products and a softmax (`_scaled_dot_product_attention_math`).
 
         dropout: the probability of dropout, which runs on the probabilities.
         selection_mask: the mask of the keys that another part selected; None (default) for the keys of earlier tokens.

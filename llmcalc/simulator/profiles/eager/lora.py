@@ -40,7 +40,7 @@ class LoraKernels(FakeQuantizationKernels):
 
     @compared(BY_TORCH)
     def do_table(self, operation: Step) -> None:
-        """Looks up embeddings. With checkpoints their output needs a gradient despite a frozen table.
+        """Looks up embeddings; with activation checkpointing the output needs a gradient despite a frozen table.
 
         Source: transformers/modeling_utils.py, `enable_input_require_grads`.
         """
