@@ -155,7 +155,7 @@ def released_storages(memory_events: Sequence[Event]) -> set[int]:
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
-    """Returns events by which each old storage takes the memory of the matching new storage, in order."""
+    """Returns events that give the memory of each new storage to the matching old storage, in order."""
     return [
         (old_storage, NAMED, new_storage)
         for old_storage, new_storage in zip(allocated_bytes(old_events), allocated_bytes(new_events), strict=True)

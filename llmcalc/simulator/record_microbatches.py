@@ -250,7 +250,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
 
 
 def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
-    """Returns an output number, a copy of the tensor without memory, and the storage's number."""
+    """Returns the number of a pass's output, a copy of the output without memory, and the number of its storage."""
     shape_only = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
     return output_number, shape_only, tensor.storage.block.handle
 

@@ -86,7 +86,7 @@ class AllocatorOverhead(NamedTuple):
 
 
 class InnerEvent(NamedTuple):
-    """A memory event that occurs in every inner repeat, as a function of the repeat's index.
+    """A memory event of every repeat between the first and the last, as a function of the repeat's index.
 
     owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
         is the same in all repeats.
@@ -390,7 +390,7 @@ class RepeatAnalysis:
         raise NotRepeating
 
     def _check_edges(self) -> None:
-        """Raises `NotRepeating` if events outside of the inner repeats use storages that every repeat has.
+        """Raises `NotRepeating` if an event outside of the inner repeats uses a storage that exists in every repeat.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
         of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,

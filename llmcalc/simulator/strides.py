@@ -104,7 +104,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
 
 
 class SizeProduct:
-    """A product of sizes that can be compared with another product, by factors for symbols."""
+    """A product of tensor sizes, compared with another product by value, or for symbols by equality."""
 
     __slots__ = ("n",)
 

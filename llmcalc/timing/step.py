@@ -573,7 +573,7 @@ def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count:
 
 
 def _distinct_rows(plan_columns: Sequence[Any]) -> tuple[Any, Any]:
-    """Returns the distinct rows of several columns, and the index of the distinct row at each position."""
+    """Returns the distinct combinations of the columns' values, and the index of each position's combination."""
     import numpy
 
     return numpy.unique(numpy.stack(list(plan_columns)), axis=1, return_inverse=True)

@@ -172,7 +172,7 @@ class Views:
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def clone(self, x: Tensor) -> Tensor:
-        """Returns a dense copy."""
+        """Returns a dense copy of a tensor."""
         return record(self.graph, "clone", (x,), self.graph.new_tensor(x.shape, x.dtype), lambda g, _: (g,))
 
     def copy(self, x: Tensor) -> Tensor:
