@@ -178,7 +178,7 @@ class Hardware(Record):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the accelerator is a GPU, not a TPU, Trainium, Inferentia, Ascend, Gaudi; true for a memory size."""
+        """Whether the accelerator is a GPU (not a TPU, Trainium, Gaudi, …); true if only a memory size is known."""
         unit_name = "" if self.compute_units is None else self.compute_units.name
         return self.vendor not in VENDORS_WITHOUT_GPUS and unit_name not in UNITS_OF_OTHERS
 

@@ -168,7 +168,7 @@ def options_of(
 
 
 def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[str, Any]) -> OptionsOfCommand:
-    """Returns the declared options of a class with a function's arguments, checked.
+    """Returns an options object of a class, with checked values from a function's arguments.
 
     arguments: all arguments by name; those that the class does not declare are left out.
     """
@@ -189,7 +189,7 @@ def optional_text(option_name: str, text_value: Any, example: str) -> str | None
 
 
 def optional_word(option_name: str, word_value: Any, allowed_words: Any) -> Any:
-    """Validates an optional word of a `Literal`; None stays None."""
+    """Validates an optional value of a `Literal` type; None stays None."""
     return None if word_value is None else one_of(option_name, word_value, allowed_words)
 
 

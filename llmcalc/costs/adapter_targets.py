@@ -1,4 +1,4 @@
-"""Names of the linear layers that get a low-rank adapter, and the layers that a model's class computes as one.
+"""Names of the linear layers that get a low-rank adapter, and the layers that classes of transformers fuse.
 
 PEFT finds layers by the names in the model's class (peft/tuners/tuners_utils.py, `check_target_module_exists`), where
 queries, keys and values may be one layer with one adapter (`c_attn` of GPT-2, `qkv_proj` of Phi-3).
@@ -36,7 +36,10 @@ USUAL_CLASS_NAMES = {**dict.fromkeys(PROJECTIONS, "qkv_proj"), **dict.fromkeys(G
 
 
 class ClassLayer(NamedTuple):
-    """The layer in which a model's class computes a projection. module, projection: our names. layer: the class's.
+    """The layer of a transformers class that computes a projection, such as `qkv_proj` for `q_proj`.
+
+    module, projection: names in the spec.
+    layer: the layer's name in the class.
 
     is_joined: whether the class has the projection in one layer with other projections of the module.
     """
@@ -48,7 +51,7 @@ class ClassLayer(NamedTuple):
 
 
 def linear_layers(tree: Node, extra_parts: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
-    """Yields every linear layer inside (`layers`) or outside of the transformer layers, with the operation."""
+    """Yields every linear layer inside the transformer layers (`layers`) or outside of them, with the operation."""
     for node_position in tree.walk():
         op = node_position.node.op
         if (
@@ -60,19 +63,22 @@ def linear_layers(tree: Node, extra_parts: frozenset[str], layers: bool = True) 
 
 
 def class_layers(tree: Node, extra_parts: frozenset[str], module_names: ModuleNames | None) -> frozenset[ClassLayer]:
-    """Returns each projection inside the model's layers with the layer in which the class computes it.
+    """Returns the layer of the transformers class that computes each projection inside the model's layers.
 
     module_names: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
     layer_names: dict[tuple[str, str], tuple[str, str]] = {}
     for node_position, _ in linear_layers(tree, extra_parts):
         node, parent = node_position.node, node_position.parent
-        name, published_names = node.name, () if module_names is None else module_names(_path_of_first(node_position))
+        name, published_names = (
+            node.name,
+            () if module_names is None else module_names(_first_index_path(node_position)),
+        )
         if published_names:
             name = published_names[0].rpartition(".")[2]
         elif node.is_fused:
             name = USUAL_CLASS_NAMES[node.name]
-        module, module_path = ("", "") if parent is None else (parent.node.name, _path_of_first(parent))
+        module, module_path = ("", "") if parent is None else (parent.node.name, _first_index_path(parent))
         layer_names.setdefault((module, node.name), (name, module_path))
     occurrences = Counter(layer_names.values())
     return frozenset(
@@ -81,13 +87,13 @@ def class_layers(tree: Node, extra_parts: frozenset[str], module_names: ModuleNa
     )
 
 
-def _path_of_first(node_position: Place) -> str:
-    """Returns the path of a node in the first copy of each module around it (`layers.0.self_attn.q_proj`)."""
+def _first_index_path(node_position: Place) -> str:
+    """Returns a node's path with the first index of each repeated module: `layers.0.self_attn.q_proj`."""
     node, parent = node_position.node, node_position.parent
     if parent is None:
         return ""
     path_part = node.name if node.indices is None else f"{node.name}.{node.indices[0]}"
-    return ".".join(filter(None, (_path_of_first(parent), path_part)))
+    return ".".join(filter(None, (_first_index_path(parent), path_part)))
 
 
 def resolve_targets(
@@ -118,7 +124,7 @@ def resolve_targets(
 
 
 def joined_layers(targets: Sequence[str], layers_of_class: frozenset[ClassLayer]) -> frozenset[ClassLayer]:
-    """Returns the projections that layers compute jointly, except layers with a projection that is itself a target.
+    """Returns the projections that a layer computes jointly, except in layers with a projection among the targets.
 
     Who names `q_proj` has a class with that layer, such as Unsloth's copy of Phi-3 in the layout of Llama.
     """

@@ -144,7 +144,7 @@ class LowRank:
         return weights, total_bytes
 
     def uncounted_adapters(self, tree: Node, extra_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
-        """Returns the adapters of routed experts that PEFT may add where every linear layer has one."""
+        """Returns the adapters of routed experts that PEFT may also add if all linear layers are targets."""
         if self.experts or self.library != "peft" or not self.targets >= {*linear_layer_names(tree, extra_parts)}:
             return []
         return replace(self, experts=True)._adapters_of_experts(tree, extra_parts)
@@ -175,7 +175,7 @@ Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 
 def _library_layer(node_position: Place) -> str:
-    """Returns the name that projections of one Megatron-Core layer share; empty if a layer has the projection alone."""
+    """Returns a shared name for projections that Megatron-Core joins in one layer; empty for other projections."""
     return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
 
 
@@ -268,7 +268,7 @@ def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ..
 
 
 def _check_expert_adapters(tree: Node, adapters: LowRank, extra_parts: frozenset[str]) -> None:
-    """Raises `InputError` for adapters of experts that the library, their base or the model does not have."""
+    """Raises `InputError` for expert adapters without PEFT, on quantized experts, or in a model without experts."""
     if not adapters.experts:
         return
     if adapters.library != "peft":

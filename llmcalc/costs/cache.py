@@ -176,7 +176,7 @@ class CacheSize:
         return sorted({*powers_of_two, context_limit, self.workload.seq})
 
     def size_after(self, tokens: int) -> CacheSize:
-        """Returns the cache size after `tokens` tokens. An encoder reads as many, unless `source_tokens` is set."""
+        """Returns the cache size after `tokens` tokens, which an encoder also reads unless `source_tokens` is set."""
         source_tokens = tokens if self.source is None else self.source
         return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source_tokens))
 

@@ -181,7 +181,7 @@ def _patches_per_position(spec: ModelSpec, part_names: list[str]) -> int:
 
 
 def _with_projectors(spec: ModelSpec, encoder_name: str, has_images: bool) -> Iterator[str]:
-    """Yields an encoder and the projectors that read its output in prompts with or without images, by name."""
+    """Yields the name of an encoder, and the names of its projectors for prompts with (or without) images."""
     encoder_names = list(spec.towers)
     yield encoder_name
     for projector_name in encoder_names[encoder_names.index(encoder_name) + 1 :]:

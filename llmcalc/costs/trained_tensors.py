@@ -52,7 +52,7 @@ def trained_tensors(tree: Node, extra_parts: frozenset[str] = frozenset()) -> It
 def tensors_from_layer(
     tree: Node, first_layer: int, extra_parts: frozenset[str] = frozenset()
 ) -> Iterator[TrainedTensor]:
-    """Yields the tensors inside a model's layers, counted in the layers from `first_layer` on."""
+    """Yields the trained tensors of the layers with index `first_layer` and above."""
     operation_nodes = [node_position for node_position in tree.walk() if node_position.use is not None]
     for node_position in operation_nodes:
         layer = _layer_of(node_position)

@@ -134,10 +134,10 @@ TENSORS = MemoryTerm("tensors", 0, "exact", ON_META, TORCH)
 
 
 class RecordReplay(Protocol):
-    """Records replays of a model, each on a separate allocator."""
+    """A function that records replays of a model, each on a separate allocator."""
 
     def __call__(self, repeats_by_stack: Mapping[int, int], workspace: int, /) -> Sequence[RecordedEvents]:
-        """Records the replay with a given number of repeats.
+        """Records replays with the given numbers of layer-pattern repeats.
 
         repeats_by_stack: stack → repeats of its pattern; stacks that are not there run whole.
         workspace: bytes of one cuBLAS workspace.
@@ -474,7 +474,7 @@ def timeline(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[Modu
 
 
 def moments(peaks: Mapping[AllocationPlace, Peak]) -> dict[str, Mapping[str, int]]:
-    """Returns phase name → bytes by kind of tensor at the phase's peak."""
+    """Returns the bytes by kind of tensor at each phase's peak, by phase name."""
     bytes_by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
         phase_peaks = [peak for allocation_place, peak in peaks.items() if allocation_place.phase == phase]

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class CountedMemory(NamedTuple):
-    """A run with counted tensors.
+    """A run with counted tensors, the attention implementation, and the peaks of image and audio encoders.
 
     attention: the attention implementation. encoders: peaks of image and audio encoders.
     """
@@ -236,7 +236,7 @@ class Memory:
         ]
 
     def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:
-        """Returns the run of these passes, which equal ranks and accelerators with equal kernels share."""
+        """Returns the counted run of these passes, from a cache for equal ranks and accelerators with equal kernels."""
 
         def count_passes() -> CountedRun:
             """Records the passes separately, and counts their tensors."""
@@ -260,7 +260,7 @@ class Memory:
     def _recorded_passes(
         self, inference_config: InferenceConfig, repeats_by_stack: Mapping[int, int], workspace: int
     ) -> RecordedEvents:
-        """Returns the recorded passes, which ranks with equal shortened runs share, with workspaces of any size."""
+        """Returns the recorded passes with this workspace size; ranks with equal `shortened_rank` share a recording."""
         if not isinstance(self.spec, RankModel):
             return record_inference(self.spec, inference_config, repeats_by_stack, workspace)
         run_key = shortened_rank(self.spec, repeats_by_stack), inference_config

@@ -325,7 +325,7 @@ def replay_inference(
 
 
 def shortened_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> Hashable:
-    """Returns a cache key of everything outside the settings that determines a rank's recorded run.
+    """Returns a cache key for a rank: ranks with equal keys and settings have the same recorded run.
 
     repeats_by_stack: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and
     so are the ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.

@@ -93,7 +93,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
         return replay_result
 
     def under_phase_name(allocation_place: AllocationPlace) -> AllocationPlace | None:
-        """Returns the place under the phase's name; None if the highest pass also has a peak in the module."""
+        """Renames the place's pass to the phase; None if the module also has a peak in the phase's highest pass."""
         phase_name = allocation_place.phase.partition(" ")[0]
         highest_place = allocation_place._replace(phase=phase_by_name[phase_name])
         if highest_place == allocation_place or highest_place not in replay_result.peaks:
@@ -112,7 +112,7 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
 
 
 def _extrapolate_peak(peak: Peak, peak_before: Peak, peak_after: Peak, layer_factor: int) -> None:
-    """Adds `layer_factor` times the bytes by which `peak_after` exceeds `peak_before` to `peak`."""
+    """Adds the difference `peak_after` − `peak_before`, times `layer_factor`, to `peak`."""
     peak.bytes += layer_factor * (peak_after.bytes - peak_before.bytes)
     for memory_kind in peak.by_kind:
         peak.by_kind[memory_kind] += layer_factor * (peak_after.by_kind[memory_kind] - peak_before.by_kind[memory_kind])
@@ -160,7 +160,7 @@ def list_places(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[t
     block_stack: LayerStack | None = None
 
     def list_stack_places() -> None:
-        """Moves a stack's collected places to `module_peaks`, for every listed layer."""
+        """Adds the module peaks of a stack to `module_peaks`, for every listed layer."""
         if block_stack is None:
             return
         phase = stack_places[0][0].phase

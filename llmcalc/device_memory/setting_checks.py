@@ -1,4 +1,4 @@
-"""Checks of settings that are words or numbers of a range. Each returns the value to use, or refuses it."""
+"""Checks of single settings: each function returns the valid value, or raises `InputError`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that select one rank of a layout. Counts are then those of the rank instead of the full model.
+"""The options that select one rank of a layout, so that counts are of the rank instead of the full model.
 
 The modules that compute layouts are loaded when the first rank is requested.
 """

@@ -387,7 +387,7 @@ class Placements:
 
 
 def _has_whole_groups(operation: Step) -> bool:
-    """Whether a norm runs over groups that ranks have completely."""
+    """Whether every group of a grouped norm is completely on one rank."""
     group_axis = operation.options.get("groups")
     return group_axis is not None and is_divided((group_axis,)) and not has_equal_shards((group_axis,))
 

@@ -107,7 +107,7 @@ class RankModel(ModelSpec):
         )
 
     def copied_parameters(self, extra_parts: frozenset[str] = frozenset()) -> dict[str, Number]:
-        """Returns component → number of this rank's parameters that tensor parallelism replicates."""
+        """Counts the rank's parameters that tensor parallelism replicates, by component."""
         parameters_by_component: dict[str, Number] = {}
         for node_position, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if (

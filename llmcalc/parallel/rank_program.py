@@ -305,7 +305,7 @@ class RankFlow(Flow):
         return super().look_up(table_weight, of, by)
 
     def _record_copy(self, table_weight: Weight) -> None:
-        """Records this stage's copy of the embedding before the module that uses it."""
+        """Records the pipeline stage's copy of the embedding, before the module that reads the embedding."""
         reading_scope = self.root.items[-1]
         scope_attributes = (
             {} if isinstance(reading_scope, Alternatives) else {"optional": reading_scope.about.get("optional", "")}
@@ -393,12 +393,12 @@ class RankFlow(Flow):
         items_before = (
             [*items_before, *tower_scopes]
             if self.stage.first
-            else [scope_item for scope_item in items_before if _marks_function(scope_item)]
+            else [scope_item for scope_item in items_before if _is_function_boundary(scope_item)]
         )
         items_after = [
             scope_item
             for scope_item in items_after
-            if scope_item not in tower_scopes and (self.stage.last or _marks_function(scope_item))
+            if scope_item not in tower_scopes and (self.stage.last or _is_function_boundary(scope_item))
         ]
         self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
@@ -452,7 +452,7 @@ for _name in WITH_AXES:
     setattr(RankFlow, _name, _with_rank_axes(getattr(Flow, _name)))
 
 
-def _marks_function(scope_item: Item) -> bool:
+def _is_function_boundary(scope_item: Item) -> bool:
     """Whether a program item only marks the start or end of a function in the forward pass."""
     return isinstance(scope_item, Step) and scope_item.verb in ("enter", "leave")
 
@@ -492,7 +492,7 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
 
 
 def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
-    """Raises `InputError` for an exchange by heads that context-parallel ranks do not divide among themselves.
+    """Raises `InputError` if `cp` does not divide a rank's heads in the all-to-all exchange of context parallelism.
 
     Transformer Engine asserts it of a rank's heads of queries and of keys (context_parallel.py,
     `AttnFuncWithCPAndQKVOA2A`).

@@ -11,7 +11,7 @@ from .schedules import InFlight, Pipeline, check, effective_schedule, interleave
 def peak_in_flight(
     layout: Layout, micro_batches: int, rank: int, bytes_of_chunks: Sequence[int]
 ) -> tuple[int, InFlight]:
-    """Returns the most bytes of micro-batches in flight on a rank, and these micro-batches.
+    """Returns the most bytes of micro-batches in flight on a rank, and the numbers of these micro-batches per chunk.
 
     bytes_of_chunks: per chunk, the bytes of a micro-batch in flight. Of an interleaved schedule only the order of the
         one rank is made.

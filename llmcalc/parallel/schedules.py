@@ -124,7 +124,7 @@ class Pipeline:
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
     ) -> tuple[int, InFlight]:
-        """Returns the largest weighted number of micro-batches in flight on a rank, and these micro-batches.
+        """Returns the highest total weight of the micro-batches in flight on a rank, and their numbers per chunk.
 
         awaiting_backward: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
         weights: per chunk, the weight when only the backward pass of the weights is left; by default the other one.
@@ -266,7 +266,7 @@ def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
 
 
 def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> Order:
-    """Returns 1F1B with weight-gradient passes, delayed by the number of earlier ranks."""
+    """Returns a rank's passes in the ZB-H1 schedule: 1F1B with weight-gradient passes delayed by `rank` passes."""
     p, m = ranks, micro_batches
     warmup_count = min(p - 1 - rank, m)
     forward_passes, input_passes, weight_passes = (_passes_in_order(pass_kind, m) for pass_kind in ("F", "I", "W"))
@@ -493,7 +493,7 @@ class _StepSimulation:
             next_index += len(overlapped_actions)
 
     def awaited_pass(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
-        """Returns the pass that an action waits for, and the arrival time of its result; None while it is pending."""
+        """Returns the pass that an action waits for, and the arrival time of that pass's result (None if unknown)."""
         pass_kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
         pass_index = first_pass + action.micro_batch
         required_pass: StagePass

@@ -132,7 +132,7 @@ def search(
 def _with_other_stages(
     layout: Layout | None, layout_rules: LayoutRules, layout_request: LayoutRequest
 ) -> Iterator[Layout | None]:
-    """Yields the layout, and the same layout with the framework's other ZeRO stages unless an option is of a stage."""
+    """Yields the layout, and copies with the framework's other ZeRO stages if the user chose no ZeRO option."""
     yield layout
     stage_options = ("zero", "fsdp", "hsdp_replicas", "zero_group", "reshard", "prefetch")
     if layout is None or not layout.zero or any(getattr(layout_request, name) is not None for name in stage_options):
@@ -161,7 +161,7 @@ def _sizes_to_try(fixed_size: int | None, size_multiple: int, maximum_size: int 
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns the divisor of allowed sequence lengths: 2 · cp, since each context-parallel rank has two parts."""
+    """Returns the number that must divide sequence lengths: 2 · cp, because context-parallel ranks have two parts."""
     return 2 * cp if cp > 1 else 1
 
 
@@ -202,7 +202,7 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
 
 
 def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, micro_batch: int) -> None:
-    """Raises `ImpossibleLayout` for a layout that a search refuses for a framework's rules or the global batch."""
+    """Raises `ImpossibleLayout` if a search does not try the layout, or if replicas do not divide the global batch."""
     group_sizes = {option_name: getattr(layout, option_name) for option_name in layout_rules.untried}
     if not _follows_rules(layout_rules, group_sizes):
         raise ImpossibleLayout(f"--framework {layout_rules.name}: {layout.options()} is not tried")
@@ -211,7 +211,7 @@ def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, 
 
 
 def divisible_batch(devices: int, global_batch: int, micro_batch: int) -> int:
-    """Returns the global batch of at least `global_batch` that as many replicas as devices divide."""
+    """Rounds the global batch up to a multiple of `devices` · `micro_batch`."""
     batch_multiple = devices * micro_batch
     return max(1, math.ceil(global_batch / batch_multiple)) * batch_multiple
 
@@ -231,7 +231,7 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
 
 
 def _follows_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
-    """Whether the framework's layout_rules allow layouts with these group group_sizes."""
+    """Whether the size is 1 for every kind of parallelism that the framework's search does not try."""
     return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried)
 
 

@@ -76,7 +76,7 @@ class Adapters:
         return stored_bytes(self.base, row_count, column_count)
 
     def stored_tensors(self, row_count: Number, column_count: Number) -> dict[str, tuple[Number, Dtype]]:
-        """Returns suffix → (elements, number format) of the tensors of a quantized matrix, its codes first."""
+        """Returns elements and number format of a quantized matrix's tensors, by name suffix; the codes come first."""
         tensors = stored_tensors(self.base, row_count, column_count)
         return {
             tensor_suffix: (element_count, UINT8 if element_bytes == 1 else FLOAT32)

@@ -186,7 +186,7 @@ def backward(
     torch's engine), nothing by default.
     """
     assert output.node is not None
-    pending_uses = _uses_of_leaves(output.node)
+    pending_uses = _leaf_use_counts(output.node)
     gradients: dict[tuple[int, int], Tensor] = {(id(output.node), output.output): gradient}
     ready_nodes, queued_ids = [(-output.node.number, output.node)], {id(output.node)}
     node_attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
@@ -344,8 +344,8 @@ def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
     return all(is_size_one(axis_size) or a == b for axis_size, a, b in axes)
 
 
-def _uses_of_leaves(root: AutogradNode) -> dict[int, int]:
-    """Returns id of a trained tensor → the number of its uses in a node's graph."""
+def _leaf_use_counts(root: AutogradNode) -> dict[int, int]:
+    """Counts the uses of each trained tensor in a node's graph, by the tensor's id."""
     use_counts: dict[int, int] = {}
     visited_ids, pending_nodes = {id(root)}, [root]
     while pending_nodes:

@@ -56,7 +56,9 @@ class Region:
         self.packed: list[ref[_RecomputedTensor]] = []
         self.recomputed: list[Tensor | None] | None = None
         self.results: dict[str, list[Tensor | None]] = {}
-        self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
+        self.result_positions: list[
+            tuple[str, int, int]
+        ] = []  # (operation, number of its result, saved tensors before it)
 
     def keeps_next_result(self, operation_name: str, calls_by_operation: Counter[str]) -> bool:
         """Whether an operation's next result is stored. calls_by_operation: numbers of calls, incremented here."""
@@ -73,7 +75,7 @@ class Region:
 
     def drop_unread_results(self) -> None:
         """Frees the stored results that follow the last saved tensor, which the backward pass does not need."""
-        for operation_name, result_number, saved_before in self.made_after:
+        for operation_name, result_number, saved_before in self.result_positions:
             if saved_before == len(self.packed):
                 self.results[operation_name][result_number] = None
 
@@ -94,7 +96,7 @@ class Region:
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
         previous_results = autograd_graph.results
-        autograd_graph.results = _KeptResults(self) if self.saved_operations else None
+        autograd_graph.results = _StoredResults(self) if self.saved_operations else None
         autocast, cached_casts = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
         try:
@@ -137,7 +139,7 @@ class _RecomputedTensor(SavedTensor):
         return self.region.unpack(self.number)
 
 
-class _ResultKeeper:
+class _ResultRecorder:
     """Stores the results of a region's selected operations (selective checkpointing)."""
 
     def __init__(self, checkpointed_region: Region) -> None:
@@ -149,12 +151,12 @@ class _ResultKeeper:
         if self.region.keeps_next_result(operation_name, self.calls):
             self.region.graph.meter.reclassify(operation_output.storage.block, "activations")
             stored_results = self.region.results.setdefault(operation_name, [])
-            self.region.made_after.append((operation_name, len(stored_results), len(self.region.packed)))
+            self.region.result_positions.append((operation_name, len(stored_results), len(self.region.packed)))
             stored_results.append(operation_output.detached())
         return operation_output
 
 
-class _KeptResults:
+class _StoredResults:
     """Returns stored results instead of recomputing them."""
 
     def __init__(self, checkpointed_region: Region) -> None:
@@ -216,7 +218,7 @@ def checkpoint(
     )
     autograd_graph.pack_hooks.append(checkpointed_region.pack)
     previous_results = autograd_graph.results
-    autograd_graph.results = _ResultKeeper(checkpointed_region) if kept_operations else None
+    autograd_graph.results = _ResultRecorder(checkpointed_region) if kept_operations else None
     try:
         region_output = run_region(input_tensors)
     finally:

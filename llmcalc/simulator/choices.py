@@ -90,7 +90,7 @@ class KernelChoices:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether kernels allocate their temporary GPU memory."""
+        """Whether kernels run on a GPU, where they allocate temporary memory."""
         return self.multiprocessors > 0
 
     @property

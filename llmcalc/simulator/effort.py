@@ -10,7 +10,7 @@ UNITS_PER_OPERATION = 50
 
 
 class SimulatedWork:
-    """The work of all simulated runs so far. units: allocator steps, and program operations weighted."""
+    """The counter of the work of all simulated runs so far. units: allocator steps and weighted program operations."""
 
     units: int = 0
 
@@ -19,7 +19,7 @@ EFFORT = SimulatedWork()
 
 
 class WorkBudget:
-    """The work that a search may do. units: of simulated runs from now on."""
+    """The limit on simulated work in a search. units: the work that the search may do, in units of `SimulatedWork`."""
 
     def __init__(self, units: int) -> None:
         self._start = EFFORT.units

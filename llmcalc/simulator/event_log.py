@@ -129,7 +129,7 @@ class RecordedEvents:
     phases: Sequence[str]
 
     def with_workspace(self, workspace: int) -> RecordedEvents:
-        """Returns the events of a run whose workspaces have other bytes each; 0 for a run without workspaces."""
+        """Returns the same events with workspaces of another size, in bytes; 0 removes the workspaces."""
 
         def with_bytes(memory_events: Sequence[Event]) -> list[Event]:
             return [
@@ -145,7 +145,7 @@ class RecordedEvents:
 
 
 def allocated_bytes(memory_events: Sequence[Event]) -> dict[int, int]:
-    """Returns storage → bytes of the allocations among the events, without workspaces, which stay allocated."""
+    """Returns the bytes of each storage that the events allocate, without workspaces."""
     return {storage_number: nbytes for storage_number, nbytes, _ in memory_events if nbytes >= 0}
 
 
@@ -155,7 +155,7 @@ def released_storages(memory_events: Sequence[Event]) -> set[int]:
 
 
 def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
-    """Returns events that move old storages into the memory of new storages, in order."""
+    """Returns events that give the memory of each new storage to the matching old storage, in order."""
     return [
         (old_storage, NAMED, new_storage)
         for old_storage, new_storage in zip(allocated_bytes(old_events), allocated_bytes(new_events), strict=True)

@@ -72,6 +72,6 @@ def kernels_of(operation: Step) -> Iterator[str]:
 
 
 def _stated_witness(kernel: object) -> Witness:
-    """Returns the verification that is written above a method."""
+    """Returns the independent check that a method's decorator states, or `UNTESTED`."""
     witness = witness_of(kernel)
     return witness if isinstance(witness, Witness) else UNTESTED

@@ -74,7 +74,7 @@ class LayerStack:
         return self.before + self.period * repeat_count + self.rest * (self.period // self.times) + self.after
 
     def repeats_of_layer_types(self, repeat_count: int) -> int:
-        """Returns the repeats of the layer-type pattern that correspond to a number of repeats of this pattern."""
+        """Converts repeats of this stack's pattern to repeats of the shorter pattern of layer types."""
         return repeat_count * self.times + self.rest
 
     @property
@@ -92,7 +92,7 @@ def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStac
 
 
 def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:
-    """Returns the layers of each stack of a program. first_layer_index: number of the model's layers before it."""
+    """Returns the layers of each stack of a program. first_layer_index: number of model layers before the program."""
     stacks = []
     for parents, layer_scopes in _stacks_of_scope(root):
         layer_order = layer_kinds(layer_scopes)

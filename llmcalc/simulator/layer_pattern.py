@@ -47,7 +47,7 @@ RECORDED_REPEATS = 4
 
 
 def find_pattern(layer_order: Sequence[object]) -> LayerPattern:
-    """Returns the repeating pattern of layer types whose `RECORDED_REPEATS` repeats have the fewest layers.
+    """Returns the repeating pattern of layer types for which `RECORDED_REPEATS` repeats have the fewest layers.
 
     If the layers do not repeat, the pattern is the whole stack.
     """

@@ -74,7 +74,7 @@ def is_view_of(flow_value: Value | None, base_value: Value | None) -> bool:
 def last_readers(
     root: Scope, branch: Callable[[Alternatives], Scope], is_skipped: Callable[[Scope], bool]
 ) -> tuple[dict[int, int], set[int]]:
-    """Returns value → last reader of the value's storage, and the values that several layers read.
+    """Returns the last reader of each value's storage, and the values that several layers read.
 
     branch: which of several forms runs. is_skipped: whether a module does not.
     """

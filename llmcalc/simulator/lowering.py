@@ -198,7 +198,7 @@ class Lowering(ProgramLowering):
         shared_outputs = (self.shared_values & self.values_computed[id(module_call.scope)]) - {id(layer_output.storage)}
 
         def run_layer(input_tensors: Sequence[Tensor]) -> Tensor:
-            """Runs the layer on a copy of the module stack."""
+            """Runs the layer with a copy of the stack of running modules; the caller's stack stays unchanged."""
             nonlocal is_first_run
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values = {**shared_values, id(layer_input): input_tensors[0]}

@@ -86,7 +86,7 @@ class PassCounter:
 
 
 def _pass_index_in_case(pass_number: int) -> int:
-    """Returns the index of a pass among the passes of its case, at most 2.
+    """Returns the pass's number, but at most 2, because all passes from number 2 on belong to one case.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
@@ -250,7 +250,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
 
 
 def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
-    """Returns an output number, a copy of the tensor without memory, and the storage's number."""
+    """Returns the number of a pass's output, a copy of the output without memory, and the number of its storage."""
     shape_only = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
     return output_number, shape_only, tensor.storage.block.handle
 

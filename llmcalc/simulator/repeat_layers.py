@@ -86,7 +86,7 @@ class AllocatorOverhead(NamedTuple):
 
 
 class InnerEvent(NamedTuple):
-    """A memory event that occurs in every inner repeat, as a function of the repeat's index.
+    """A memory event of every repeat between the first and the last, as a function of the repeat's index.
 
     owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
         is the same in all repeats.
@@ -221,7 +221,7 @@ class RepeatAnalysis:
             return
         event_runs = [
             (origin_repeat, list(events_of_repeat))
-            for origin_repeat, events_of_repeat in groupby(memory_events, self._origin_of_released)
+            for origin_repeat, events_of_repeat in groupby(memory_events, self._allocating_repeat)
         ]
         pending_events: list[Event] = []
         event_index = 0
@@ -259,7 +259,7 @@ class RepeatAnalysis:
             [],
         )
 
-    def _origin_of_released(self, memory_event: Event) -> Repeat | None:
+    def _allocating_repeat(self, memory_event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
         storage_number, nbytes, _ = memory_event
         return self.allocated_in.get(storage_number) if nbytes == FREED else None
@@ -318,7 +318,7 @@ class RepeatAnalysis:
         event_runs: Sequence[tuple[Repeat | None, list[Event]]],
         first_index: int,
     ) -> tuple[LayerSweep | None, int]:
-        """Returns the run through a stack's layers that starts at this index, and the next index; None without a run.
+        """Returns the pass through a stack's layers that starts at this index (None without one), and the next index.
 
         stack_index, repeat_index: of the run at `first_index`, which is that of the stack's first or last repeat.
         """
@@ -390,7 +390,7 @@ class RepeatAnalysis:
         raise NotRepeating
 
     def _check_edges(self) -> None:
-        """Raises `NotRepeating` if events outside of the inner repeats use storages that every repeat has.
+        """Raises `NotRepeating` if an event outside of the inner repeats uses a storage that exists in every repeat.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
         of twins are released or reclassified outside of the inner repeats, the same would happen in further repeats,

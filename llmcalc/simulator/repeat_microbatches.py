@@ -106,7 +106,7 @@ class EventMeter(Meter):
         return base_storage
 
     def _places_in_later_layer(self, pass_trace: PassTrace, more_layers: int) -> ShiftedPlaces:
-        """Returns the places of a trace with all layer indices shifted, from a cache."""
+        """Returns a trace's places with the layer indices increased by `more_layers`; results are cached."""
         trace_and_layers = id(pass_trace), more_layers
         shifted_places = self._shifted_places.get(trace_and_layers)
         if shifted_places is None:

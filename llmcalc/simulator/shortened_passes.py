@@ -67,5 +67,5 @@ class ShortenedPasses:
         return [(i, template, self.full_storage(storage)) for i, template, storage in recorded_pass.outputs]
 
     def full_storage(self, storage: int) -> int:
-        """Returns the number that a storage outside of the inner repeats has in the passes with all layers."""
+        """Converts a storage's number in the recorded passes to the number in the passes with all layers."""
         return self.repeated.numbers.get(storage, storage)

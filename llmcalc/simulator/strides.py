@@ -104,7 +104,7 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
 
 
 class SizeProduct:
-    """A product of sizes that can be compared with another product, by factors for symbols."""
+    """A product of tensor sizes, compared with another product by value, or for symbols by equality."""
 
     __slots__ = ("n",)
 
@@ -151,7 +151,7 @@ def _broadcast_size(first_size: Number, second_size: Number) -> Number:
 
 @lru_cache(REMEMBERED)
 def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
-    """Returns the strides of an elementwise result: the operands' strides if equal, else dense in their order."""
+    """Returns the strides of an elementwise result: the operands' strides if equal, else dense in the same order."""
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
             return contiguous_strides(shape)

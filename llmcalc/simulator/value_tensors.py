@@ -209,7 +209,7 @@ class ValueTensors:
         return self._path_of(self.frames[: len(self.frames) - levels_up])
 
     def _path_of(self, module_frames: Sequence[ModuleFrame]) -> Path:
-        """Returns the innermost running module's path, which determines the layer that owns the parameters."""
+        """Returns the innermost module's path, with the index of the layer that owns the module's parameters."""
         path_parts: list[Any] = []
         for frame_index, module_frame in enumerate(module_frames):
             path_parts.append(module_frame.scope.name)

@@ -140,7 +140,7 @@ class ModelBudget(Record):
 
     @property
     def bounds(self) -> dict[str, Bound | Fits]:
-        """Key → bound, in the order of the keys."""
+        """The bounds of the model, by key, in the order of the keys."""
         return {bound_key: bound for bound_key in self.keys if (bound := getattr(self, bound_key)) is not None}
 
 

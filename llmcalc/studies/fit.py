@@ -342,7 +342,7 @@ def _evaluate_changes(
 
 
 def least_static_bytes(model_memory: Memory) -> int:
-    """Returns a lower bound of a device's bytes: weights, their copies and, in training, states that do not page."""
+    """Returns a lower bound of a device's bytes: weights, master weights, and optimizer states that are not paged."""
     memory_use = model_memory.states
     return int(memory_use.weights + memory_use.master_weights + memory_use.optimizer_bytes) - paged_bytes(memory_use)
 

@@ -211,7 +211,7 @@ def _fewest_devices_by_halving(
 
 
 def _length_multiple(layout: Layout) -> int:
-    """Returns the divisor of every allowed sequence length, so that ranks divide sequences evenly."""
+    """Returns the number that must divide sequence lengths, so that ranks divide sequences evenly."""
     return math.lcm(tokens_multiple(layout.cp), layout.cp * (layout.tp if layout.sequence_parallel else 1))
 
 

@@ -90,7 +90,7 @@ def _kinds_of_parallelism(candidate: Candidate) -> tuple[int, int]:
 
 
 def tie_flags(candidates: list[Candidate]) -> list[bool]:
-    """Returns for each sorted candidate whether its time is within `TIE` of the fastest before it in the tie."""
+    """Returns for each candidate, sorted by time, whether its time ties with the candidate before it (see `TIE`)."""
     is_in_tie: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:

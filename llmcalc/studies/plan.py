@@ -117,7 +117,7 @@ class LayoutEstimates:
 
 @frozen
 class LayoutPlan:
-    """Sorts the layouts of a model on a number of devices.
+    """The sorted layouts of a model on a number of devices, with the search and the times behind the order.
 
     estimates: peak estimates of the model.
     hardware: the accelerator.
@@ -166,7 +166,7 @@ class LayoutPlan:
 
     @property
     def memory(self) -> Memory:
-        """The memory question of the run: the model and its training settings."""
+        """The model and its training settings, whose memory the plan estimates."""
         return self.estimates.memory
 
     @property
@@ -493,10 +493,10 @@ class LayoutOrder:
             if isinstance(candidate, InputError):
                 layouts.refuse(candidate)
         refused_candidates = [candidate for candidate in candidates if not candidate.may_fit]
-        sorted_candidates = self._sorted([candidate for candidate in candidates if candidate.may_fit])
+        sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
         refused_candidates += self._replay_in_order(plan, rows, sorted_candidates)
         if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not plan.feasible):
-            refused_candidates = self._with_too_large(refused_candidates, too_large)
+            refused_candidates = self._all_unfit_candidates(refused_candidates, too_large)
             too_large = []
             plan.nearest = self._smallest_replay(refused_candidates)
         plan.refused = dict(layouts.refused)
@@ -507,7 +507,7 @@ class LayoutOrder:
             plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
         return plan
 
-    def _sorted(self, candidates: list[Candidate]) -> list[Candidate]:
+    def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
         return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
@@ -528,7 +528,7 @@ class LayoutOrder:
             if isinstance(result, Candidate) and result.headroom >= 0:
                 plan.feasible.append(result)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
-                waiting = self._sorted([*waiting, recomputing_candidate])
+                waiting = self._sort_candidates([*waiting, recomputing_candidate])
             elif isinstance(result, Candidate):
                 too_large.append(result)
             else:
@@ -545,7 +545,7 @@ class LayoutOrder:
             return error
 
     def _raise_commonest_reason(self, counts_by_reason: Mapping[str, int]) -> None:
-        """Raises the most frequent reason against all layouts, if all were tried and it holds for all group sizes."""
+        """Raises the most frequent error against layouts, if all were tried and the error is not about group sizes."""
         if not counts_by_reason or UNTRIED in counts_by_reason:
             return
         counted_reasons = {
@@ -670,7 +670,7 @@ class LayoutOrder:
             return None
         return recomputed_candidate if recomputed_candidate is not None and recomputed_candidate.may_fit else None
 
-    def _with_too_large(
+    def _all_unfit_candidates(
         self, refused_candidates: list[Candidate], too_large: list[tuple[Layout, int]]
     ) -> list[Candidate]:
         """Returns all candidates that do not fit, including layouts that were too large to be estimated earlier.

@@ -124,7 +124,7 @@ class _Phases:
         if not self.rollout.has_log_probabilities:
             left_out = (*left_out, "log_probabilities")
         return [
-            RolloutPhase(phase_name, tuple(_present_terms(phase_terms())))
+            RolloutPhase(phase_name, tuple(_nonzero_terms(phase_terms())))
             for phase_name, phase_terms in terms_by_phase.items()
             if phase_name not in left_out
         ]
@@ -136,7 +136,7 @@ class _Phases:
             for memory_term in self._other_models()
             if memory_term.name != "reference" or memory_term.name not in self.rollout.offloaded
         ]
-        return list(_present_terms([*self._trained_states(()), *other_states, self._context_term()]))
+        return list(_nonzero_terms([*self._trained_states(()), *other_states, self._context_term()]))
 
     def _trained_states(self, loaded_states: Iterable[str]) -> Iterator[PhaseTerm]:
         """Yields the memory terms of the trained model. loaded_states: states that this phase loads from the host."""
@@ -254,6 +254,6 @@ class _Phases:
         yield self._context_term()
 
 
-def _present_terms(phase_terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
+def _nonzero_terms(phase_terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
     """Returns the terms whose bytes are not 0."""
     return (memory_term for memory_term in phase_terms if memory_term.bytes > 0)

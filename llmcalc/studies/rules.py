@@ -51,7 +51,7 @@ class FlopRule:
 
 @frozen(slots=True)
 class ModelSizes:
-    """The model sizes in the rules; sums over layers if layers differ.
+    """The sizes of a model that the rules of thumb use; sums over layers if layers differ.
 
     width: h, d_model.
     layers: L.

@@ -309,7 +309,7 @@ class TimeSettings:
 
 
 def _with_class_attention(time_stack: TimeStack, model_memory: Memory) -> TimeStack:
-    """Returns a software stack with the stated attention implementation, by default that of transformers' classes."""
+    """Returns a software stack with the stated attention implementation, by default the one of transformers."""
     implementation = model_memory.settings.attn_implementation
     if implementation is None and time_stack.reads_masks and not supports_sdpa(model_memory.spec):
         implementation = "eager"
@@ -370,7 +370,7 @@ class TrainingTimes:
 
     @property
     def unpriced(self) -> list[str]:
-        """Options of the run that change its kernels, but no estimated time."""
+        """The options of the run whose effect on kernels the time estimate ignores."""
         return unpriced_options(self.memory, self.stack)
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
@@ -546,7 +546,7 @@ UNPRICED_OF_EAGER_KERNELS = ("compile", "norm")
 
 
 def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
-    """Returns what options of a training run add to its kernels, but to no estimated time.
+    """Returns the options of a training run whose effect on kernels the time estimate ignores.
 
     stack: the software that the run is timed with.
     """

@@ -70,7 +70,7 @@ class TraceTimes:
 
 
 def trace_times(server: Server, trace: Trace, step_seconds: StepSeconds, budget: StepBudget) -> TraceTimes:
-    """Serves a trace on a server with the likely seconds per step and both ends of the range.
+    """Simulates a trace on a server, with the likely seconds per step and with both ends of the range.
 
     step_seconds: of the server's replica. budget: the steps that may be simulated.
     """

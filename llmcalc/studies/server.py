@@ -204,7 +204,7 @@ class Server:
 
     @cached_property
     def _lowest_ttft(self) -> Number:
-        """The lower end of the range of a first token's seconds where a request is alone."""
+        """The lower end of the range of the time to first token, for a single request."""
         return self.range(self.load(1).ttft, "prefill").low
 
     def violated_limits(self, limits: LatencyLimits, concurrency: int) -> str:

@@ -90,7 +90,7 @@ def time_formulas(
     rank_pass = RankPass(batch, tokens, cached_tokens, phase, fused=software.fused, reduces_late=software.reduces_late)
     pass_work = rank_work(spec, rank_pass)
     time_estimator = TimeEstimator(device_of(hardware), software, NumberFormats(), rank_pass)
-    kernels = [kernel for kernel in pass_work.kernels if _is_below(kernel, node, pass_work)]
+    kernels = [kernel for kernel in pass_work.kernels if _belongs_to_node(kernel, node, pass_work)]
     if not kernels:
         kernel_paths = sorted({kernel.path for kernel in pass_work.kernels})
         raise InputError(
@@ -108,7 +108,7 @@ LAYERS = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
 """A path with the numbers of its layers: `layers.0-31.mlp`, `decoder.layers.{1,5}`."""
 
 
-def _is_below(kernel: Kernel, node: str | None, pass_work: RankWork) -> bool:
+def _belongs_to_node(kernel: Kernel, node: str | None, pass_work: RankWork) -> bool:
     """Whether a kernel belongs to a node of the model or a descendant."""
     layer_match = LAYERS.fullmatch(node or "")
     if layer_match is None:

@@ -133,7 +133,7 @@ RANGE = (1 / 8, 8.0)
 
 
 def _factor_shares(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator[float]:
-    """Yields for each factor the seconds of an estimate that are proportional to the factor, per unit of the factor."""
+    """Yields for each calibration factor the seconds of an estimate that the factor multiplies."""
     base_seconds = pricer(base_factors)
     slopes = []
     for factor_name in NAMES:
@@ -194,7 +194,7 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
                 gradient[i] += weight * log_error * factor_shares[i]
                 for column_index in indices:
                     curvature[i][column_index] += weight * factor_shares[i] * factor_shares[column_index]
-        step = [max(-0.5, min(0.5, limited_change)) for limited_change in _solution(curvature, gradient)]
+        step = [max(-0.5, min(0.5, limited_change)) for limited_change in _solve_linear_equations(curvature, gradient)]
         logarithms = list(map(operator.sub, logarithms, step))
         if max(map(abs, step)) < 1e-3:
             break
@@ -205,7 +205,7 @@ NORMAL_SCALE = 1 / NormalDist().inv_cdf(0.75)
 """The standard deviation of normal values over the median of their sizes."""
 
 
-def _solution(matrix: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+def _solve_linear_equations(matrix: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
     """Returns the solution of linear equations with a positive definite matrix, by elimination."""
     equations = [[*equation, right_side] for equation, right_side in zip(matrix, values, strict=True)]
     for i, pivot_row in enumerate(equations):
@@ -303,7 +303,7 @@ class Calibration:
 
     @property
     def factors(self) -> CalibrationFactors:
-        """The factors in use."""
+        """The factors in use: the fitted factors, or all 1 if the fit is refused."""
         return UNCHANGED if self.refused else self.fitted
 
 
@@ -315,7 +315,7 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
     estimates = [measured_run.pricer(UNCHANGED) for measured_run in measured_runs]
     log_errors = [math.log(estimate / run.seconds) for run, estimate in zip(measured_runs, estimates, strict=True)]
     errors_of_fits = _left_out_errors(linear_fit)
-    is_proved = _is_proved(log_errors, errors_of_fits)
+    is_proved = _is_clearly_better(log_errors, errors_of_fits)
     factors = fit_factors(linear_fit)
     if is_proved:
         taken_share = 1 - _mean_ratio(errors_of_fits, log_errors) ** 2
@@ -341,7 +341,7 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
         errors_with_fit,
         left_out,
         factors,
-        _refusal(errors_without_fit, errors_with_fit),
+        _rejection_reason(errors_without_fit, errors_with_fit),
         is_proved,
     )
 
@@ -355,7 +355,7 @@ def _mean_ratio(errors_after: Sequence[float], errors_before: Sequence[float]) -
     return _mean_size(errors_after) / max(_mean_size(errors_before), 1e-12)
 
 
-def _is_proved(log_errors: Sequence[float], errors_of_fits: Sequence[float]) -> bool:
+def _is_clearly_better(log_errors: Sequence[float], errors_of_fits: Sequence[float]) -> bool:
     """Whether factors fitted to the other runs estimate a left-out run clearly better than no factors.
 
     log_errors, errors_of_fits: logs of estimated over measured seconds, of each run without a fit, and by a fit to
@@ -369,7 +369,7 @@ def _is_proved(log_errors: Sequence[float], errors_of_fits: Sequence[float]) -> 
 
 
 def _score(gains: Sequence[float]) -> float:
-    """Returns the normal z-score of a mean above 0, with the same probability as Student's t of the values.
+    """Converts the values' Student's t to the normal z-score with the same probability; 0 for a mean below 0.
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
     """
@@ -381,7 +381,7 @@ def _score(gains: Sequence[float]) -> float:
     return (8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t_value**2 / dof))
 
 
-def _refusal(errors_without_fit: ErrorStatistics, errors_with_fit: ErrorStatistics) -> str:
+def _rejection_reason(errors_without_fit: ErrorStatistics, errors_with_fit: ErrorStatistics) -> str:
     """Returns the reason to reject a fit; empty if accepted."""
     if errors_without_fit.median_error <= TIE:
         return f"the estimates are within {100 * TIE:.0f} % already, as near as equal runs are to each other"

@@ -105,7 +105,7 @@ class Device:
         return maximum(1.0, (1 + half_rate_depth / maximum(1, inner_size)) / (1 + half_rate_depth / DEEP))
 
     def wave_factor(self, row_count: Number, column_count: Number) -> Number:
-        """Returns the slowdown of a matrix product whose last tiles leave compute units idle, over large products.
+        """Returns the slowdown of a product whose last tiles leave compute units idle, compared with large products.
 
         row_count, column_count: sizes of its output. Units compute tiles in waves; of the tiles the best one is taken.
         """

@@ -35,7 +35,7 @@ STATE_BITS = 16
 
 @dataclass(slots=True)
 class Kernel:
-    """A kernel, or a product that runs together with another kernel.
+    """A GPU kernel of a pass, or a matrix product that runs together with another kernel.
 
     path: the path of its node in the model.
     kind: what it does.
@@ -113,7 +113,7 @@ class LayerMessage(NamedTuple):
 
 
 class LayerKind(NamedTuple):
-    """Equal layers of the model. label: the node's label. indices: indices among all layers."""
+    """A kind of equal layers in the model. label: the node's label. indices: indices among all layers."""
 
     label: str
     indices: tuple[int, ...]

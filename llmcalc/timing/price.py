@@ -343,7 +343,7 @@ class TimeEstimator:
     def _time_with_weights(
         self, kernel: Kernel, backward: bool, compute_seconds: Number, weight_bytes: Number, value_bytes: Number
     ) -> Iterator[tuple[bool, Number, Number]]:
-        """Yields the times of a training product; with a kernel per expert, weights or gradients move before it."""
+        """Yields a training product's kernel times; with a kernel per expert, weights move in a separate kernel."""
         if kernel.kind == "experts" and self.stack.separate_experts:
             yield backward, 0.0, self.device.memory_seconds(weight_bytes)
             yield backward, compute_seconds, self.device.memory_seconds(value_bytes)
@@ -400,7 +400,7 @@ class TimeEstimator:
         return elements * bits / 8 / (self.stack.expert_weights if kernel.kind == "experts" else 1.0)
 
     def experts_read(self, kernel: Kernel) -> Number:
-        """Returns the expected number of experts that any token selects: E · (1 − (1 − k/E)^T).
+        """Returns the expected number of distinct experts that T tokens select: E · (1 − (1 − k/E)^T).
 
         Tokens that a batch decodes together select the same experts more often than by chance.
         """
@@ -575,7 +575,7 @@ class TimeEstimator:
 
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:
-    """Returns the fraction of a token's copies that are sent, where experts in one network domain share a copy.
+    """Returns the share of a token's expert copies that are sent, if experts in one network domain share a copy.
 
     Its groups are any topk_group of the n_group, and each of its experts is in any of these groups. A group is in
     several domains, or a domain has several groups: some domains one more than others if they cannot be equal.

@@ -259,7 +259,7 @@ def rank_layers(
 
 
 class PipelineRanks(NamedTuple):
-    """The layers and the seconds of each pipeline rank.
+    """The seconds of the slowest and of the average pipeline rank, and the most parameters of a rank.
 
     slowest_seconds, mean_seconds: of a micro-batch on the slowest rank, and on average.
     dense_params, expert_params: parameters of the rank that has most of each.
@@ -275,7 +275,7 @@ class PipelineRanks(NamedTuple):
     adapter_params: Number | None = None
 
     def trained_params(self, ep: Number) -> tuple[Number, Number]:
-        """Returns a rank's trained parameters outside of the experts, and those of its experts."""
+        """Returns a rank's numbers of trained parameters outside of the experts and in the experts."""
         experts = rank_share(self.expert_params, ep)
         return (self.dense_params, experts) if self.adapter_params is None else (self.adapter_params, 0)
 
@@ -283,7 +283,7 @@ class PipelineRanks(NamedTuple):
 def pipeline_ranks(
     costs: LayerCosts, pp: int, vpp: int, recompute: float = 0.0, stage_sizes: tuple[int, ...] | None = None
 ) -> PipelineRanks:
-    """Sums the layers of each pipeline rank."""
+    """Computes the seconds of the slowest and of the average pipeline rank, and the most parameters of a rank."""
     layers = rank_layers(costs.kinds, pp, vpp, stage_sizes)
     seconds = [
         seconds_of_both + recompute * forward_seconds
@@ -493,7 +493,7 @@ def _group_messages(
 
 
 class StepTimer:
-    """Steps of one model under one time stack, with one timing per combination of tp, ep, cp and micro-batch."""
+    """Times training steps of one model under one time stack, once per combination of tp, ep, cp and micro-batch."""
 
     def __init__(self, spec: ModelSpec, device: Device, time_stack: TimeStack) -> None:
         self.spec: ModelSpec = spec
@@ -573,7 +573,7 @@ def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count:
 
 
 def _distinct_rows(plan_columns: Sequence[Any]) -> tuple[Any, Any]:
-    """Returns the distinct rows of several columns, and the index of the distinct row at each position."""
+    """Returns the distinct combinations of the columns' values, and the index of each position's combination."""
     import numpy
 
     return numpy.unique(numpy.stack(list(plan_columns)), axis=1, return_inverse=True)

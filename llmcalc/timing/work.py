@@ -233,7 +233,7 @@ class WorkRecorder(Placements):
         if operation.verb == "combine" and self._gathers_tokens and self.rank_pass.tp > 1:
             self.placements[id(operation.outs[0].storage)] = "partial"  # each rank has the sums of its own experts
         self._count_storage(operation)
-        if not self._runs(operation):
+        if not self._runs_step(operation):
             return
         if operation.verb in NO_KERNEL or operation.verb in IDENTITIES:
             if (
@@ -253,8 +253,8 @@ class WorkRecorder(Placements):
         self._record_elementwise_group()
         (lowering or self._add_operation)(operation)
 
-    def _runs(self, operation: Step) -> bool:
-        """Whether a pass computes any row of a step: an encoder has read its source before a token is decoded."""
+    def _runs_step(self, operation: Step) -> bool:
+        """Whether the pass runs a step; for example, decoding does not run the encoder again."""
         return not operation.outs or not self._has_no_rows(operation.outs[0])
 
     def _has_no_rows(self, flow_value: Value) -> bool:
@@ -319,7 +319,7 @@ class WorkRecorder(Placements):
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
     def _add_gathering(self, routed_value: Value, backward: bool) -> None:
-        """Adds the all-gather of tokens over attention replicas, or the reduction of their sums.
+        """Adds the all-gather of tokens over attention replicas, or the reduce-scatter of the experts' outputs.
 
         routed_value: rows of tokens and experts, before (dispatch) or after the experts (combine).
         """
@@ -334,7 +334,7 @@ class WorkRecorder(Placements):
         self.work.messages.append(LayerMessage(self.layer, message))
 
     def _with_group_size(self, message: Collective) -> Collective:
-        """Returns the message in the pass's own expert or sequence group, instead of `MEASURED_RANKS` ranks."""
+        """Returns the message with the pass's group size instead of the recorded `MEASURED_RANKS` ranks."""
         if message.group == "ep":
             return message._replace(ranks=self.rank_pass.ep)
         if message.group != "cp":
@@ -457,7 +457,7 @@ class WorkRecorder(Placements):
         )
 
     def _lower_per_group(self, operation: Step) -> None:
-        """Adds the products of equal groups of the input's width, or of blocks, as one kernel."""
+        """Adds the products of a linear layer with one matrix per group (or block) of inputs, as one kernel."""
         x, y, op, ranks = operation.ins[0], operation.outs[0], operation.op, self.rank_pass.cp
         assert op is not None
         row_count, flops = self._rows_on_rank(x), rank_share(op.forward_flops(self.full_run), ranks)
@@ -654,9 +654,9 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     layout_of_rank = Layout(
         tp=tp,
         etp=etp,
-        ep=_with_measured_group(rank_pass.ep),
+        ep=_recorded_group_size(rank_pass.ep),
         dp=MEASURED_RANKS * etp,
-        cp=_with_measured_group(rank_pass.cp),
+        cp=_recorded_group_size(rank_pass.cp),
         cp_comm=rank_pass.cp_comm,
         sequence_parallel=divides_tokens,
     )
@@ -678,6 +678,6 @@ def _selects_keys(branch: Scope) -> bool:
     )
 
 
-def _with_measured_group(ranks: Number) -> int:
-    """Returns the group size with which messages are recorded, before the pass's own size replaces it."""
+def _recorded_group_size(ranks: Number) -> int:
+    """Returns `MEASURED_RANKS` for any group of several ranks, so that one recording serves all group sizes."""
     return MEASURED_RANKS if not isinstance(ranks, int) or ranks > 1 else 1

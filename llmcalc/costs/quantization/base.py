@@ -178,7 +178,7 @@ class Scheme:
         return False
 
     def look_up(self, module_names: tuple[str, ...]) -> None:
-        """Marks the list entries that match an uncounted module as used, for the check of unused entries."""
+        """Marks the config's list entries for an uncounted module as used, so that no entry is reported as unused."""
 
     def store(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str

@@ -218,7 +218,7 @@ def listed_modules(config: ConfigFields, *field_names: str) -> ModuleList:
 
 
 def every_linear(config: ConfigFields, scheme: LinearScheme, *field_names: str) -> LinearScheme:
-    """Returns the scheme of `transformers`: every `nn.Linear` except the modules in the config's list.
+    """Returns a scheme that converts every `nn.Linear` except the modules in the config's list, as in transformers.
 
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
     no list, or if the list names it.

@@ -148,7 +148,7 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> Scheme:
 
 
 def with_published_experts(scheme: Scheme, quantization_config: Mapping[str, Any] | None) -> Scheme:
-    """Returns the scheme of a model's weights, for llama.cpp with the experts that stay as they are published.
+    """Returns the scheme; a llama.cpp mix leaves experts in MXFP4 if the checkpoint publishes them in MXFP4.
 
     quantization_config: how the published weights are stored, the table of that name in their config; None for none.
     """

@@ -100,7 +100,7 @@ class ModuleList:
             boundary = r"(?:(?<=\.)|(?=\.|$))"
         else:
             return None
-        if REPEATED_GROUP.search(pattern_text) or _match_ways(pattern_text) > MOST_WAYS:
+        if REPEATED_GROUP.search(pattern_text) or _match_count_log2(pattern_text) > MOST_WAYS:
             raise InputError(
                 f"quantization_config.{config_field}: '{list_entry[:60]}' repeats a group or too much else; expected a "
                 "pattern that is quick to match"
@@ -169,12 +169,12 @@ class ModuleList:
 
         def is_covered(list_entry: str) -> bool:
             """Whether a used entry matches some of the modules that this entry matches."""
-            entry_test, example_name = tests_by_entry.get(list_entry), _example(list_entry)
+            entry_test, example_name = tests_by_entry.get(list_entry), _example_name(list_entry)
             is_matched = any(
                 tests_by_entry[entry_text](example_name) for entry_text in used_entries if entry_text in tests_by_entry
             )
             return is_matched or (
-                entry_test is not None and any(entry_test(_example(entry_text)) for entry_text in used_entries)
+                entry_test is not None and any(entry_test(_example_name(entry_text)) for entry_text in used_entries)
             )
 
         return [
@@ -184,7 +184,7 @@ class ModuleList:
         ]
 
 
-def _example(list_entry: str) -> str:
+def _example_name(list_entry: str) -> str:
     """Returns a module name that a list entry matches, for an entry whose only `*` is at its end."""
     return f"{list_entry.rstrip('*.')}.module"
 
@@ -198,7 +198,7 @@ def _unfused_entries(list_entry: str) -> Iterator[str]:
             yield from (fused_pattern.sub(single_name, list_entry) for single_name in part_names)
 
 
-def _match_ways(pattern: str) -> int:
+def _match_count_log2(pattern: str) -> int:
     """Returns an upper bound on the number of ways to match a regular expression, as an exponent of two."""
     remaining_pattern, word_count = WORDS.subn("", pattern)
     optional_parts = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))

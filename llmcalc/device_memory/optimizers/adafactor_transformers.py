@@ -74,7 +74,7 @@ def _new_states(optimizer_step: OptimizerStep, grad: Tensor) -> list[Tensor]:
 
 
 def _root_mean_square(optimizer_step: OptimizerStep) -> Tensor:
-    """Runs `_rms`: the quotient of a norm and a number."""
+    """Computes the root mean square of a tensor, as a norm divided by a number (`_rms`)."""
     from ...simulator.tensor import FLOAT32
 
     norm = optimizer_step.t.new_tensor((), FLOAT32)
@@ -82,7 +82,7 @@ def _root_mean_square(optimizer_step: OptimizerStep) -> Tensor:
 
 
 def _estimate(optimizer_step: OptimizerStep, grad: Tensor, row_state: Tensor, column_state: Tensor) -> Tensor:
-    """Runs `_approx_sq_grad`: the product of a factor per row and a factor per column."""
+    """Computes the estimated second moment: a factor per row times a factor per column (`_approx_sq_grad`)."""
     aten = optimizer_step.t
     row_mean = aten.new_tensor((*row_state.shape[:-1], 1), row_state.dtype)
     row_factor = aten.like(row_state)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def of_rank(rank: int, optimizer_name: str) -> Optimizer:
-    """Returns the record of APOLLO with projections of this rank."""
+    """Returns the `Optimizer` description of APOLLO with projections of this rank."""
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""

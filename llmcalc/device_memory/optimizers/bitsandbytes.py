@@ -45,7 +45,7 @@ def bitsandbytes_optimizer(
     is_paged: bool = False,
     fp32_tables: bool = False,
 ) -> Optimizer:
-    """Returns the record of an optimizer with this number of states per element.
+    """Returns the `Optimizer` description of an optimizer with this number of states per element.
 
     fp32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
     """
@@ -55,7 +55,7 @@ def bitsandbytes_optimizer(
     )
     paging_text = "the driver may move states to the host, where the device has no room for them"
     embeddings_text = "the Trainer gives embeddings fp32 states"
-    layout = _Layout(moment_count, bits_per_state == 8, is_paged, fp32_tables)
+    layout = _StateLayout(moment_count, bits_per_state == 8, is_paged, fp32_tables)
     notes = ((formats_text, layout.in_8_bits), (embeddings_text, fp32_tables), (paging_text, is_paged))
     return Optimizer(
         name=optimizer_name,
@@ -79,7 +79,7 @@ def is_large_tensor(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Numb
 
 
 @frozen
-class _Layout:
+class _StateLayout:
     """The states of an optimizer of bitsandbytes.
 
     moments: states per element. in_8_bits: whether large tensors have quantized states.
@@ -95,7 +95,7 @@ class _Layout:
         """Whether a tensor has fp32 states whatever its size. is_table: whether it is a table of embeddings."""
         return not self.in_8_bits or (self.wide_tables and is_table)
 
-    def _by_format(self, tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
+    def _split_by_format(self, tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
         """Returns the tensors with quantized states, if they are large, and the other tensors."""
         quantized_tensors: list[TrainedTensor] = []
         float_tensors: list[TrainedTensor] = []
@@ -107,7 +107,7 @@ class _Layout:
 
     def state_bytes(self, tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
-        quantized_tensors, float_tensors = self._by_format(tensors)
+        quantized_tensors, float_tensors = self._split_by_format(tensors)
         quantized_bytes = sum_over(
             quantized_tensors,
             lambda tensor: is_large_tensor(tensor) * tensor.size + 4 * (1 - is_large_tensor(tensor)) * tensor.size,
@@ -128,7 +128,7 @@ class _Layout:
 
     def paged_bytes(self, tensors: Sequence[TrainedTensor]) -> Number:
         """Returns the bytes of states in managed memory."""
-        quantized_tensors, float_tensors = self._by_format(tensors)
+        quantized_tensors, float_tensors = self._split_by_format(tensors)
         pageable_bytes = [
             sum_over(tensor_group, lambda tensor: is_large_tensor(tensor, LEAST_PAGED) * tensor.size)
             for tensor_group in (quantized_tensors, float_tensors)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def of_rank(rank: int, optimizer_name: str) -> Optimizer:
-    """Returns the record of GaLore with projections of this rank."""
+    """Returns the `Optimizer` description of GaLore with projections of this rank."""
 
     def clipped_rank(tensor: ParamTensor) -> Number:
         return minimum(rank, shorter_side(tensor))

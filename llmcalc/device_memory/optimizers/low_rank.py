@@ -36,7 +36,7 @@ def low_rank_optimizer(
     library: str,
     optimizer_source: str,
 ) -> Optimizer:
-    """Returns the record of an optimizer with projections of a rank.
+    """Returns the `Optimizer` description of an optimizer that projects gradients to a rank.
 
     projection_method: the optimizer's name without a rank. library: its package.
     optimizer_name, state_bytes, run_step: as of `Optimizer`. optimizer_source: the file of the package that was read.

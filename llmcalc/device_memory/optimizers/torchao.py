@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: str) -> Optimizer:
-    """Returns the record of AdamW with states of `bits_per_state` bits per element."""
+    """Returns the `Optimizer` description of AdamW with states of `bits_per_state` bits per element."""
     codes_per_byte, map_entries = 8 // bits_per_state, 2**bits_per_state
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:

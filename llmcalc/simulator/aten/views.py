@@ -58,7 +58,7 @@ class Views:
         return copied_view
 
     def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
-        """Returns the tensor with another shape, as the kernel's output shape, without recording an operation."""
+        """Returns the tensor with another shape, as a kernel's output shape, without recording an operation."""
         if x.shape == shape:
             return x
         strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
@@ -172,7 +172,7 @@ class Views:
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def clone(self, x: Tensor) -> Tensor:
-        """Returns a dense copy."""
+        """Returns a dense copy of a tensor."""
         return record(self.graph, "clone", (x,), self.graph.new_tensor(x.shape, x.dtype), lambda g, _: (g,))
 
     def copy(self, x: Tensor) -> Tensor:

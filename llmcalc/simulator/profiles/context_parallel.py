@@ -167,7 +167,7 @@ class Rotater:
         self.buffer: Tensor | None = None
 
     def exchange_buffers(self, curr_buffer: Tensor) -> None:
-        """Runs `_AllToAllRotater` or `_AllGatherRotater`, which gathers once."""
+        """Receives the previous rank's buffer (`_AllToAllRotater`), or once all buffers (`_AllGatherRotater`)."""
         if self.gathers and self.buffer is not None:
             return
         buffer_size = curr_buffer.shape[0]
@@ -229,7 +229,7 @@ def half_of_rows(aten: Aten, x: Tensor) -> Tensor:
 
 
 def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
-    """Replaces part of a tensor in a copy, or adds to the part in place (`_partial_update`)."""
+    """Returns a copy of a tensor with new values in half of the rows (`_partial_update`)."""
     half_outputs = [half_of_rows(aten, whole_output)] * CHUNKS
     return aten.cat(half_outputs, ROWS)
 
@@ -244,7 +244,7 @@ class RingKernels:
         self.t: Aten = Aten(autograd_graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Runs torch's `_templated_ring_attention`."""
+        """Runs the forward pass of ring attention (torch's `_templated_ring_attention`)."""
         aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
         key, value = aten.contiguous(key), aten.contiguous(value)
         sdpa_merger = Merger(aten)
@@ -269,7 +269,7 @@ class RingKernels:
         return *sdpa_merger.results(), seed, offset
 
     def _flash_forward(self, q: Tensor) -> list[Tensor]:
-        """Runs torch's `_scaled_dot_product_flash_attention`."""
+        """Runs flash attention on one part of the keys (`_scaled_dot_product_flash_attention`)."""
         new_tensor = self.graph.new_tensor
         output = new_tensor(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
         return [output, new_tensor(q.shape[:-1], FLOAT32), new_tensor((2,), INT64), new_tensor((), INT64)]
@@ -277,7 +277,7 @@ class RingKernels:
     def backward(
         self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logsumexp: Tensor
     ) -> list[Gradient]:
-        """Runs torch's `_templated_ring_attention_backward`."""
+        """Runs the backward pass of ring attention (torch's `_templated_ring_attention_backward`)."""
         aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
         grad_query, grad_key, grad_value = (aten.like(x, dtype=FLOAT32) for x in (query, key, value))
         key, value = aten.contiguous(key), aten.contiguous(value)
@@ -313,7 +313,7 @@ class RingKernels:
         return [grad_query, grad_key, grad_value]
 
     def _op_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """Runs `_scaled_dot_product_flash_attention_backward`. On a GPU it accumulates dQ in float32."""
+        """Runs flash attention's backward kernel, which on a GPU accumulates dQ in float32."""
         gradients = [self.t.like(x) for x in (q, k, v)]
         if self.allocates_workspace:
             fp32_query_gradient, logsumexp = (

@@ -243,7 +243,7 @@ class DTensorKernels(Eager):
             self.bind(output_value, self._gather_logits(self.tensor_of(output_value), output_value))
 
     def _gather_logits(self, logits: Tensor, flow_value: Value) -> Tensor:
-        """Gathers the logits of the full vocabulary (`ColwiseParallel`, `AxisShard._to_replicate_tensor`).
+        """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
         All parts are padded to the length of the longest.
         """
         axis = next((axis for axis in flat_axes(flow_value.axes) if isinstance(axis, AxisShard)), None)
@@ -295,7 +295,7 @@ class DTensorKernels(Eager):
         self.bind(flow_value, local_tensor)
 
     def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
-        """Wraps the input of a module's linear layers in a DTensor, which compiled code does not see."""
+        """Wraps the input of a module's linear layers in a DTensor; torch.compile removes the wrapper."""
         self.graph.subclasses = not self.choices.compiled
         dtensor = record(self.graph, ENTERED, [x], local_tensor, backward)
         self.graph.subclasses = False
@@ -444,7 +444,7 @@ class DTensorKernels(Eager):
         return log_probs
 
     def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs `_nll_loss_forward` (torch/distributed/tensor/parallel/loss.py)."""
+        """Computes the loss of vocabulary-parallel log-probabilities (torch/distributed/tensor/parallel/loss.py)."""
         new_tensor, (tokens, _) = self.graph.new_tensor, x.shape
         _safe_target = self._zero_where_ignored((tokens,), INT64)
         mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
@@ -470,7 +470,7 @@ class DTensorKernels(Eager):
         return self.graph.new_tensor(shape, dtype)
 
     def _nll_loss_and_log_softmax_backward(self, x: Tensor) -> Tensor:
-        """Runs `_nll_loss_and_log_softmax_backward` (torch/distributed/tensor/parallel/loss.py)."""
+        """Computes the gradient of vocabulary-parallel logits (torch/distributed/tensor/parallel/loss.py)."""
         new_tensor, (tokens, _) = self.graph.new_tensor, x.shape
         grad_output = new_tensor((), x.dtype)
         _safe_target = self._zero_where_ignored((tokens, 1), INT64)

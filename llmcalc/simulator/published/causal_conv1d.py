@@ -15,14 +15,14 @@ from .function import Optional, record_function
 
 
 def causal_conv1d_fwd(aten: Aten, x: Tensor) -> Tensor:
-    """Runs cpp_functions.py:88."""
+    """Runs the forward pass of the causal convolution (cpp_functions.py:88)."""
     return aten.like(x)
 
 
 def causal_conv1d_bwd(
     aten: Aten, x: Tensor, weight: Tensor, bias: Optional, dout: Tensor, dx: Optional = None
 ) -> tuple[Tensor, Tensor, Optional]:
-    """Runs cpp_functions.py:113. Returns the gradients of x, weight and bias.
+    """Computes the causal convolution's gradients of x, weight and bias (cpp_functions.py:113).
 
     dx: the tensor for x's gradient, if allocated.
     """
@@ -45,7 +45,10 @@ def _copy_to_strides(aten: Aten, x: Tensor, dout: Tensor) -> None:
 
 
 def causal_conv1d_fn(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None) -> Tensor:
-    """Runs causal_conv1d_interface.py:9. weight: [channels, width]. The activation makes no difference."""
+    """Runs a causal convolution of x with weight [channels, width] (causal_conv1d_interface.py:9).
+
+    An activation changes no memory.
+    """
     autograd_graph = aten.graph
 
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:

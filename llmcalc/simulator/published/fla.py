@@ -34,7 +34,9 @@ def tile_width(head_size: Number, accelerator: Accelerator) -> int:
 
 
 def causal_conv1d(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None, has_activation: bool = True) -> Tensor:
-    """Runs fla/modules/conv/triton/ops.py:357 (`CausalConv1dFunction`). x: [B, T, channels]; weight: [channels, width].
+    """Runs a short causal convolution (`CausalConv1dFunction`). x: [B, T, channels]; weight: [channels, width].
+
+    Source: fla/modules/conv/triton/ops.py:357.
 
     has_activation: whether SiLU follows, inside the kernel.
     """
@@ -63,14 +65,14 @@ def causal_conv1d(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None, 
 
 
 def rms_norm_gated(aten: Aten, x: Tensor, g: Tensor, weight: Tensor, accelerator: Accelerator = H100) -> Tensor:
-    """Runs fla/modules/fused_norm_gate.py:649 (`LayerNormGatedFunction`, is_rms_norm): norm(x) · activation(g)."""
+    """Computes the gated RMSNorm norm(x) · activation(g) (fla/modules/fused_norm_gate.py:649)."""
     return layer_norm_gated(aten, x, g, weight, None, accelerator)
 
 
 def layer_norm_gated(
     aten: Aten, x: Tensor, g: Tensor, weight: Tensor, bias: Optional, accelerator: Accelerator = H100
 ) -> Tensor:
-    """Runs `LayerNormGatedFunction` with a LayerNorm, which also saves row means. bias: None for an RMSNorm."""
+    """Computes norm(x) · activation(g): a LayerNorm, or an RMSNorm if bias is None (`LayerNormGatedFunction`)."""
     autograd_graph, shape = aten.graph, x.shape
 
     def rows(x: Tensor) -> Tensor:
@@ -121,13 +123,16 @@ def _bwd_dhu(aten: Aten, q: Tensor, dv: Tensor, heads: Number, head_size: Number
     return dh, aten.like(dv)
 
 
-def _by_group(aten: Aten, x: Tensor, heads: Number) -> Tensor:
+def _sum_value_heads(aten: Aten, x: Tensor, heads: Number) -> Tensor:
     """Sums gradients over the value heads of a key head: x.view(B, T, H, HV // H, K).sum(3)."""
     return aten.sum(aten.unflatten(x, 2, (heads, exact_div(x.shape[2], heads))), 3)
 
 
 def _gate_bwd(aten: Aten, g: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs fla/ops/gated_delta_rule/gate.py:197, fla/ops/kda/gate.py:280: the gradients of the gate, A and the bias."""
+    """Computes the gradients of the gate, A and the bias.
+
+    Source: fla/ops/gated_delta_rule/gate.py:197, fla/ops/kda/gate.py:280.
+    """
     row_count = g.shape[0] * g.shape[1]
     dg = aten.like(g, dtype=FLOAT32)
     da = aten.new_tensor((ceil_div(row_count, 32), *a_log.shape), FLOAT32)
@@ -138,7 +143,7 @@ def _gate_bwd(aten: Aten, g: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Te
 
 
 def fused_recurrent(aten: Aten, v: Tensor) -> Tensor:
-    """Runs one kernel over all tokens, without gradients. v: [B, T, HV, V], dense, as queries, keys and gates are.
+    """Runs a delta rule over all tokens in one kernel, without gradients. v: [B, T, HV, V], dense like q, k and gates.
 
     Source: fla/ops/gated_delta_rule/fused_recurrent.py:181, fla/ops/kda/fused_recurrent.py.
     """
@@ -154,7 +159,7 @@ FEW = 64
 def _gdn_fwd(
     aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, gates_in_kernel: bool
 ) -> tuple[Tensor, ...]:
-    """Runs fla/ops/gated_delta_rule/chunk.py:256 and :30 (`chunk_gated_delta_rule_fwd`)."""
+    """Runs the forward pass of the chunked gated delta rule (fla/ops/gated_delta_rule/chunk.py:256 and :30)."""
     q, q_rstd = _l2norm_fwd(aten, q)
     k, k_rstd = _l2norm_fwd(aten, k)
     beta = aten.like(beta, dtype=FLOAT32) if gates_in_kernel else beta
@@ -163,7 +168,7 @@ def _gdn_fwd(
 
 
 def _gdn_chunks(aten: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the output, the summed decays, and the inverse of each chunk."""
+    """Computes the gated delta rule's output, the summed decays, and the inverse triangular matrix of each chunk."""
     batch, tokens, _, head_size = k.shape
     heads = v.shape[2]
     g = aten.like(g, dtype=FLOAT32)
@@ -184,7 +189,7 @@ def _gdn_bwd(
     gate: tuple[Tensor, Tensor, Tensor] | None,
     accelerator: Accelerator,
 ) -> tuple[Tensor, ...]:
-    """Runs `chunk_gated_delta_rule_bwd` of fla/ops/gated_delta_rule/chunk.py:117.
+    """Runs the backward pass of the chunked gated delta rule (fla/ops/gated_delta_rule/chunk.py:117).
 
     gate: its input, A and bias, if the kernel computes it.
     """
@@ -200,25 +205,25 @@ def _gdn_bwd(
 
 
 def _dqkwg(aten: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: Accelerator) -> tuple[Tensor, ...]:
-    """Runs fla/ops/common/chunk_o.py:700 (`chunk_bwd_dqkwg`)."""
+    """Computes the gradients of queries, keys, WY factor w and decays in each chunk (fla/ops/common/chunk_o.py:700)."""
     heads, head_size = k.shape[2:]
     dq, dk = aten.new_tensor(w.shape, q.dtype), aten.new_tensor(w.shape, k.dtype)
     dg = aten.new_tensor((ceil_div(head_size, tile_width(head_size, accelerator)), *g.shape), FLOAT32)
     dw = aten.like(w)
     if not same(heads, w.shape[2]):
-        dq = _by_group(aten, dq, heads)
-        dk = _by_group(aten, dk, heads)
+        dq = _sum_value_heads(aten, dq, heads)
+        dk = _sum_value_heads(aten, dk, heads)
     dg = aten.sum(dg, 0)
     return dq, dk, dw, dg
 
 
 def _wy_bwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-    """Runs fla/ops/gated_delta_rule/wy_fast.py:298 (`prepare_wy_repr_bwd`)."""
+    """Computes the gradients of k, v, β and decays through the WY factors (fla/ops/gated_delta_rule/wy_fast.py:298)."""
     batch, tokens, heads, head_size = k.shape
     dk, dv = aten.new_tensor((batch, tokens, v.shape[2], head_size), k.dtype), aten.like(v)
     dg, db = aten.like(g), aten.like(beta)
     if not same(heads, v.shape[2]):
-        dk = _by_group(aten, dk, heads)
+        dk = _sum_value_heads(aten, dk, heads)
     return dk, dv, db, dg
 
 
@@ -233,7 +238,7 @@ def chunk_gated_delta_rule(
     dt_bias: Optional = None,
     accelerator: Accelerator = H100,
 ) -> Tensor:
-    """Runs fla/ops/gated_delta_rule/chunk.py:253 (`ChunkGatedDeltaRuleFunction`), with L2 norms inside.
+    """Runs the chunked gated delta rule with L2 norms of q and k (fla/ops/gated_delta_rule/chunk.py:253).
 
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g, beta: [B, T, HV]. With a_log and dt_bias, [HV] each, the kernel applies the
     activations of g and beta; without them g is the log decay in float32 and beta follows its sigmoid.
@@ -305,7 +310,7 @@ def chunk_gated_delta_rule_alone(
 def _kda_fwd(
     aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, gates_in_kernel: bool
 ) -> tuple[Tensor, ...]:
-    """Runs fla/ops/kda/chunk.py:28 and chunk_fwd.py:20 (`chunk_kda_fwd`)."""
+    """Runs the forward pass of chunked Kimi delta attention (fla/ops/kda/chunk.py:28 and chunk_fwd.py:20)."""
     heads, head_size = g.shape[2:]
     q, q_rstd = _l2norm_fwd(aten, q)
     k, k_rstd = _l2norm_fwd(aten, k)
@@ -318,7 +323,7 @@ def _kda_fwd(
 
 
 def _kda_intra_fwd(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, ...]:
-    """Runs fla/ops/kda/chunk_intra.py:794 (`chunk_kda_fwd_intra`)."""
+    """Computes each chunk's query-key and key-key products and WY factors (fla/ops/kda/chunk_intra.py:794)."""
     row_shape = *k.shape[:2], heads
     aqk, akk = aten.new_tensor((*row_shape, CHUNK), k.dtype), aten.new_tensor((*row_shape, CHUNK), k.dtype)
     _diagonal = aten.new_tensor((*row_shape, 16), FLOAT32)
@@ -326,7 +331,7 @@ def _kda_intra_fwd(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Ten
 
 
 def _kda_w_u(aten: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs fla/ops/kda/wy_fast.py:264 (`recompute_w_u_fwd`)."""
+    """Computes the WY factors w and u and the decayed keys of each chunk (fla/ops/kda/wy_fast.py:264)."""
     key_shape = *k.shape[:2], heads, k.shape[3]
     w, u = aten.new_tensor(key_shape, k.dtype), aten.like(v)
     return w, u, aten.new_tensor(key_shape, k.dtype)
@@ -343,7 +348,7 @@ def _kda_bwd(
     g_sum: Optional,
     gate: tuple[Tensor, Tensor, Tensor] | None,
 ) -> tuple[Tensor, ...]:
-    """Runs fla/ops/kda/chunk_bwd.py:435 (`chunk_kda_bwd`).
+    """Runs the backward pass of chunked Kimi delta attention (fla/ops/kda/chunk_bwd.py:435).
 
     g_sum: the summed decays; None where the kernel computes them again. gate: its input, A and bias, if the kernel
     computes it.
@@ -362,14 +367,14 @@ def _kda_bwd(
     dq, dk, dv, db, dg, _dakk = _kda_fused(aten, v, g_sum, beta, akk)
     dq, dk, db, dg = _kda_intra_bwd(aten, dq, dk, beta, dg)
     if not same(heads, value_heads):
-        dq = _by_group(aten, dq, heads)
-        dk = _by_group(aten, dk, heads)
+        dq = _sum_value_heads(aten, dq, heads)
+        dk = _sum_value_heads(aten, dk, heads)
     dg = aten.like(dg)
     return (dq, dk, dv, db, *((dg,) if gate is None else _gate_bwd(aten, *gate)))
 
 
 def _kda_fused(aten: Aten, v: Tensor, g: Tensor, beta: Tensor, a: Tensor) -> tuple[Tensor, ...]:
-    """Runs fla/ops/kda/chunk_bwd.py:368 (`chunk_kda_bwd_wy_dqkg_fused`)."""
+    """Computes the gradients of q, k, v, β, decays and chunk matrices in one kernel (fla/ops/kda/chunk_bwd.py:368)."""
     dq, dk = aten.new_tensor(g.shape, FLOAT32), aten.new_tensor(g.shape, FLOAT32)
     dv, dg = aten.like(v), aten.like(g, dtype=FLOAT32)
     db = aten.like(beta, dtype=FLOAT32)
@@ -377,7 +382,7 @@ def _kda_fused(aten: Aten, v: Tensor, g: Tensor, beta: Tensor, a: Tensor) -> tup
 
 
 def _kda_intra_bwd(aten: Aten, dq: Tensor, dk: Tensor, beta: Tensor, dg: Tensor) -> tuple[Tensor, ...]:
-    """Runs fla/ops/kda/chunk_intra.py:897 (`chunk_kda_bwd_intra`)."""
+    """Adds gradients from inside each chunk to the gradients of q, k, β and decays (fla/ops/kda/chunk_intra.py:897)."""
     head_size = dq.shape[-1]
     dq, dk = aten.like(dq), aten.like(dk)
     db = aten.new_tensor((ceil_div(head_size, min(32, power_of_two(head_size))), *beta.shape), FLOAT32)
@@ -395,7 +400,7 @@ def chunk_kda(
     a_log: Optional = None,
     dt_bias: Optional = None,
 ) -> Tensor:
-    """Runs fla/ops/kda/chunk.py:24 (`ChunkKDAFunction`), with L2 norms inside.
+    """Runs chunked Kimi delta attention with L2 norms of q and k (fla/ops/kda/chunk.py:24, `ChunkKDAFunction`).
 
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g: [B, T, HV, K]; beta: [B, T, HV]. With a_log, [HV], and dt_bias, [HV · K],
     the kernel applies the activations of g and beta; without them g is the log decay and beta follows its sigmoid. A

@@ -17,7 +17,7 @@ WIDEST = 128
 
 
 def lightning_attn_func(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-    """Runs lightning_attn_interface.py:16. slopes: the decay of each head."""
+    """Runs lightning attention with heads of any size (lightning_attn_interface.py:16). slopes: each head's decay."""
     head_size, width = q.shape[-1], v.shape[-1]
     padded_width = power_of_two(width)
     if padded_width != width:
@@ -34,7 +34,7 @@ def lightning_attn_func(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Ten
 
 
 def lightning_attn2(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-    """Runs triton/lightning_attn2.py:432 (`LightningAttention2`)."""
+    """Runs the kernel of lightning attention for heads up to `WIDEST` (triton/lightning_attn2.py:432)."""
     autograd_graph = aten.graph
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Sequence[Gradient]:

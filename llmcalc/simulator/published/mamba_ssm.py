@@ -93,7 +93,7 @@ def _scan_bwd(
 def selective_scan_with_states(
     aten: Aten, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Optional, delta_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Runs the selective scan of selective_scan_interface.py:38.
+    """Runs Mamba's selective scan, and returns its output and states (selective_scan_interface.py:38).
 
     u, delta, z: [batch, inner, tokens]; b, c: [batch, state, tokens] or with an axis of groups before `state`;
     a: [inner, state]; d, delta_bias: [inner] in float32.
@@ -132,13 +132,13 @@ def selective_scan_with_states(
     return output, states
 
 
-def _delta_of(aten: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
-    """Computes `rearrange(delta_proj_weight @ x_dbl[:, :delta_rank].t(), "d (b l) -> b d l")`."""
+def _project_delta(aten: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
+    """Computes Δ: `rearrange(delta_proj_weight @ x_dbl[:, :delta_rank].t(), "d (b l) -> b d l")`."""
     return split_tokens(aten, aten.mm(weight, aten.transpose(aten.slice(x_dbl, weight.shape[1]), 0, 1)), batch)
 
 
-def _dense_of(aten: Aten, x_dbl: Tensor, state_size: Number, batch: Number) -> Tensor:
-    """Computes `rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
+def _copy_state_matrix(aten: Aten, x_dbl: Tensor, state_size: Number, batch: Number) -> Tensor:
+    """Copies B or C: `rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
     dense_state = aten.unflatten(aten.slice(x_dbl, state_size), 0, (batch, exact_div(x_dbl.shape[0], batch)))
     return aten.contiguous(aten.transpose(aten.unsqueeze(dense_state, 1), 2, 3))
 
@@ -155,7 +155,7 @@ def mamba_inner_fn(  # noqa: PLR0915
     d: Tensor,
     delta_bias: Tensor,
 ) -> Tensor:
-    """Runs selective_scan_interface.py:183 (`MambaInnerFn`, checkpoint_lvl 1): convolution, projections, scan and gate.
+    """Runs a Mamba mixer after the input projection as one function (selective_scan_interface.py:183).
 
     xz: [batch, 2 · inner, tokens]. The convolution and Δ are computed again in the backward pass.
     There is no bias of the output projection: the library's gradient of one has no shape, and autograd refuses it.
@@ -170,9 +170,9 @@ def mamba_inner_fn(  # noqa: PLR0915
         conv1d_out: Optional = causal_conv1d_fwd(aten, x)
         assert conv1d_out is not None
         x_dbl = aten.linear(tokens_first(aten, conv1d_out), x_proj_weight)
-        delta: Optional = _delta_of(aten, x_dbl, delta_proj_weight, batch)
+        delta: Optional = _project_delta(aten, x_dbl, delta_proj_weight, batch)
         assert delta is not None
-        b, c = _dense_of(aten, x_dbl, state_size, batch), _dense_of(aten, x_dbl, state_size, batch)
+        b, c = _copy_state_matrix(aten, x_dbl, state_size, batch), _copy_state_matrix(aten, x_dbl, state_size, batch)
         output, chunk_states, out_z = _scan_fwd(aten, conv1d_out, delta, a, z)
         conv1d_out = delta = None
         assert out_z is not None
@@ -186,7 +186,7 @@ def mamba_inner_fn(  # noqa: PLR0915
         x, z = split_halves(aten, xz)
         dout = _with_contiguous_rows(aten, dout)
         conv1d_out = causal_conv1d_fwd(aten, x)
-        delta = _delta_of(aten, x_dbl, delta_proj_weight, batch)
+        delta = _project_delta(aten, x_dbl, delta_proj_weight, batch)
         dxz = aten.like(xz)
         dx, dz = split_halves(aten, dxz)
         dout = aten.reshape(
@@ -263,7 +263,7 @@ def _bmm_chunk_fwd(aten: Aten, c: Tensor, chunk: Number) -> Tensor:
 def _combined_fwd(
     aten: Aten, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, chunk: Number, z: Optional
 ) -> tuple[Tensor, Optional, Tensor, Tensor, Tensor, Tensor]:
-    """Runs `_mamba_chunk_scan_combined_fwd` of ssd_combined.py:338.
+    """Runs the forward pass of Mamba-2's chunked scan (ssd_combined.py:338, `_mamba_chunk_scan_combined_fwd`).
 
     Returns the gated output and the output before the gate (the same without a gate), Δ, the sums of log decays, the
     states and the last state.
@@ -286,7 +286,7 @@ def _with_contiguous_rows(aten: Aten, x: Tensor) -> Tensor:
     return x if is_size_one(x.strides[-1]) else aten.contiguous(x)
 
 
-def by_size(aten: Aten, head_size: Number, x: Tensor) -> Tensor:
+def _split_heads_by_size(aten: Aten, head_size: Number, x: Tensor) -> Tensor:
     """Splits the last axis into heads: rearrange(x, "... (h d) -> ... h d")."""
     return aten.unflatten(x, -1, (exact_div(x.shape[-1], head_size), head_size))
 
@@ -299,7 +299,7 @@ def _split_count(x: Tensor, chunks: Number, group_count: Number, accelerator: Ac
 
 
 def _sum_workspace(aten: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
-    """Sums a workspace along an axis."""
+    """Allocates a float32 workspace of a shape, and sums the workspace along an axis."""
     return aten.sum(aten.new_tensor(shape, FLOAT32), axis)
 
 
@@ -324,7 +324,7 @@ def _combined_bwd(
     dz: Optional = None,
     recompute_output: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Optional, Tensor, Optional]:
-    """Runs ssd_combined.py:402 (`_mamba_chunk_scan_combined_bwd`), which recomputes the gated output."""
+    """Runs the backward pass of Mamba-2's chunked scan, and recomputes the gated output (ssd_combined.py:402)."""
     dout = _with_contiguous_rows(aten, dout)
     batch, tokens, heads, dim = x.shape
     group_count, state_size = b.shape[2], b.shape[3]
@@ -347,7 +347,7 @@ def _combined_bwd(
         dd = aten.to(aten.new_tensor((heads, 1), FLOAT32), d.dtype)
     dstates = aten.new_tensor((batch, chunks, heads, dim, state_size), chunk_states.dtype)
     dstates, _dda_chunk, chunk_states = _state_passing_bwd(aten, chunk_states, dstates, x.dtype)
-    dx, _ddt, dd_from_x = _dx(aten, x, d, (batch, heads, chunks, chunk), dx)
+    dx, _ddt, dd_from_x = _chunk_scan_gradients(aten, x, d, (batch, heads, chunks, chunk), dx)
     splits = _split_count(x, chunks, group_count, accelerator)
     dda_next = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
     _db = _sum_workspace(aten, (batch, tokens, splits, group_count, state_size), 2)
@@ -361,8 +361,10 @@ def _combined_bwd(
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz
 
 
-def _dx(aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs ssd_combined.py:261 (`_chunk_scan_chunk_state_bwd_dx`): the gradients of x, Δ and D."""
+def _chunk_scan_gradients(
+    aten: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes the chunked scan's gradients of x, Δ and D (ssd_combined.py:261, `_chunk_scan_chunk_state_bwd_dx`)."""
     batch, heads, chunks, chunk = shape
     dd = aten.new_tensor((ceil_div(chunk, 32), batch, chunks, heads, 1), FLOAT32)
     dx = aten.like(x) if dx is None else dx
@@ -392,7 +394,7 @@ def mamba_chunk_scan_with_state(
     dt_bias: Tensor,
     accelerator: Accelerator = H100,
 ) -> tuple[Tensor, Tensor]:
-    """Runs `MambaChunkScanCombinedFn` of ssd_combined.py:593.
+    """Runs Mamba-2's chunked scan (ssd_combined.py:593, `MambaChunkScanCombinedFn`).
 
     x, z: [batch, tokens, heads, dim]; dt: [batch, tokens, heads];
     b, c: [batch, tokens, groups, state]; a: [heads] in float32; d, dt_bias: [heads].
@@ -437,7 +439,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     outproj_bias: Optional,
     accelerator: Accelerator = H100,
 ) -> Tensor:
-    """Runs ssd_combined.py:820 (`MambaSplitConv1dScanCombinedFn`): Mamba-2 after the input projection.
+    """Runs a Mamba-2 mixer after the input projection (ssd_combined.py:820, `MambaSplitConv1dScanCombinedFn`).
 
     zxbcdt: [batch, tokens, 2 · inner + 2 · groups · state + heads]. dim: the size of a head. The convolution, the
     scan's inner values and the norm's output are computed again in the backward pass. Without a weight of the output
@@ -449,14 +451,21 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     conv_widths = [inner_width, group_count * state_size, group_count * state_size]
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Splits z, by head, xBC and Δ, which are stored side by side."""
+        """Splits the input projection's output into z (by head), xBC and Δ."""
         z, u, dt = aten.split(x, [inner_width, inner_width + 2 * group_count * state_size, heads])
-        return by_size(aten, dim, z), u, dt
+        return _split_heads_by_size(aten, dim, z), u, dt
 
     def split_convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Splits x, B and C after the convolution. For widths in multiples of 8 `ensure_stride` copies nothing."""
+        """Splits the convolution's output into x, B and C.
+
+        For widths in multiples of 8 `ensure_stride` copies nothing.
+        """
         x, b, c = aten.split(aten.transpose(causal_conv1d_fwd(aten, aten.transpose(u, 1, 2)), 1, 2), conv_widths)
-        return by_size(aten, dim, x), by_size(aten, state_size, b), by_size(aten, state_size, c)
+        return (
+            _split_heads_by_size(aten, dim, x),
+            _split_heads_by_size(aten, state_size, b),
+            _split_heads_by_size(aten, state_size, c),
+        )
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
@@ -481,10 +490,14 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         dz, du, ddt = parts(dzxbcdt)
         dxbc = aten.like(u)
         dx, db, dc = aten.split(dxbc, conv_widths)
-        dx, db, dc = by_size(aten, dim, dx), by_size(aten, state_size, db), by_size(aten, state_size, dc)
+        dx, db, dc = (
+            _split_heads_by_size(aten, dim, dx),
+            _split_heads_by_size(aten, state_size, db),
+            _split_heads_by_size(aten, state_size, dc),
+        )
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else aten.transpose(outproj_weight, 0, 1)
-        dout = by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
+        dout = _split_heads_by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
         drmsnorm_weight: Optional = None
         _recomputed_out: Optional = out_recompute
         if rmsnorm_weight is None:
@@ -512,7 +525,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         else:
             _dy = dout
             dout, drmsnorm_weight = _norm_bwd(aten, output, rmsnorm_weight, group_count, accelerator)
-            dout = by_size(aten, dim, aten.unflatten(dout, 0, row_shape))
+            dout = _split_heads_by_size(aten, dim, aten.unflatten(dout, 0, row_shape))
             _, ddt, da, db, dc, dd, _, dbias, _ = _combined_bwd(
                 aten, dout, x, dt, a, b, c, output, chunk, d, None, dt_bias, accelerator, dx, ddt, db, dc
             )
@@ -551,12 +564,14 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
 
 
 def _layer_norm_fwd(aten: Aten, x: Tensor, group_count: Number) -> tuple[Tensor, Tensor]:
-    """Runs layernorm_gated.py:108: the output, and 1/√ of the mean square of each row and group. x: [rows, width]."""
+    """Computes a grouped RMSNorm of x [rows, width], and 1 / RMS of each row and group (layernorm_gated.py:108)."""
     return aten.like(x), aten.new_tensor((group_count * x.shape[0],), FLOAT32)
 
 
-def _dw(aten: Aten, x: Tensor, weight: Tensor, group_count: Number, accelerator: Accelerator) -> Tensor:
-    """Computes the gradient of the weight, summed over all programs (layernorm_gated.py:306, in `_layer_norm_bwd`)."""
+def _norm_weight_gradient(
+    aten: Aten, x: Tensor, weight: Tensor, group_count: Number, accelerator: Accelerator
+) -> Tensor:
+    """Sums the partial gradients of the norm's weight from all Triton programs (layernorm_gated.py:306)."""
     warps = min(max(power_of_two(exact_div(x.shape[1], group_count)) // 256, 1), 8)
     programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), group_count)
     partial_sums = aten.new_tensor((programs, x.shape[1]), FLOAT32)
@@ -566,16 +581,16 @@ def _dw(aten: Aten, x: Tensor, weight: Tensor, group_count: Number, accelerator:
 def _norm_bwd(
     aten: Aten, x: Tensor, weight: Tensor, group_count: Number, accelerator: Accelerator
 ) -> tuple[Tensor, Tensor]:
-    """Runs `_layer_norm_bwd` (layernorm_gated.py:272). The caller allocates the gate's gradient."""
+    """Computes the norm's gradients of x and weight, without the gate's gradient (layernorm_gated.py:272)."""
     flat_x = aten.flatten(aten.flatten(x, 2), 0, 1)
     dx = aten.like(flat_x)
-    return dx, _dw(aten, flat_x, weight, group_count, accelerator)
+    return dx, _norm_weight_gradient(aten, flat_x, weight, group_count, accelerator)
 
 
 def rmsnorm_fn(
     aten: Aten, x: Tensor, weight: Tensor, z: Optional, group_count: Number, accelerator: Accelerator = H100
 ) -> Tensor:
-    """Runs `LayerNormFn` with is_rms_norm (layernorm_gated.py:362).
+    """Runs a grouped RMSNorm with an optional gate z (layernorm_gated.py:362, `LayerNormFn` with is_rms_norm).
 
     It computes norm(x · silu(z)), or norm(x) · silu(z): both allocate the same. x, z: [batch, tokens, width].
     """
@@ -588,7 +603,7 @@ def rmsnorm_fn(
         dy = rows(dy)
         dx = aten.like(x)
         dz = None if z is None else aten.like(z)
-        dw = _dw(aten, x, weight, group_count, accelerator)
+        dw = _norm_weight_gradient(aten, x, weight, group_count, accelerator)
         return aten.reshape(dx, shape), dw, None if dz is None else aten.reshape(dz, shape)
 
     with autograd_graph.no_grad():

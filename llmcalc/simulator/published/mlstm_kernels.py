@@ -33,7 +33,7 @@ def supports(tokens: Number, chunk: Number) -> bool:
 
 
 def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocates memory, normalizer and largest exponent at each chunk boundary (fw_recurrent.py)."""
+    """Allocates the matrix memory, normalizer and largest exponent at each chunk boundary (fw_recurrent.py)."""
     batch, heads, tokens, head_size = k.shape
     state_count = exact_div(tokens, chunk) + 1
     shape = batch, heads, state_count * head_size
@@ -47,7 +47,7 @@ def _chunk_states(aten: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tens
 def mlstm_chunkwise(
     aten: Aten, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, chunk: Number
 ) -> Tensor:
-    """Runs triton_xl_chunk/fwbw.py:18 for any number of tokens.
+    """Runs the chunkwise mLSTM kernel on any number of tokens, padded to whole chunks (triton_xl_chunk/fwbw.py:18).
 
     input_gate, forget_gate: [batch, heads, tokens], before their exponential and sigmoid.
     """
@@ -76,7 +76,7 @@ def mlstm_with_states(
     chunk: Number,
     states: Sequence[Tensor] | None,
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Runs `wrap_chunkwise__arbitrary_sequence_length` of kernel_wrappers.py, without gradients.
+    """Runs mLSTM with states, without gradients (kernel_wrappers.py, `wrap_chunkwise__arbitrary_sequence_length`).
 
     It runs chunks, then smaller chunks, then the other tokens one by one.
 
@@ -107,7 +107,7 @@ def _dense_tensors(aten: Aten, row_count: Number, *tensors: Tensor) -> list[Tens
 
 
 def _run_token_by_token(aten: Aten, tensors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-    """Runs recurrent/native_sequence.py:13, with the kernel of recurrent/triton_step.py:12 for each token.
+    """Runs mLSTM token by token (recurrent/native_sequence.py:13, with the kernel of recurrent/triton_step.py:12).
 
     The outputs of all tokens but the last are one tensor here.
     """
@@ -134,11 +134,11 @@ def _single_state(aten: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
 def _run_chunkwise(
     aten: Aten, tensors: Sequence[Tensor], chunk: Number, returns_last_states: bool = False
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Runs the chunkwise kernel. returns_last_states: whether copies of the last states are returned."""
+    """Runs the chunkwise mLSTM kernel. returns_last_states: whether copies of the last states are returned."""
     autograd_graph = aten.graph
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
-        """Runs triton_xl_chunk/fw.py:20 and fw_parallel.py:16."""
+        """Runs the forward kernels of chunkwise mLSTM (triton_xl_chunk/fw.py:20 and fw_parallel.py:16)."""
         _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk)
         h = aten.new_tensor((*q.shape[:3], v.shape[-1]), q.dtype)
         n, m = aten.new_tensor(i.shape, q.dtype), aten.new_tensor(i.shape, q.dtype)
@@ -148,7 +148,7 @@ def _run_chunkwise(
     def backward(
         dh: Tensor, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, n: Tensor, m: Tensor
     ) -> Sequence[Gradient]:
-        """Runs triton_xl_chunk/bw.py:26."""
+        """Runs the backward kernels of chunkwise mLSTM (triton_xl_chunk/bw.py:26)."""
         dh = aten.contiguous(dh)
         _memory, _norm, _largest_exponent = _chunk_states(aten, k, v, chunk)
         _dmemory = aten.like(_memory)

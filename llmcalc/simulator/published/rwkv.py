@@ -15,7 +15,9 @@ from .function import record_function
 def rwkv_linear_attention(
     aten: Aten, decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, with_state: bool = False
 ) -> Tensor:
-    """Runs RWKV-4's kernel. key, value: [batch, tokens, channels]; decay, time_first: [channels].
+    """Computes RWKV-4's weighted average of values by the published CUDA kernel.
+
+    key, value: [batch, tokens, channels]; decay, time_first: [channels].
 
     with_state: whether the kernel reads and writes a state, as it does without gradients; false by default.
     """

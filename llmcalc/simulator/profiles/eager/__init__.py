@@ -40,4 +40,4 @@ class Eager(
     ElementwiseKernels,
     BasicKernels,
 ):
-    """Runs a program like the reference, but recurrent parts with training kernels."""
+    """Runs a program like the PyTorch reference, except that recurrent parts run published training kernels."""

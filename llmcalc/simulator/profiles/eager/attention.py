@@ -17,7 +17,7 @@ from ...tensor import BOOL, FLOAT32, INT64, Tensor, counted_as
 
 @kernels_compared(BY_TORCH)
 class AttentionKernels(Lowering):
-    """Softmax attention as in the reference implementation."""
+    """Kernels of softmax attention, which run the operations of the reference implementation."""
 
     def heads_first(self, x: Tensor) -> Tensor:
         """Swaps the axes of rows and heads: [batch, rows, heads, size] ↔ [batch, heads, rows, size]."""
@@ -46,12 +46,12 @@ class AttentionKernels(Lowering):
         if operation.options["back"]:
             sin = aten.scale(sin, "neg")
         if self.choices.joined_rope:
-            return self._joined_halves(x, rotary_dim, cos, sin)
+            return self._rotate_halves(x, rotary_dim, cos, sin)
         rotary_part = x if rotates_whole_head else aten.slice(x, rotary_dim)
         rotary_part = aten.add(aten.mul(rotary_part, cos), aten.mul(self._rotate_quarter(rotary_part, rotary_dim), sin))
         return rotary_part if rotates_whole_head else aten.cat([rotary_part, aten.slice(x, x.shape[-1] - rotary_dim)])
 
-    def _joined_halves(self, x: Tensor, rotary_dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate_halves(self, x: Tensor, rotary_dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates the first and the second elements of all pairs separately, and concatenates the results."""
         aten = self.t
         cos, sin = aten.slice(cos, rotary_dim // 2), aten.slice(sin, rotary_dim // 2)

@@ -51,7 +51,7 @@ class AttentionVariantKernels(AttentionKernels):
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 
     def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-        """Runs the core of IndexerReference. q: [batch, queries, heads, d], k: [batch, keys, d]."""
+        """Sums an indexer's scores over heads with weights. q: [batch, queries, heads, d], k: [batch, keys, d]."""
         aten = self.t
         k = aten.transpose(aten.unsqueeze(k, 1), -1, -2)
         if not self.choices.like_classes:
@@ -77,7 +77,7 @@ class AttentionVariantKernels(AttentionKernels):
             self.memo["selected"] = aten.slice(aten.sort(scores)[1], selected_count)
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
-        """Runs the end of PooledIndexerReference.forward, from the scores of pools, [batch, queries, pools]."""
+        """Returns the indices of the tokens in the pools with the highest scores [batch, queries, pools]."""
         aten, pool_tokens, keys = self.t, operation.options["pool"], self.tensor_of(operation.ins[1]).shape[1]
         batch, queries, pools = scores.shape
         visible_tokens = aten.add_number(aten.unsqueeze(self.token_positions(queries), 1))
@@ -126,7 +126,7 @@ class AttentionVariantKernels(AttentionKernels):
     # --- selected in blocks by an indexer (MiniMax-M3) ----------------------------------------------------------------
 
     def do_select_blocks(self, operation: Step) -> None:
-        """Runs the end of BlockIndexerReference.forward, from the scores, [batch, index heads, queries, keys]."""
+        """Selects the key blocks with the highest scores. scores: [batch, index heads, queries, keys]."""
         aten, block, scores = self.t, operation.options["block"], self.tensor_of(operation.ins[0])
         self.forget(operation.ins[0].storage)
         scores = aten.to(scores, FLOAT32)
@@ -155,7 +155,7 @@ class AttentionVariantKernels(AttentionKernels):
         )
 
     def do_only_selected(self, operation: Step) -> None:
-        """Runs BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
+        """Gathers the selected keys and values when decoding one token; otherwise passes all of them to attention."""
         aten = self.t
         visible_mask = self.tensor_of(operation.ins[0])
         block, block_count = operation.options["block"], operation.options["blocks"]
@@ -183,7 +183,10 @@ class AttentionVariantKernels(AttentionKernels):
         self.attention_AttentionCore(operation)
 
     def do_joint_softmax(self, operation: Step) -> None:
-        """Runs MergedReference.forward and CompressedAttentionReference.forward, from scores to softmax."""
+        """Computes one softmax over the scores of several attention cores.
+
+        It runs as MergedReference.forward and CompressedAttentionReference.forward do.
+        """
         if self.choices.attention != "eager" or self.recompute.core:
             raise self.unsupported(
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
@@ -233,7 +236,7 @@ class AttentionVariantKernels(AttentionKernels):
     # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
 
     def do_strongest(self, operation: Step) -> None:
-        """Runs the end of DynamicMaskReference._mask, which masks all but the keys with the highest strengths."""
+        """Masks all keys except the keys with the highest strengths (DynamicMaskReference._mask)."""
         aten = self.t
         strengths, q, k = map(self.tensor_of, operation.ins)
         key_strength = aten.unsqueeze(aten.transpose(strengths, 1, 2), 2)

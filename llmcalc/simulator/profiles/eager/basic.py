@@ -23,7 +23,7 @@ BY_TOKEN = ("ids", "known ids")
 
 @kernels_compared(BY_TORCH)
 class BasicKernels(Lowering):
-    """Kernels of the steps in most models."""
+    """Kernels of the operations in most models: linear layers, tables, norms, activations and the loss."""
 
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class BasicKernels(Lowering):
     def norm(
         self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
-        """Runs a norm as NormReference.forward does.
+        """Runs a norm with the operations of NormReference.forward.
 
         module_path: the module with the norm's parameters; default the running module.
         """

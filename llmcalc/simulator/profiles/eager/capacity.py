@@ -15,7 +15,7 @@ from .experts import ExpertKernels
 
 @kernels_compared(BY_TORCH)
 class CapacityKernels(ExpertKernels):
-    """Experts as in the reference with `expert_capacity`."""
+    """Kernels of experts with a fixed capacity, which run the operations of the reference with `expert_capacity`."""
 
     def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value. Rows of experts keep the shape [experts, rows, width]."""
@@ -60,7 +60,7 @@ class CapacityKernels(ExpertKernels):
         if operation.options["identities"]:
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", operation.name)
         aten, experts, row_count = self.t, *self.expert_row_index("weight").shape
-        x = self._by_expert(self.tensor_of(operation.ins[0]), experts, row_count)
+        x = self._expert_rows(self.tensor_of(operation.ins[0]), experts, row_count)
         output_width, input_width = element_count(operation.outs[0].axes), x.shape[-1]
         weight = self.weight(f"{operation.name}.weight", (experts, output_width, input_width))
         y = aten.matmul(x, aten.transpose(weight, 1, 2))
@@ -68,7 +68,7 @@ class CapacityKernels(ExpertKernels):
             y = aten.add(y, aten.unsqueeze(self.weight(f"{operation.name}.bias", (experts, output_width)), 1))
         self.bind(operation.outs[0], y)
 
-    def _by_expert(self, x: Tensor, experts: int, row_count: int) -> Tensor:
+    def _expert_rows(self, x: Tensor, experts: int, row_count: int) -> Tensor:
         """Returns a tensor as [experts, rows, width], which another operation may have reshaped."""
         return (
             x if len(x.shape) == 3 and x.shape[0] == experts else self.t.reshape(x, (experts, row_count, x.shape[-1]))
@@ -79,7 +79,7 @@ class CapacityKernels(ExpertKernels):
             super().do_combine(operation)
             return
         aten, weights, sent_weights = self.t, self.tensor_of(operation.ins[1]), self.expert_row_index("weight")
-        y = self._by_expert(self.tensor_read_by(operation, operation.ins[0]), *sent_weights.shape)
+        y = self._expert_rows(self.tensor_read_by(operation, operation.ins[0]), *sent_weights.shape)
         y = aten.flatten(aten.mul(y, aten.unsqueeze(aten.to(sent_weights, y.dtype), 2)), 0, 1)
         self.store_tensor(
             operation.outs[0], aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))

@@ -122,7 +122,7 @@ class ElementwiseKernels(BasicKernels):
         return aten.add(output, aten.mul(beta, x))
 
     def scale_by_position(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        """Runs PositionScale.forward. x: [batch, heads, tokens, size]."""
+        """Multiplies x [batch, heads, tokens, size] by a scale that depends on the position (PositionScale.forward)."""
         aten = self.t
         logarithms = aten.to(
             aten.function("log", aten.to(aten.add_number(self.token_positions(x.shape[-2])), FLOAT32)), x.dtype

@@ -13,7 +13,7 @@ from .attention_variants import AttentionVariantKernels
 
 @kernels_compared(BY_TORCH)
 class EntryKernels(AttentionVariantKernels):
-    """Compressed attention as in the reference, line by line."""
+    """Kernels of attention to compressed entries, which run the operations of the reference line by line."""
 
     def do_windows(self, operation: Step) -> None:
         aten, x, output = self.t, self.tensor_of(operation.ins[0]), operation.outs[0]
@@ -90,16 +90,16 @@ class EntryKernels(AttentionVariantKernels):
         self.bind(operation.outs[0], self.memo[operation.options["slot"]])
 
     def do_candidates(self, operation: Step) -> None:
-        """Runs Chooser._candidates: gathers the candidates for a single token, else masks all other keys."""
+        """Gathers a single token's candidate keys; for several tokens masks all other keys (Chooser._candidates)."""
         aten, (keys, visible_mask) = self.t, map(self.tensor_of, operation.ins)
-        blocks, block_size, block_count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
+        blocks, block_size, entry_count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
         if self.reads_selected(blocks.shape[1]):
             block_offsets = aten.new_tensor((block_size,), INT64)
-            own_block_count = block_count - (block_count - 1) // block_size * block_size
+            last_block_entries = entry_count - (entry_count - 1) // block_size * block_size
             in_blocks = aten.add(aten.scale(aten.unsqueeze(aten.select(blocks, 1), -1)), block_offsets)
             in_blocks = aten.flatten(in_blocks, 1)
             candidate_slices = [
-                aten.slice(in_blocks, own_block_count),
+                aten.slice(in_blocks, last_block_entries),
                 aten.slice(in_blocks, in_blocks.shape[-1] - block_size),
             ]
             positions = aten.cat(candidate_slices)
@@ -113,26 +113,26 @@ class EntryKernels(AttentionVariantKernels):
             self.bind(operation.outs[0], gathered_entries)
             self.bind(operation.outs[1], aten.slice(visible_mask, positions.shape[-1]))
             return
-        blocks_of_all = -(-block_count // block_size)
-        in_blocks = aten.new_tensor((*blocks.shape[:2], blocks_of_all), BOOL)
-        in_blocks = aten.slice(aten.repeat_interleave(aten.scatter(in_blocks, blocks), block_size, 2), block_count)
+        total_blocks = -(-entry_count // block_size)
+        in_blocks = aten.new_tensor((*blocks.shape[:2], total_blocks), BOOL)
+        in_blocks = aten.slice(aten.repeat_interleave(aten.scatter(in_blocks, blocks), block_size, 2), entry_count)
         self.bind(operation.outs[0], keys)
         self.bind(operation.outs[1], aten.compare(visible_mask, in_blocks))
 
     def _find_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
-        """Runs Chooser._find_blocks: stores each token's best blocks for higher layers."""
+        """Stores each token's best blocks of compressed entries for higher layers (Chooser._find_blocks)."""
         aten, (batch, tokens, entry_count) = self.t, masked_scores.shape
-        blocks_of_all = -(-entry_count // block_size)
-        padded_scores = aten.pad(masked_scores, blocks_of_all * block_size)
-        block_maxima = aten.new_tensor((batch, tokens, blocks_of_all), FLOAT32)
+        total_blocks = -(-entry_count // block_size)
+        padded_scores = aten.pad(masked_scores, total_blocks * block_size)
+        block_maxima = aten.new_tensor((batch, tokens, total_blocks), FLOAT32)
         del padded_scores
         blocks_of_tokens = aten.like(self.token_positions(tokens))
         block_maxima = aten.scatter(block_maxima, blocks_of_tokens)
         ranked_blocks = aten.sort(block_maxima)[1]
-        self.memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(blocks_of_all, block_count))
+        self.memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(total_blocks, block_count))
 
     def do_choose_entries(self, operation: Step) -> None:
-        """Runs Chooser.forward, from the scores of all heads on."""
+        """Chooses the compressed entries with the highest weighted sum of all heads' scores (Chooser.forward)."""
         aten, (scores, weights, visible_mask) = self.t, map(self.tensor_of, operation.ins)
         self.forget(operation.ins[0].storage)
         self.forget(operation.ins[1].storage)

@@ -29,7 +29,7 @@ GATE_AND_UP = ("gate_proj", "up_proj")
 
 @kernels_compared(BY_TORCH)
 class ExpertKernels(Lowering):
-    """Experts as in the reference with `grouped_experts`."""
+    """Kernels of mixtures of experts, which run the operations of the reference with `grouped_experts`."""
 
     def flat_rows(self, x: Tensor, axis_count: int = 1) -> Tensor:
         """Flattens [batch, rows, …] to [batch · rows, elements], except rows sorted by expert.
@@ -241,7 +241,7 @@ class ExpertKernels(Lowering):
         self.store_tensor(output, y)
 
     def slices_of_experts(self, operation: Step, weight: Tensor) -> Tensor:
-        """Returns the experts' weight, to whose gradient each expert's slice adds a tensor of the size of all experts.
+        """Returns the experts' weight, whose backward pass allocates a gradient of full size for each expert's slice.
 
         Each slice has a gradient of that size, of zeros beside its expert. The first two are added to a third tensor,
         the others are added to the sum in its place (torch/csrc/autograd/input_buffer.cpp, `accumulate`).

@@ -137,7 +137,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @property
     def _fuses_gates(self) -> bool:
-        """Whether an activation and the product with it are one operation."""
+        """Whether one kernel computes an activation and the product with the activated gate."""
         return self.choices.compiled or self.choices.fused_gate
 
     def do_act(self, operation: Step) -> None:
@@ -271,7 +271,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
     @compared(CHOSEN, cross_entropy="selective")
     def _selective_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Computes log-probabilities of the labels, and the entropies without a gradient, as TRL's GRPO.
+        """Computes log-probabilities of the labels, and the entropies without a gradient, as TRL's GRPO does.
 
         Source: huggingface/trl, trainer/grpo_trainer.py, `_get_per_token_logps_and_entropies`, and trainer/utils.py,
         `selective_log_softmax` and `entropy_from_logits`. The loss of log-probabilities is counted as their mean.
@@ -479,7 +479,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return logits
 
     def _streamed_log_probabilities(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Computes the labels' log-probabilities and the logarithms of the sums of x [tokens, hidden], part by part."""
+        """Computes the labels' log-probabilities and the logits' logsumexp by vocabulary parts. x: [tokens, hidden]."""
         aten = self.t
         log_probabilities, log_sums = (aten.new_tensor(x.shape[:1], FLOAT32) for _ in range(2))
         for row_count in _part_sizes(x.shape[0], LIGER_ROWS):
@@ -513,7 +513,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return is_label, aten.like(difference)
 
     def _streamed_gradients(self, x: Tensor, weight: Tensor, bias: Tensor | None, log_sums: Tensor) -> Tensor:
-        """Computes the gradients of log-probabilities in float32, and returns that of x [tokens, hidden] in its format.
+        """Computes the log-probabilities' gradients in float32, and casts the gradient of x [tokens, hidden].
 
         log_sums: the logarithms of the sums of exponentials, which the forward pass saves.
         """

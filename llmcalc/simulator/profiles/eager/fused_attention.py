@@ -236,7 +236,7 @@ class FusedAttention(AttentionKernels):
         is_efficient: bool,
         trained_mask: Tensor | None = None,
     ) -> Tensor:
-        """Runs `_scaled_dot_product_efficient_attention` or `_scaled_dot_product_cudnn_attention`.
+        """Runs scaled_dot_product_attention by torch's memory-efficient or cuDNN kernel.
 
         trained_mask: a mask [1, heads, queries, keys] that gets a gradient, for each sequence; None (default) for none.
 
@@ -255,7 +255,9 @@ class FusedAttention(AttentionKernels):
         mask_shapes = [(x.shape, x.dtype) for x in trained_masks]
         output_shape = (*q.shape[:-1], v.shape[-1])
         attention_output = (
-            self._by_token(kernel_name, output_shape, q.dtype) if is_efficient else self._as_queries(kernel_name, q, v)
+            self._allocate_tokens_first(kernel_name, output_shape, q.dtype)
+            if is_efficient
+            else self._allocate_in_query_order(kernel_name, q, v)
         )
         padded_queries = ceil_div(query_count, 32) * 32 if is_efficient else query_count
         needs_gradient = recorded(autograd_graph, (q, k, v))
@@ -274,7 +276,7 @@ class FusedAttention(AttentionKernels):
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if is_efficient:
-                outputs = [self._by_token("", shape, output_gradient.dtype) for shape, _ in shapes]
+                outputs = [self._allocate_tokens_first("", shape, output_gradient.dtype) for shape, _ in shapes]
             else:
                 outputs = [
                     autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in shapes
@@ -311,16 +313,16 @@ class FusedAttention(AttentionKernels):
         return aten.expand(mask, (batch, heads, query_count, key_count))
 
     def cpu_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
+        """Runs torch's flash attention for CPUs (aten/src/ATen/native/transformers/attention.cpp)."""
         autograd_graph, kernel_name = self.graph, "flash_attention_for_cpu"
         batch, heads, query_count = q.shape[:3]
         bias = [] if mask is None else [self._additive_mask(mask, q, False)]
-        attention_output = self._by_token(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype)
+        attention_output = self._allocate_tokens_first(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype)
         row_sums = autograd_graph.operation_result(kernel_name, (batch, query_count, heads), FLOAT32)
         shapes = [x.shape for x in (q, k, v)]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
-            return [self._by_token("", shape, output_gradient.dtype) for shape in shapes]
+            return [self._allocate_tokens_first("", shape, output_gradient.dtype) for shape in shapes]
 
         return record(
             autograd_graph,
@@ -336,7 +338,7 @@ class FusedAttention(AttentionKernels):
             *bias,
         )
 
-    def _by_token(self, operation_name: str, shape: Sizes, dtype: Dtype) -> Tensor:
+    def _allocate_tokens_first(self, operation_name: str, shape: Sizes, dtype: Dtype) -> Tensor:
         """Allocates [batch, heads, tokens, size], stored as [batch, tokens, heads, size].
 
         operation_name: its operation.
@@ -347,13 +349,13 @@ class FusedAttention(AttentionKernels):
             return self.graph.operation_result(operation_name, shape, dtype, strides)
         return self.graph.new_tensor(shape, dtype, strides)
 
-    def _as_queries(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
+    def _allocate_in_query_order(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
         """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         return self.graph.operation_result(operation_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive_mask(self, mask: Tensor, q: Tensor, is_aligned: bool) -> Tensor:
-        """Runs `convert_boolean_attn_mask`, whose result has 0 and −∞ in the queries' number format.
+        """Converts a boolean mask to 0 and −∞ in the queries' number format (`convert_boolean_attn_mask`).
 
         transformers expands the mask, [queries, keys], to the sequences of the batch. If the mask must be aligned, a
         copy has rows padded to a multiple of 16.
@@ -377,7 +379,7 @@ class FusedAttention(AttentionKernels):
         dropout: float = 0.0,
         selection_mask: Tensor | None = None,
     ) -> Tensor:
-        """Runs `_scaled_dot_product_attention_math` (aten/src/ATen/native/transformers/attention.cpp).
+        """Runs scaled_dot_product_attention by matrix products and a softmax (`_scaled_dot_product_attention_math`).
 
         dropout: the probability of dropout, which runs on the probabilities.
         selection_mask: the mask of the keys that another part selected; None (default) for the keys of earlier tokens.

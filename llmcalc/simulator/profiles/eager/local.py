@@ -15,7 +15,7 @@ from .positions import PositionKernels
 
 @kernels_compared(BY_TORCH)
 class LocalKernels(PositionKernels):
-    """Local attention as in the reference, line by line."""
+    """Kernels of local attention, which run the operations of the reference line by line."""
 
     def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
         """Returns each token's block index and all block indices, computed once per pass."""
@@ -38,9 +38,9 @@ class LocalKernels(PositionKernels):
         flow_value, output, block_size = operation.ins[0], operation.outs[0], operation.options["block"]
         x, heads, tokens = self.flat_tensor(flow_value), output.axes[0].size, self.run_config.new_rows(output.rows)
         if not operation.options["around"]:
-            self.bind(output, self._by_head(self._split_into_blocks(x, block_size), heads))
+            self.bind(output, self._split_local_heads(self._split_into_blocks(x, block_size), heads))
             return
-        neighbour_blocks = self._by_head(
+        neighbour_blocks = self._split_local_heads(
             self._join_neighbour_blocks(self._split_into_blocks(self._cut_to_rows(x, tokens), block_size)), heads
         )
         self.bind(
@@ -53,7 +53,7 @@ class LocalKernels(PositionKernels):
     def _append_block_sums(self, neighbour_blocks: Tensor, x: Tensor, heads: Any, tokens: Any) -> Tensor:
         """Concatenates the keys or values of each block with the keys or values of all block sums."""
         aten = self.t
-        block_sums = aten.unsqueeze(self._by_head(aten.slice(x, x.shape[1] - tokens, 1), heads), 1)
+        block_sums = aten.unsqueeze(self._split_local_heads(aten.slice(x, x.shape[1] - tokens, 1), heads), 1)
         return aten.cat(
             [neighbour_blocks, aten.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2
         )
@@ -81,7 +81,7 @@ class LocalKernels(PositionKernels):
             2,
         )
 
-    def _by_head(self, x: Tensor, heads: Any) -> Tensor:
+    def _split_local_heads(self, x: Tensor, heads: Any) -> Tensor:
         """Splits the last axis into heads: […, tokens, heads · d] → […, heads, tokens, d]."""
         return self.t.transpose(self.t.unflatten(x, -1, (heads, x.shape[-1] // heads)), -2, -3)
 

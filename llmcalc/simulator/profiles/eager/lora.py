@@ -24,7 +24,7 @@ TOGETHER = "qkv_proj"
 
 
 class LoraKernels(FakeQuantizationKernels):
-    """Linear layers with adapters and quantized weights."""
+    """Kernels of linear layers with adapters and quantized weights."""
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class LoraKernels(FakeQuantizationKernels):
 
     @compared(BY_TORCH)
     def do_table(self, operation: Step) -> None:
-        """Looks up embeddings. With checkpoints their output needs a gradient despite a frozen table.
+        """Looks up embeddings; with activation checkpointing the output needs a gradient despite a frozen table.
 
         Source: transformers/modeling_utils.py, `enable_input_require_grads`.
         """
@@ -140,7 +140,7 @@ class LoraKernels(FakeQuantizationKernels):
             )
         elif operation is fused_steps[0]:  # the others have their values from it
             if self._is_fused_by_its_class(operation):
-                self._run_as_its_class(fused_steps)
+                self._run_fused_projections(fused_steps)
             else:
                 self._run_as_one_product(fused_steps)
 
@@ -158,19 +158,21 @@ class LoraKernels(FakeQuantizationKernels):
         """Returns the projections fused with this projection into one product, in order; none if it runs alone."""
         joined_layer = self._joined_layer(operation)
         if joined_layer:
-            joined_steps = self._steps_beside(operation, lambda step: self._joined_layer(step) == joined_layer)
+            joined_steps = self._linear_layers_of_input(
+                operation, lambda step: self._joined_layer(step) == joined_layer
+            )
             return joined_steps if len(joined_steps) > 1 else []
         is_litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         is_fused_by_its_class = self._is_fused_by_its_class(operation)
         projection_names = GATE_AND_UP if is_fused_by_its_class and operation.name in GATE_AND_UP else PROJECTIONS
         if operation.name not in projection_names or not (is_litgpt or self.choices.fused_qkv or is_fused_by_its_class):
             return []
-        projections = self._steps_beside(operation, lambda step: step.name in projection_names)
+        projections = self._linear_layers_of_input(operation, lambda step: step.name in projection_names)
         if is_fused_by_its_class and len({bool(projection.options["bias"]) for projection in projections}) > 1:
             return []
         return projections if len(projections) > 1 and projections[0].name == projection_names[0] else []
 
-    def _steps_beside(self, operation: Step, is_wanted: Callable[[Step], bool]) -> list[Step]:
+    def _linear_layers_of_input(self, operation: Step, is_wanted: Callable[[Step], bool]) -> list[Step]:
         """Returns the linear layers of the current module that read the same input as a layer, in order."""
         return [
             scope_item
@@ -197,14 +199,14 @@ class LoraKernels(FakeQuantizationKernels):
         for operation, step_output in zip(operations, self.t.split(joint_product, output_widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
-        self._name_gate(operations)
+        self._keep_gate_alive(operations)
 
-    def _name_gate(self, operations: list[Step]) -> None:
+    def _keep_gate_alive(self, operations: list[Step]) -> None:
         """Keeps the gate, half of a product, alive until the module returns, as a local variable of the class does."""
         if operations[0].name in GATE_AND_UP:
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
 
-    def _run_as_its_class(self, operations: list[Step]) -> None:
+    def _run_fused_projections(self, operations: list[Step]) -> None:
         """Runs fused projections as one product and splits the result. The weights are stored separately.
 
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
@@ -246,7 +248,7 @@ class LoraKernels(FakeQuantizationKernels):
         for operation, step_output in zip(operations, self.t.split(joint_product, output_widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
-        self._name_gate(operations)
+        self._keep_gate_alive(operations)
 
     def _with_adapters(
         self, operations: list[Step], x: Tensor, joint_product: Tensor, weight: Tensor, bias: Tensor | None

@@ -10,7 +10,7 @@ from ...lowering import Lowering
 
 @kernels_compared(BY_TORCH)
 class RowKernels(Lowering):
-    """Kernels of padded inputs of causal convolutions, and of values of the previous token."""
+    """Kernels that pad the inputs of causal convolutions, and shift rows by one token."""
 
     def do_padded(self, operation: Step) -> None:
         """Pads the input of a causal convolution, and caches the rows that the next pass needs."""

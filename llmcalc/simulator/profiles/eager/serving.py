@@ -69,7 +69,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         super().step(operation)
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
-        """Returns the method `serve_<verb>` for an operation that runs inside the kernel of all attention."""
+        """Returns the `serve_…` method for an operation that runs inside the single attention kernel."""
         kernel = getattr(self, f"serve_{operation.verb}", None) if self.scores_in_kernel else None
         return super().kernel_of(operation) if kernel is None else kernel
 

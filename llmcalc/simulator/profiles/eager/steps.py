@@ -144,7 +144,7 @@ class StepKernels(ScanKernels):
         )
 
     def _decode_chunked_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs ChunkedScan.forward of Mamba-2's reference."""
+        """Runs Mamba-2's scan with time step and skip connection for one token, as ChunkedScan.forward does."""
         aten, heads = self.t, x.shape[2:3]
         time_step = aten.to(aten.function("softplus", aten.add(time_step, self.weight("dt_bias", heads))), FLOAT32)
         log_decay = aten.mul(time_step, self.decay(heads))
@@ -154,7 +154,7 @@ class StepKernels(ScanKernels):
         return aten.add(converted_skip, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _chunked_scan_step(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs Mamba-2's scan for one token, as ChunkedScan._decode_step does."""
+        """Updates Mamba-2's state by one token, and returns the output and the state (ChunkedScan._decode_step)."""
         aten, previous_state = self.t, self.state_before("ssm_state")
         decayed_state = aten.mul(
             previous_state, aten.unsqueeze(aten.unsqueeze(aten.select(aten.exp(log_decay), 1), -1), -1)
@@ -283,7 +283,7 @@ class StepKernels(ScanKernels):
     def decode_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""
         aten, op = self.t, operations.op("core", MatrixMemory)
-        q, k, v = (self._float_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
+        q, k, v = (self._split_float32_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
         cached_states = self.cached("recurrent_state")
         assert cached_states is not None
         h, state = self._decode_memory_token(
@@ -303,7 +303,7 @@ class StepKernels(ScanKernels):
         output = aten.mul(aten.function("sigmoid", self.project(operations["ogate"], x)), normed)
         return self.project(operations["out_proj"], output)
 
-    def _float_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
+    def _split_float32_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Splits into float32 heads, as MLSTMReference._split_heads does."""
         aten = self.t
         y = aten.to(self.project(operation, x), FLOAT32)
@@ -311,14 +311,14 @@ class StepKernels(ScanKernels):
 
     def _float_gate(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Computes a gate in float32, as MLSTMReference._gate does."""
-        scaled_gate = self.t.scale(self.t.select(self._float_heads(operation, x, heads), -1), "div")
+        scaled_gate = self.t.scale(self.t.select(self._split_float32_heads(operation, x, heads), -1), "div")
         scaled_gate = self.t.function("tanh", scaled_gate)
         return self.t.scale(scaled_gate)
 
     def _decode_memory_token(
         self, q: Tensor, k: Tensor, v: Tensor, input_gate: Tensor, forget_gate: Tensor, matrix_states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Runs Core.forward of mLSTM's reference for one token."""
+        """Runs mLSTM's matrix memory for one token, as Core.forward of the reference does."""
         aten = self.t
         log_f, q = self._log_sigmoid(forget_gate), aten.scale(q)
         h, next_states = self._matrix_memory_step(q, k, v, input_gate, log_f, matrix_states)

@@ -79,7 +79,7 @@ class StreamKernels(Lowering):
         self.store_tensor(operation.outs[0], aten.to(root_mean_square, x.dtype))
 
     def do_sinkhorn(self, operation: Step) -> None:
-        """Runs HyperLayer's Connection.forward, where each division allocates a new matrix."""
+        """Divides a mixing matrix by its row and column sums in turn; each division allocates a new matrix."""
         matrix = self.tensor_read_by(operation, operation.ins[0])
         matrix = self._divide_by_sums(matrix, -2)
         for _ in range(operation.options["steps"] - 1):

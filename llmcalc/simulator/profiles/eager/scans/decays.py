@@ -20,7 +20,7 @@ class DecayKernels(AttentionKernels, ScanModules):
     """Kernels of lightning attention, mLSTM and RWKV-4."""
 
     def module_LightningCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs `LightningAttention.forward` of the reference, with the library's kernel."""
+        """Runs a lightning attention layer like the reference, but with the authors' training kernel."""
         aten, op = self.t, operations.op("core", LightningCore)
         if self.has_earlier_tokens:
             return self.decode_tokens(operations, x)
@@ -66,7 +66,10 @@ class DecayKernels(AttentionKernels, ScanModules):
         return self.project(operations["o_proj"], gate)
 
     def _decode_from_state(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs the reference's Core.forward, with the outputs of all but the last token in one tensor."""
+        """Runs lightning attention token by token from the cached state, as the reference's Core.forward does.
+
+        The outputs of all but the last token are one tensor here.
+        """
         aten, (batch, heads, tokens, head_size) = self.t, q.shape
         decay_slope = self._decay_slopes(heads)
         cached_state = self.cached("recurrent_state")
@@ -86,7 +89,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
 
     def module_MatrixMemory(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
+        """Runs an mLSTM layer as transformers does (`xLSTMLayer.forward`), with a kernel of mlstm_kernels."""
         aten, op = self.t, operations.op("core", MatrixMemory)
         chunk_rows = x.shape[1] if self.store is None else op.chunk
         if not mlstm_kernels.supports(chunk_rows, op.chunk):

@@ -28,7 +28,7 @@ class DeltaRuleKernels(ScanModules):
         return (self.gated_delta_of_class if is_class else self.gated_delta)(operations, x)
 
     def gated_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
+        """Runs a gated DeltaNet layer as fla does (fla/layers/gated_deltanet.py:190, `GatedDeltaNet.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
         if self.store is None:
             projections = [
@@ -79,7 +79,7 @@ class DeltaRuleKernels(ScanModules):
             )
 
     def gated_delta_of_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs transformers/models/olmo_hybrid/modeling_olmo_hybrid.py (`OlmoHybridGatedDeltaNet.forward`).
+        """Runs a gated DeltaNet layer as transformers does (modeling_olmo_hybrid.py, `OlmoHybridGatedDeltaNet`).
 
         The classes of Qwen3-Next and Qwen3.5 differ in which projections are one product. Convolution and delta rule
         are kernels of causal-conv1d and fla; the gates and the norm are torch's.
@@ -91,7 +91,7 @@ class DeltaRuleKernels(ScanModules):
         return self.project(operations["o_proj"], aten.flatten(self._gated_norm(operations["norm"], o, gate), 2))
 
     def kimi_delta_of_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs transformers/models/kimi_linear/modeling_kimi_linear.py (`KimiLinearDeltaAttention.forward`)."""
+        """Runs Kimi delta attention as transformers does (modeling_kimi_linear.py, `KimiLinearDeltaAttention`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
         q, k, v = self._convolved_heads(operations, x)
         g = self._channel_decays(operations, x)
@@ -150,7 +150,10 @@ class DeltaRuleKernels(ScanModules):
         return aten.to(y, x.dtype)
 
     def jet_block(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs `JetBlock.forward` of NVlabs/Jet-Nemotron at 94cbd12, jetai/modeling/hf/jet_block.py, in training."""
+        """Runs a JetBlock layer in training (`JetBlock.forward`).
+
+        Source: NVlabs/Jet-Nemotron at 94cbd12, jetai/modeling/hf/jet_block.py.
+        """
         if self.store is not None:
             self.refuse_dynamic_filters(operations)
         aten, op = self.t, operations.op("core", DeltaRule)
@@ -190,7 +193,7 @@ class DeltaRuleKernels(ScanModules):
         )
 
     def kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
+        """Runs a Kimi delta attention layer as fla does (fla/layers/kda.py:186, `KimiDeltaAttention.forward`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
         self._keep_convolved(operations)
         q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")

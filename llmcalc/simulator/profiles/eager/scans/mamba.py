@@ -31,7 +31,7 @@ class MambaKernels(ScanModules):
         return self.mamba_of_steps(operations, x)
 
     def mamba(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs mamba_ssm/modules/mamba_simple.py:119 (`Mamba.forward`)."""
+        """Runs a Mamba layer as mamba_ssm does (mamba_ssm/modules/mamba_simple.py:119, `Mamba.forward`)."""
         aten, op, conv_step, out_proj_step = (
             self.t,
             operations.op("scan", SelectiveScan),
@@ -83,7 +83,7 @@ class MambaKernels(ScanModules):
         return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 
     def mamba_of_steps(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs `JambaMambaMixer.forward` of transformers/models/jamba/modeling_jamba.py, with norms on Δ, B and C.
+        """Runs a Mamba layer with norms on Δ, B and C as Jamba does (`JambaMambaMixer.forward`, modeling_jamba.py).
 
         An activation that the kernels do not have runs after them.
         """
@@ -120,7 +120,7 @@ class MambaKernels(ScanModules):
         return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
 
     def mamba_of_heads(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs transformers/models/zamba/modeling_zamba.py (`ZambaMambaMixer.forward`), with one scan per head."""
+        """Runs a Mamba layer with one scan per head as Zamba does (`ZambaMambaMixer.forward`, modeling_zamba.py)."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         heads = operations["x_proj"].options["experts"].size
         (batch, tokens), head_width = x.shape[:2], exact_div(op.inner, heads)
@@ -176,7 +176,7 @@ class MambaKernels(ScanModules):
 
     @compared(PUBLISHED, mamba2="steps")
     def mamba2(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs mamba_ssm/modules/mamba2.py:154 (`Mamba2.forward`)."""
+        """Runs a Mamba-2 layer as mamba_ssm does (mamba_ssm/modules/mamba2.py:154, `Mamba2.forward`)."""
         aten, op, conv_step, out_proj_step = (
             self.t,
             operations.op("scan", ChunkedScan),
@@ -232,7 +232,7 @@ class MambaKernels(ScanModules):
         return self.project(out_proj_step, y)
 
     def mamba2_of_steps(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs `Mamba2.forward` of the reference, with the library's convolution and scan."""
+        """Runs a Mamba-2 layer like the reference, but with the convolution and the scan of the libraries."""
         aten, op, conv_step, activation_name = (
             self.t,
             operations.op("scan", ChunkedScan),

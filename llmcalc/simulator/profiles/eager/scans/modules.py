@@ -152,7 +152,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2))
 
     def conv_with_state(self, operation: Step, x: Tensor, state_name: str, cached_inputs: Any = None) -> Tensor:
-        """Runs CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
+        """Convolves x [batch, channels, tokens] after the cached inputs, and caches the last inputs."""
         aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached(state_name)
         cached_inputs = kernel if cached_inputs is None else cached_inputs
         channel_count, tokens = operation.outs[0].width, x.shape[2]

@@ -23,7 +23,7 @@ class RgLruKernels(ScanModules):
 
     @compared(PUBLISHED)
     def module_rglru(self, operations: ModuleSteps, x: Tensor) -> Tensor:
-        """Runs `RecurrentGemmaRecurrentBlock.forward` (transformers, modeling_recurrent_gemma.py).
+        """Runs an RG-LRU block as transformers does (modeling_recurrent_gemma.py, `RecurrentGemmaRecurrentBlock`).
 
         No library publishes a kernel of this scan: it runs as a loop over the tokens.
         """
@@ -85,7 +85,9 @@ class RgLruKernels(ScanModules):
         gate = aten.mul(gate, aten.like(reset_mask))
         first_state, state_sequence = aten.new_tensor((batch, width), FLOAT32), aten.like(x)
         if tokens > ONE_BY_ONE:
-            state_sequence, first_state = self._first_tokens(x, gate, state_sequence, first_state, tokens - ONE_BY_ONE)
+            state_sequence, first_state = self._record_first_tokens(
+                x, gate, state_sequence, first_state, tokens - ONE_BY_ONE
+            )
         for _ in range(min(tokens, ONE_BY_ONE)):
             first_state = aten.mul(aten.to(aten.select(gate, 1), FLOAT32), first_state)
             first_state = aten.add(first_state, aten.to(aten.select(x, 1), FLOAT32))
@@ -94,7 +96,7 @@ class RgLruKernels(ScanModules):
             self.left[self.module_path()] = first_state
         return state_sequence
 
-    def _first_tokens(
+    def _record_first_tokens(
         self, x: Tensor, gate: Tensor, state_sequence: Tensor, state: Tensor, tokens: Any
     ) -> tuple[Tensor, Tensor]:
         """Records the operations on the first tokens as one autograd node with saved tensors and gradients.
