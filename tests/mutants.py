@@ -95,7 +95,7 @@ MUTANTS = (
         "pp, dp = divmod(remaining_rank, self.dp)",
         "dp, pp = divmod(remaining_rank, self.pp)",
     ),
-    Mutant("parallel/messages.py", "collective.times * chunk.batches", "collective.times"),
+    Mutant("parallel/messages.py", "collective_message.times * chunk.batches", "collective_message.times"),
     # frameworks
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),
     Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shards *", "_elements *"),

@@ -87,7 +87,7 @@ def test_uneven_requests_and_arrivals_wait_longer() -> None:
     assert mean(request.ttft for request in busy) > mean(request.ttft for request in calm)
     halves = served(replica, requests, cached_share=0.5)
     assert mean(request.ttft for request in halves) < mean(request.ttft for request in calm)
-    slow = served(replica, requests, scale=2.0)
+    slow = served(replica, requests, seconds_scale=2.0)
     assert min(request.ttft for request in slow) == pytest.approx(2 * min(request.ttft for request in calm), rel=0.5)
     apart = served(replace(replica, stack=VLLM.model_copy(update={"mixed_steps": False})), requests)
     assert mean(r.tpot for r in apart if r.tpot) > mean(r.tpot for r in calm if r.tpot)
