@@ -22,7 +22,7 @@ from ...simulator.replay_result import PHASES, ReplayResult
 from .kernel_choices import uses_expandable_segments
 from .kernels import Parameter
 from .rank_run import RankRun
-from .record_chunks import record_chunks
+from .record_chunks import record_chunks, repeating_stacks
 from .record_passes import record_passes
 from .schedule import run_step
 from .settings import MegatronSettings
@@ -68,7 +68,10 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 MICROBATCHES_RUN_IN_FULL = 5
-"""Micro-batches of a step up to which all passes are run if they differ by the previous one: recording runs ten."""
+"""Micro-batches of a step up to which all passes are run if they differ by the previous one: recording runs ten.
+
+Of many equal layers recording runs four repeats, and takes less time at any number.
+"""
 
 
 @without_garbage_collection()
@@ -87,9 +90,12 @@ def replay_rank(
     if settings.use_megatron_fsdp:
         rank_run.set_up()
         return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
-    if passes_key_of_rank not in recorded_ranks and not (
-        _depends_on_previous_pass(settings) and rank_run.microbatches <= MICROBATCHES_RUN_IN_FULL
-    ):
+    runs_in_full = (
+        _depends_on_previous_pass(settings)
+        and rank_run.microbatches <= MICROBATCHES_RUN_IN_FULL
+        and not any(repeating_stacks(rank_run, model_chunk) for model_chunk in rank_run.chunks)
+    )
+    if passes_key_of_rank not in recorded_ranks and not runs_in_full:
         recorded_ranks[passes_key_of_rank] = record_rank(spec, settings, rank, is_last_stage)
     recorded_rank = recorded_ranks.get(passes_key_of_rank)
     if recorded_rank is None or recorded_rank.traces is None:
