@@ -117,6 +117,15 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
     return stacks
 
 
+def long_stacks(root: Scope, recompute_interval: int, first_layer_index: int) -> list[LayerStack]:
+    """Returns a program's only layer stack if the stack has more repeats than are recorded; otherwise no stack.
+
+    recompute_interval, first_layer_index: as in `program_stacks`.
+    """
+    stacks = program_stacks(root, recompute_interval, first_layer_index)
+    return stacks if len(stacks) == 1 and stacks[0].repeats > RECORDED_REPEATS else []
+
+
 def _shares_tensors(layer_scope: Scope) -> bool:
     """Whether layers of a type share a tensor, such as an encoder's output, position bias or weight."""
     assert layer_scope.first_input is not None

@@ -106,6 +106,12 @@ class _DividedRun(NamedTuple):
         """Returns the run as an option, with its verdict on a kind of accelerator."""
         return HardwareOption(self.devices, self.layout, fit, self.users)
 
+    def lower_bounds(self, hardware: Hardware, runtime: CudaRuntime) -> Iterator[int]:
+        """Yields lower bounds of the bytes that the run needs, the quickest to compute first."""
+        yield self.static_bytes
+        yield self.least_bytes(runtime)
+        yield self.replayed_bytes(hardware, runtime)
+
     def replayed_bytes(self, hardware: Hardware, runtime: CudaRuntime) -> int:
         """Returns a lower bound of the bytes that the run needs, from one replay; 0 if not known."""
         if self.memory_of_fullest is None:
@@ -249,12 +255,10 @@ def _hardware_option(
         return hardware_option
 
     for run_index, divided_run in enumerate(divided_runs):
-        if divided_run.static_bytes > hardware.capacity_bytes:
-            too_large.append((divided_run.static_bytes, run_index, divided_run))
-        elif (least_bytes := divided_run.least_bytes(default_runtime)) > hardware.capacity_bytes:
-            too_large.append((least_bytes, run_index, divided_run))
-        elif (replayed_bytes := divided_run.replayed_bytes(hardware, default_runtime)) > hardware.capacity_bytes:
-            too_large.append((replayed_bytes, run_index, divided_run))
+        lower_bounds = divided_run.lower_bounds(hardware, default_runtime)
+        too_many_bytes = next((byte_count for byte_count in lower_bounds if byte_count > hardware.capacity_bytes), None)
+        if too_many_bytes is not None:
+            too_large.append((too_many_bytes, run_index, divided_run))
         elif (hardware_option := try_run(run_index, divided_run)) is not None and hardware_option.fit.verdict == "fits":
             return hardware_option
     while too_large:

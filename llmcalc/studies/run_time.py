@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 from ..accelerator import Hardware
+from ..algebra import Number
 from ..costs.cache_formats import cache_bits_in, cache_format
 from ..costs.flops import FlopCount
 from ..costs.params import ParameterCount
@@ -528,14 +529,13 @@ def _optimizer_costs(memory: Memory) -> tuple[float, float]:
     """Returns the bytes of the optimizer's states and the FLOPs of its matrix products, per trained parameter."""
     memory_use = memory.states
     assert memory_use.optimizer is not None
-    product_flops = optimizer(memory_use.optimizer.name).product_flops
-    count = memory_use.count
-    has_products = product_flops is not None and memory_use.adapters is None
-    flops = product_flops(list(trained_tensors(count.tree, count.include))) if has_products and product_flops else 0
-    state_bytes = [
-        size for state_name, size in memory_use.optimizer.states.items() if state_name != "step"
-    ]  # step: one number per tensor
-    return float(sum(state_bytes) / memory_use.trained), float(flops / memory_use.trained)
+    product_flops, count = optimizer(memory_use.optimizer.name).product_flops, memory_use.count
+    flops: Number = 0
+    if product_flops is not None and memory_use.adapters is None:
+        flops = product_flops(list(trained_tensors(count.tree, count.include)))
+    state_sizes = memory_use.optimizer.states.items()
+    state_bytes = sum(size for name, size in state_sizes if name != "step")  # step: one number per tensor
+    return float(state_bytes / memory_use.trained), float(flops / memory_use.trained)
 
 
 UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_dtype", "lora_library")

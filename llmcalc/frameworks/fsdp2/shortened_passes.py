@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...simulator.event_log import Event
-from ...simulator.layer_loops import LayerStack, program_stacks
+from ...simulator.layer_loops import LayerStack, long_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.record_microbatches import PassOutput, RecordedPass
 from ...simulator.repeat_layers import NotRepeating
@@ -18,10 +18,8 @@ from .pipeline import ShardedChunk
 
 def repeating_stacks(model_chunk: ShardedChunk) -> list[LayerStack]:
     """Returns a chunk's only layer stack if the stack has more repeats than are recorded; otherwise no stack."""
-    long_stacks = program_stacks(
-        model_chunk.program.root, model_chunk.training.layer_period, model_chunk.lowering.first_layer_index
-    )
-    return long_stacks if len(long_stacks) == 1 and long_stacks[0].repeats > RECORDED_REPEATS else []
+    first_layer_index = model_chunk.lowering.first_layer_index
+    return long_stacks(model_chunk.program.root, model_chunk.training.layer_period, first_layer_index)
 
 
 class ShortenedStagePasses(ShortenedPasses):

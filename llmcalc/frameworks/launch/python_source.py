@@ -142,10 +142,10 @@ def constants(module_statements: list[ast.stmt]) -> dict[str, Any]:
     return values_by_variable
 
 
-def constants_of_module(syntax_tree: ast.Module) -> dict[str, Any]:
-    """Returns variable → value of plain assignments in a module, and in its functions (cells of marimo notebooks)."""
+def statements_of_module(syntax_tree: ast.Module) -> list[ast.stmt]:
+    """Returns the statements of a module, then those of its functions, as cells of marimo are."""
     functions = [statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)]
-    return constants([*syntax_tree.body, *(statement for function in functions for statement in function.body)])
+    return [*syntax_tree.body, *(statement for function in functions for statement in function.body)]
 
 
 MOST_CALLS = 2000

@@ -17,7 +17,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.rank_program import RankFlow
 from ...simulator.event_log import TAKEN, EventRecorder
-from ...simulator.layer_loops import LayerStack, program_stacks
+from ...simulator.layer_loops import LayerStack, long_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import RecordedPasses
@@ -181,8 +181,7 @@ def repeating_stacks(rank_run: RankRun, model_chunk: Chunk) -> list[LayerStack]:
     if kernel_choices.recompute == "block" or any(kernel_choices.bf16_layers):  # the number of a layer matters
         return []
     interval = kernel_choices.recompute_layers if kernel_choices.recompute == "uniform" else 1
-    stacks = program_stacks(model_chunk.program.root, interval, model_chunk.lowering.first_layer_index)
-    return stacks if len(stacks) == 1 and stacks[0].repeats > RECORDED_REPEATS else []
+    return long_stacks(model_chunk.program.root, interval, model_chunk.lowering.first_layer_index)
 
 
 def _record_chunk(

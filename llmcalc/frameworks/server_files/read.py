@@ -81,11 +81,14 @@ def starts_any_server(typed_path: str | Path) -> bool:
     file_path = Path(typed_launch(str(typed_path)).path)
     if is_python_name(file_path.name) and TRAINS.search(read_launch_text(file_path)) is not None:
         return False
-    first_server = next(_servers_in_file(typed_path), None)
-    if first_server is None:
+    typed_launch_file, launch_text, launch_folder = _read_launch(typed_path)
+    engine_names = (
+        server.start.program.engine for server in _find_servers(launch_text, typed_launch_file, launch_folder)
+    )
+    first_engine = next(engine_names, None)
+    if first_engine is None:
         return False
-    _, launch_text, _ = _read_launch(typed_path)
-    is_modelled = any(server.start.program.engine in FOLDERS for server in _servers_in_file(typed_path))
+    is_modelled = first_engine in FOLDERS or any(engine_name in FOLDERS for engine_name in engine_names)
     return is_modelled or TRAINING_COMMAND.search(launch_text) is None
 
 

@@ -13,7 +13,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
-from ..launch.python_source import UnknownValue, calls_in_order, constants, dotted, parse_python, source_of, value_of
+from ..launch.python_source import (
+    UnknownValue,
+    calls_in_order,
+    constants,
+    dotted,
+    parse_python,
+    source_of,
+    statements_of_module,
+    value_of,
+)
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
 from ..launch.trainer import read_trainer
@@ -208,8 +217,7 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
 
     file_variables: dotted name → value of the arguments that the file takes.
     """
-    functions = [node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)]
-    statements = [*syntax_tree.body, *(statement for function in functions for statement in function.body)]
+    statements = statements_of_module(syntax_tree)
     assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
     variables = {**file_variables, **constants(statements)}  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)

@@ -15,7 +15,15 @@ from typing import Any
 
 from ...sources.huggingface.family import field_names
 from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
-from ..launch.python_source import UnknownValue, calls_in_order, constants_of_module, dotted, parse_python, value_of
+from ..launch.python_source import (
+    UnknownValue,
+    calls_in_order,
+    constants,
+    dotted,
+    parse_python,
+    statements_of_module,
+    value_of,
+)
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, share_of, size_of
 from ..launch.trainer import QUANTIZATION_AWARE, lora_settings, optimizer_settings, pair_settings, trainer_launch
 from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
@@ -51,7 +59,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         syntax_tree = parse_python(file_text, source_file.where)
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
-        values_by_name = constants_of_module(syntax_tree)
+        values_by_name = constants(statements_of_module(syntax_tree))
         named_calls = [(dotted(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
         model = _call_arguments(reader, named_calls, values_by_name, lambda name: _is_method(name, "from_pretrained"))
         if model is None:

@@ -121,8 +121,8 @@ def test_a_model_prepared_for_few_bits_has_checkpoints_and_fp32_beside_them(tmp_
     prepared = loaded.replace("get_peft_model(model, ", "get_peft_model(prepare_model_for_kbit_training(model), ")
     settings = settings_of(tmp_path, prepared)[1]
     assert (settings["recompute"], settings["precision"], settings.get("dtype")) == ("full", "autocast", None)
-    kept = prepared.replace("training(model)", "training(model, use_gradient_checkpointing=False)")
-    assert "recompute" not in settings_of(tmp_path, kept)[1]
+    without_checkpoints = prepared.replace("training(model)", "training(model, use_gradient_checkpointing=False)")
+    assert "recompute" not in settings_of(tmp_path, without_checkpoints)[1]
     enabled = loaded.replace("model = get_peft", "model.gradient_checkpointing_enable()\nmodel = get_peft")
     assert settings_of(tmp_path, enabled)[1]["recompute"] == "full"
 

@@ -371,10 +371,10 @@ def test_arguments_of_transformers_examples_and_of_data_change_no_memory(tmp_pat
     data = (
         "--train_file a.csv --validation_file b.csv --overwrite_cache --use_fast_tokenizer False --max_train_samples 9"
     )
-    own = "--dataset_id_or_path a/b --train_data_path c --data_dir d"
+    data_arguments = "--dataset_id_or_path a/b --train_data_path c --data_dir d"
     script.write_text(plain)
     expected = read_launch(script, 1)
-    script.write_text(f"{plain} {data} {own}")
+    script.write_text(f"{plain} {data} {data_arguments}")
     launch = read_launch(script, 1)
     assert launch.settings == expected.settings
     assert {"train_file", "dataset_id_or_path", "train_data_path", "data_dir"} <= set(launch.ignored)

@@ -49,10 +49,10 @@ TITAN = "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nlocal_batch_size =
 def test_the_script_of_torchtitan_runs_the_job_that_a_variable_names(tmp_path: Path) -> None:
     job = tmp_path / "llama3_8b.toml"
     job.write_text(TITAN)
-    own = f"CONFIG_FILE={job} ./run_train.sh --training.local_batch_size 2"
+    typed_command = f"CONFIG_FILE={job} ./run_train.sh --training.local_batch_size 2"
     module = f"-m torchtitan.train --job.config_file {job} --training.local_batch_size 2"
     for variables, processes in (("NGPU=4 ", 4), ("", 8)):
-        launch = read_launch(f"{variables}{own}")
+        launch = read_launch(f"{variables}{typed_command}")
         expected = read_launch(f"torchrun --nproc-per-node {processes} {module}")
         assert (launch.settings, launch.layout) == (expected.settings, expected.layout)
         assert launch.layout.world == processes
