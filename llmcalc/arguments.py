@@ -263,7 +263,7 @@ def engine_questions_of(
         launch,
         lambda model_name: preset_of(model_name, **reading_options),
         target=require_model(model) if launch is None else model,
-        engines=engines,
+        engine_names=engines,
         flag_values=options,
         hardware=hardware_names[0] if hardware_names else None,
         quantize=quantize,

@@ -105,8 +105,8 @@ def _values_source(cls: Any, variable_name: str) -> str:
 
 
 def _equality_source(cls: Any, method_globals: dict[str, Any]) -> str:
-    comparison = f"{_values_source(cls, 'self')} == {_values_source(cls, 'other')}"
-    return f"def __eq__(self, other):\n return {comparison} if other.__class__ is self.__class__ else NotImplemented"
+    equality = f"{_values_source(cls, 'self')} == {_values_source(cls, 'other')}"
+    return f"def __eq__(self, other):\n return {equality} if other.__class__ is self.__class__ else NotImplemented"
 
 
 def _hash_source(cls: Any, method_globals: dict[str, Any]) -> str:

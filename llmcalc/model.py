@@ -537,12 +537,12 @@ def _reference_class() -> type[nn.Module]:
                     self.decoder.embed_positions = self.encoder.embed_positions
             else:
                 stack_module = output_stack.reference(ModelProperties(hidden, causal=spec.encoder is None))
-                for name, child in stack_module.named_children():
-                    self.add_module(name, child)
+                for child_name, child_module in stack_module.named_children():
+                    self.add_module(child_name, child_module)
                 self._only = (stack_module,)  # as a tuple: the stack's children are registered as this module's own
-            for name, component in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
+            for child_name, component in (("pooler", spec.pooler), ("contact_head", spec.contact_head)):
                 if component is not None:
-                    self.add_module(name, component.reference(ModelProperties(hidden), output_stack))
+                    self.add_module(child_name, component.reference(ModelProperties(hidden), output_stack))
             self.scores_pooled = (
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
@@ -571,15 +571,15 @@ def _reference_class() -> type[nn.Module]:
                     self.proposal = spec.proposal.reference(ModelProperties(hidden), spec.vocab_size, tokens)
                 if spec.mtp is not None:
                     self.mtp = spec.mtp.reference(ModelProperties(hidden), output_stack, output.weight)
-            for name in spec.from_target:  # not a parameter of this model
-                module: Any = self.get_submodule(name)
+            for child_name in spec.from_target:  # not a parameter of this model
+                module: Any = self.get_submodule(child_name)
                 weight = module.weight
                 del module.weight
                 module.weight = weight.detach().requires_grad_()
             if spec.towers:
                 self.towers = nn.Module()
-                for name, tower in spec.towers.items():
-                    self.towers.add_module(name, tower.reference(ModelProperties(hidden, causal=False)))
+                for child_name, tower in spec.towers.items():
+                    self.towers.add_module(child_name, tower.reference(ModelProperties(hidden, causal=False)))
 
         def _build_embedding(self, embedding_width: int, output_stack: Stack) -> None:
             streams = output_stack.streams
@@ -608,11 +608,11 @@ def _reference_class() -> type[nn.Module]:
         def repeats(self) -> dict[str, str]:
             """Returns the path of each layer that repeats an earlier one → the path of the first layer of its kind."""
             only_stack: Any = self._only[0] if not hasattr(self, "encoder") else None
-            stacks: dict[str, Any] = (
+            stacks_by_path: dict[str, Any] = (
                 {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
             )
             first_equal_layers: dict[str, str] = {}
-            for stack_path, stack in stacks.items():
+            for stack_path, stack in stacks_by_path.items():
                 for layer_index, layer_kind in enumerate(stack.layer_kinds):
                     first_index = stack.layer_kinds.index(layer_kind)
                     if first_index != layer_index:

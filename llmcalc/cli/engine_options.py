@@ -172,7 +172,7 @@ def show_servers(
         launch_file,
         target_options.load,
         target=target,
-        engines=engines or (),
+        engine_names=engines or (),
         flag_values=engine_flags(context),
         hardware=hardware,
         quantize=context.params["quantize"],

@@ -166,13 +166,13 @@ class BytesPerParameter(NamedTuple):
     adamw_extra: float = 0
 
 
-def parameters_in_padded_rows(shards: int, op_use: OpUse) -> Number:
+def parameters_in_padded_rows(shard_count: int, op_use: OpUse) -> Number:
     """Returns the number of parameters, with rows padded to a multiple of the shards."""
     parameter_count = op_use.params()
     if not parameter_count:
         return 0
     padded_tensors = (
-        (tensor, ceil_div(tensor.shape[0], shards) * shards) for tensor in op_use.tensors() if tensor.shape
+        (tensor, ceil_div(tensor.shape[0], shard_count) * shard_count) for tensor in op_use.tensors() if tensor.shape
     )
     return parameter_count + sum(
         exact_div(times(tensor.size, padded_rows - tensor.shape[0]), tensor.shape[0])
@@ -249,14 +249,14 @@ class PeakEstimate:
         """The largest number of routed experts in a layer; 0 without experts."""
         return routed_experts(self.spec)
 
-    def share_parameter_counts(self, estimate: PeakEstimate) -> None:
+    def share_parameter_counts(self, other_estimate: PeakEstimate) -> None:
         """Uses the counted parameters and static bytes of another estimate of the same model."""
-        if self.spec is estimate.spec and (self.per_parameter, self.include, self.pads) == (
-            estimate.per_parameter,
-            estimate.include,
-            estimate.pads,
+        if self.spec is other_estimate.spec and (self.per_parameter, self.include, self.pads) == (
+            other_estimate.per_parameter,
+            other_estimate.include,
+            other_estimate.pads,
         ):
-            self._parameters, self._static = estimate._parameters, estimate._static
+            self._parameters, self._static = other_estimate._parameters, other_estimate._static
 
     def least_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
         """Returns a lower bound of the largest rank's bytes: weights, gradients and optimizer states.
@@ -310,13 +310,13 @@ class PeakEstimate:
         A rank with the layers of the rank before has no more micro-batches in flight. In a schedule with one direction
         it has that rank's peak here, which is no smaller than its own.
         """
-        distinct_ranks, peaks = self._distinct_ranks(layout, micro_batches), list[int]()
+        distinct_ranks, stage_peaks = self._distinct_ranks(layout, micro_batches), list[int]()
         for rank in range(layout.pp):
             rank_stages = distinct_ranks.get(rank)
-            peaks.append(
-                peaks[-1] if rank_stages is None else self._rank_peak(layout, rank, rank_stages, micro_batches)
+            stage_peaks.append(
+                stage_peaks[-1] if rank_stages is None else self._rank_peak(layout, rank, rank_stages, micro_batches)
             )
-        return peaks
+        return stage_peaks
 
     def _distinct_ranks(self, layout: Layout, micro_batches: int) -> dict[int, list[Stage]]:
         """Returns pipeline rank → stages, without ranks whose peak equals the previous rank's peak."""
@@ -332,10 +332,13 @@ class PeakEstimate:
         previous_key: tuple[object, ...] = ()
         for rank, rank_stages in enumerate(stages_by_rank):
             all_in_flight = micro_batches <= layout.pp - rank
-            key = (all_in_flight, *((self._layer_kind_runs(stage), stage.first, stage.last) for stage in rank_stages))
-            if key != previous_key or layout.schedule not in ("1f1b", "interleaved"):
+            rank_key = (
+                all_in_flight,
+                *((self._layer_kind_runs(stage), stage.first, stage.last) for stage in rank_stages),
+            )
+            if rank_key != previous_key or layout.schedule not in ("1f1b", "interleaved"):
                 distinct_ranks[rank] = rank_stages
-            previous_key = key
+            previous_key = rank_key
         return distinct_ranks
 
     def _needs_measuring(self, layout: Layout, rank_stages: Sequence[Stage]) -> bool:
@@ -434,8 +437,10 @@ class PeakEstimate:
         if cache_key not in self._parameters:
             expert_layout = replace(layout, dp=expert_tp, cp=1, ep=1, etp=expert_tp, zero=0, hsdp_replicas=1)
             self._parameters[cache_key] = self._count_parameters(expert_layout, stage, shard_count)
-        counts = self._parameters[cache_key]
-        return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
+        parameter_counts = self._parameters[cache_key]
+        return parameter_counts._replace(
+            dense=parameter_counts.dense - parameter_counts.experts, experts=parameter_counts.experts // layout.ep
+        )
 
     def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
         """Counts a pipeline stage's parameters; the count `dense` includes the routed experts."""
@@ -495,7 +500,7 @@ class PeakEstimate:
             repeat_counts = (
                 [run_repeats]
                 if len(set(map(id, self.layer_kinds[first_layer:end_layer]))) == 1
-                else [[repeats] for repeats in run_repeats]
+                else [[repeat_count] for repeat_count in run_repeats]
             )
             self._measured[cache_key] = tuple(
                 batch
@@ -519,27 +524,27 @@ class PeakEstimate:
 
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
-        first, end = stage.layers.start, stage.layers.stop
+        start, end = stage.layers.start, stage.layers.stop
         longest_window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
-        if end == first or any(kinds[i] is not kinds[first] for i in range(first, end)):
-            first_layer, pattern_length, pattern_repeats = find_pattern([kinds[i] for i in range(first, end)])
+        if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
+            first_layer, pattern_length, pattern_repeats = find_pattern([kinds[i] for i in range(start, end)])
             if pattern_repeats < FEWEST_EXTRAPOLATED:
-                return first, end, None
+                return start, end, None
             skipped_layers = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
-            if first + first_layer + pattern_repeats * pattern_length == end and not stage.last:
+            if start + first_layer + pattern_repeats * pattern_length == end and not stage.last:
                 end -= skipped_layers
             elif not first_layer and not stage.first:
-                first += skipped_layers
-            return first, end, pattern_repeats
-        while end - first > longest_window:
-            first, end = (first + 1, end) if stage.last else (first, end - 1)
-        while end - first < longest_window and not stage.last and end < len(kinds) and kinds[end] is kinds[first]:
+                start += skipped_layers
+            return start, end, pattern_repeats
+        while end - start > longest_window:
+            start, end = (start + 1, end) if stage.last else (start, end - 1)
+        while end - start < longest_window and not stage.last and end < len(kinds) and kinds[end] is kinds[start]:
             end += 1
-        while end - first < longest_window and not stage.first and first > 0 and kinds[first - 1] is kinds[first]:
-            first -= 1
-        if end - first < longest_window:
+        while end - start < longest_window and not stage.first and start > 0 and kinds[start - 1] is kinds[start]:
+            start -= 1
+        if end - start < longest_window:
             return stage.layers.start, stage.layers.stop, None
-        return first, end, len(stage.layers)
+        return start, end, len(stage.layers)
 
     def _layout_of_layers(self, layout: Layout, start_layer: int, end_layer: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a one-stage layout of the layers from `start_layer` to `end_layer`, with two experts per rank."""

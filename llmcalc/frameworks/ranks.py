@@ -64,14 +64,16 @@ class Cluster:
         framework: Framework | str,
         framework_version: str = "",
         own_settings: Any = None,
-        frozen: FrozenModel | SecondLoss | None = None,
+        frozen_model: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
         """Returns the memory of a layout's devices. framework: record or name.
 
         framework: a record or its name; other arguments as in `RunOnRanks`.
         """
         framework_record = framework if isinstance(framework, Framework) else framework_named(framework)
-        return Cluster(RunOnRanks(memory_estimate, layout, framework_version, own_settings, frozen), framework_record)
+        return Cluster(
+            RunOnRanks(memory_estimate, layout, framework_version, own_settings, frozen_model), framework_record
+        )
 
     @property
     def memory(self) -> Memory:

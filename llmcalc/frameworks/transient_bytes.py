@@ -115,11 +115,11 @@ class OptimizerStepBytes(NamedTuple):
     gradient_copy: int = 0
     gradient_element_bytes: int = 0
 
-    def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
-        """Returns the largest temporary bytes of the optimizer step on a rank. sharded: whether ranks update shards."""
+    def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], is_sharded: bool) -> int:
+        """Returns the most temporary bytes of the optimizer step on a rank. is_sharded: whether ranks update shards."""
         dense_parameters = sum(stage.dense for stage in stage_parameters)
         expert_parameters = sum(stage.experts for stage in stage_parameters)
-        shard_count, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)
+        shard_count, expert_shards = (layout.shards, layout.expert_shards) if is_sharded else (1, 1)
         parameter_bytes = self.per_parameter * (dense_parameters / shard_count + expert_parameters / expert_shards)
         if self.per_adamw_parameter is None:
             largest_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)

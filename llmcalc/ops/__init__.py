@@ -71,8 +71,8 @@ def __getattr__(op_name: str) -> Any:
     from importlib import import_module
 
     for file in ("products", "sparse", "recurrent", "hashed"):
-        primitive = vars(import_module(f".{file}", __name__)).get(op_name)
-        if isinstance(primitive, type) and issubclass(primitive, Op):
-            globals()[op_name] = primitive
-            return primitive
+        op_class = vars(import_module(f".{file}", __name__)).get(op_name)
+        if isinstance(op_class, type) and issubclass(op_class, Op):
+            globals()[op_name] = op_class
+            return op_class
     raise AttributeError(f"module '{__name__}' has no attribute '{op_name}'")

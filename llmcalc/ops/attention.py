@@ -48,9 +48,9 @@ class AttentionCore(Op):
         """Returns the number of (query, key) pairs per head and sequence by the run's convention."""
         new_tokens, past_tokens = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if self.keys is not None:
-            vectors = self.rows if isinstance(self.rows, PatchVectors) else self.keys
-            if run_config.pairs == "causal" and isinstance(vectors, PatchVectors):
-                return vectors.pairs_with_bytes(run_config.workload)
+            key_rows = self.rows if isinstance(self.rows, PatchVectors) else self.keys
+            if run_config.pairs == "causal" and isinstance(key_rows, PatchVectors):
+                return key_rows.pairs_with_bytes(run_config.workload)
             return new_tokens * run_config.available_rows(self.keys)
         if self.square is not None:
             return _pairs_in_squares(run_config, self.square, self.rows)
@@ -68,12 +68,12 @@ class AttentionCore(Op):
             past_tokens, window, self.chunk
         )
 
-    def _cached_keys(self, past: Number, run_config: RunConfig) -> Number:
+    def _cached_keys(self, past_tokens: Number, run_config: RunConfig) -> Number:
         """Returns the number of cached keys that new tokens attend to; at most W − 1 with a window W."""
         token_limit = self.window if self.window is not None else self.chunk
         if self.selected is not None and run_config.phase == "decode":
             token_limit = self.selected
-        return past if token_limit is None or is_zero(past) else minimum(past, token_limit - 1)
+        return past_tokens if token_limit is None or is_zero(past_tokens) else minimum(past_tokens, token_limit - 1)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         return 2 * run_config.batch * self.heads * self.pairs(run_config) * (self.qk_dim + self.v_dim)

@@ -74,5 +74,5 @@ class HashRotations(Op):
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        products = self.heads * self.size * self.hashes * self.columns
-        return 2 * run_config.rows(self.rows) * products * is_beyond(run_config.new_rows(self.rows), self.block)
+        products_per_row = self.heads * self.size * self.hashes * self.columns
+        return 2 * run_config.rows(self.rows) * products_per_row * is_beyond(run_config.new_rows(self.rows), self.block)

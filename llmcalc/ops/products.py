@@ -211,8 +211,8 @@ class Conv1d(Op):
         return add(weight, self.n_out if self.bias else 0)
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        filters = exact_div(self.n_out, self.shared)
-        weight = ParamTensor((filters, exact_div(self.n_in, self.groups), self.kernel), "vector")
+        filter_count = exact_div(self.n_out, self.shared)
+        weight = ParamTensor((filter_count, exact_div(self.n_in, self.groups), self.kernel), "vector")
         return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
 
     def forward_flops(self, run_config: RunConfig) -> Number:

@@ -83,8 +83,8 @@ class PooledCore(VisibleKeysCore):
     def visible_pairs(self, tokens: Number) -> Number:
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
         pool_scores = EntryScores(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
-        pools = floor_div(tokens, self.pool)
-        unpooled_pairs = pools * triangle(self.pool - 1) + triangle(tokens - pools * self.pool)
+        pool_count = floor_div(tokens, self.pool)
+        unpooled_pairs = pool_count * triangle(self.pool - 1) + triangle(tokens - pool_count * self.pool)
         return self.pool * pool_scores.visible_pairs(tokens) + unpooled_pairs
 
 
@@ -184,17 +184,17 @@ class PredictCore(AttentionCore):
         if run_config.pairs == "full":
             return self.streams * new_tokens * (past_tokens + new_tokens + new_tokens)
         main_pairs: Number = 0
-        for stream in range(self.streams):
+        for stream_index in range(self.streams):
             main_pairs = add(
                 main_pairs,
-                self._main_stream_pairs(past_tokens + new_tokens, stream)
-                - self._main_stream_pairs(past_tokens, stream),
+                self._main_stream_pairs(past_tokens + new_tokens, stream_index)
+                - self._main_stream_pairs(past_tokens, stream_index),
             )
         return add(main_pairs, self.streams * new_tokens)
 
-    def _main_stream_pairs(self, tokens: Number, stream: int) -> Number:
+    def _main_stream_pairs(self, tokens: Number, stream_index: int) -> Number:
         """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
-        first_tokens = minimum(tokens, stream)
+        first_tokens = minimum(tokens, stream_index)
         return first_tokens + triangle(tokens - first_tokens)
 
 

@@ -248,9 +248,9 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> RankChunks:
     """
     ranks = {rank, layout.pp - 1 - rank} if layout.is_two_way else {rank}
     rank_stages = [stage for stage in stages(layout, layers) if stage.rank in ranks]
-    indices = tuple(layer_index for stage in rank_stages for layer_index in stage.layers)
+    layer_indices = tuple(layer_index for stage in rank_stages for layer_index in stage.layers)
     return RankChunks(
-        rank, indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages)
+        rank, layer_indices, any(stage.first for stage in rank_stages), any(stage.last for stage in rank_stages)
     )
 
 

@@ -133,13 +133,13 @@ def rank_messages(
     if workload.seq % layout.cp:
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
     run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
-    reentrant = gradients.always_reentrant and recompute.layers
-    recompute_rule = replace(recompute, reentrant=True) if reentrant else recompute
+    is_reentrant = gradients.always_reentrant and recompute.layers
+    recompute_rule = replace(recompute, reentrant=True) if is_reentrant else recompute
     chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_indices=recompute.every > 1))
     messages: list[Message] = []
-    for chunk in chunks:
+    for stage_chunk in chunks:
         placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
-        for collective_message in _program_collectives(chunk.program, run_config, *placement_options):
+        for collective_message in _program_collectives(stage_chunk.program, run_config, *placement_options):
             process_group, ranks, collective_kind, message_bytes = (
                 collective_message.group,
                 collective_message.ranks,
@@ -147,10 +147,12 @@ def rank_messages(
                 collective_message.bytes,
             )
             messages.append(
-                Message(process_group, ranks, collective_kind, message_bytes, collective_message.times * chunk.batches)
+                Message(
+                    process_group, ranks, collective_kind, message_bytes, collective_message.times * stage_chunk.batches
+                )
             )
-        messages += _loss_messages(layout, chunk, run_config)
-        messages += _pipeline_messages(layout, chunk, run_config, element_bytes)
+        messages += _loss_messages(layout, stage_chunk, run_config)
+        messages += _pipeline_messages(layout, stage_chunk, run_config, element_bytes)
     messages += _tensor_group_gradients(spec, layout, chunks, extra_parts, gradients, element_bytes)
     messages += _data_messages(layout, chunks, extra_parts, gradients, element_bytes)
     messages += _embedding_messages(spec, layout, chunks, extra_parts, gradients, element_bytes)
@@ -207,26 +209,26 @@ def _chunks_of_rank(
 # --- per micro-batch -------------------------------------------------------------------------------------------------
 
 
-def _loss_messages(layout: Layout, chunk: StageChunk, run_config: RunConfig) -> Iterator[Message]:
+def _loss_messages(layout: Layout, stage_chunk: StageChunk, run_config: RunConfig) -> Iterator[Message]:
     """Returns the all-reduces of the loss, which exist only if the vocabulary is divided over ranks."""
-    logits = chunk.program.result
-    if logits is not None and (chunk.stage is None or chunk.stage.last) and is_divided(logits.axes):
-        yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * chunk.batches)
+    logits = stage_chunk.program.result
+    if logits is not None and (stage_chunk.stage is None or stage_chunk.stage.last) and is_divided(logits.axes):
+        yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * stage_chunk.batches)
 
 
 def _pipeline_messages(
-    layout: Layout, chunk: StageChunk, run_config: RunConfig, element_bytes: int
+    layout: Layout, stage_chunk: StageChunk, run_config: RunConfig, element_bytes: int
 ) -> Iterator[Message]:
     """Returns the outputs that stages send forward, and the input gradients that stages send back."""
     token_ranks = layout.tp if layout.sequence_parallel else 1
     sent_values: tuple[Value | None, ...] = ()
-    if chunk.stage is not None:
-        program, stage = chunk.program, chunk.stage
+    if stage_chunk.stage is not None:
+        program, stage = stage_chunk.program, stage_chunk.stage
         sent_values = (None if stage.last else program.exit, None if stage.first else program.entry)
     for sent_value in sent_values:
         if sent_value is not None:
             message_bytes = run_config.rows(sent_value.rows) * sent_value.width * element_bytes // token_ranks
-            yield Message("pp", layout.pp, "send", message_bytes, chunk.batches)
+            yield Message("pp", layout.pp, "send", message_bytes, stage_chunk.batches)
 
 
 # --- per step --------------------------------------------------------------------------------------------------------
@@ -246,11 +248,11 @@ def _tensor_group_gradients(
     """
     if layout.tp == 1:
         return
-    for chunk in chunks:
-        stage = chunk.stage
+    for stage_chunk in chunks:
+        stage = stage_chunk.stage
         undivided_program = shared_rank_program(spec, ONE_DEVICE, 0, stage)
         shard_pairs = zip(
-            weight_shards(chunk.program, extra_parts), weight_shards(undivided_program, extra_parts), strict=True
+            weight_shards(stage_chunk.program, extra_parts), weight_shards(undivided_program, extra_parts), strict=True
         )
         partial_sums = [
             shard
@@ -264,7 +266,7 @@ def _tensor_group_gradients(
             yield Message("tp", layout.tp, "all_reduce", message_bytes, 1)
             continue
         for shard in partial_sums:
-            message_count = shard.count * (chunk.batches if layout.pp == 1 else 1)
+            message_count = shard.count * (stage_chunk.batches if layout.pp == 1 else 1)
             yield Message("tp", layout.tp, "all_reduce", shard.tensor.size * element_bytes, message_count)
 
 
@@ -272,10 +274,10 @@ def _data_messages(
     layout: Layout, chunks: list[StageChunk], extra_parts: frozenset[str], gradients: GradientRules, element_bytes: int
 ) -> Iterator[Message]:
     """Returns messages of gradients and weights among ranks with equal weights; experts have separate groups."""
-    for chunk in chunks:
-        shards = weight_shards(chunk.program, extra_parts)
+    for stage_chunk in chunks:
+        all_shards = weight_shards(stage_chunk.program, extra_parts)
         for is_expert in (False, True):
-            weights = [shard for shard in shards if shard.expert == is_expert]
+            weights = [shard for shard in all_shards if shard.expert == is_expert]
             if weights:
                 ranks, sharding_ranks = (
                     (layout.expert_dp, layout.expert_shards) if is_expert else (layout.dp * layout.cp, layout.shards)
@@ -283,7 +285,9 @@ def _data_messages(
                 replica_group = ReplicaGroup(is_expert, ranks, 1)
                 if layout.zero:
                     replica_group = ReplicaGroup(is_expert, sharding_ranks, ranks // sharding_ranks)
-                yield from gradients.messages(ReplicatedWeights(layout, chunk, weights, replica_group, element_bytes))
+                yield from gradients.messages(
+                    ReplicatedWeights(layout, stage_chunk, weights, replica_group, element_bytes)
+                )
 
 
 class ReplicaGroup(NamedTuple):
@@ -346,8 +350,12 @@ def _embedding_messages(
     is_tied = spec.tie_word_embeddings and spec.head.type == "lm"
     if layout.pp == 1 or not (is_tied or (spec.mtp is not None and MTP.name in extra_parts)):
         return
-    for chunk in chunks:
-        if chunk.stage is not None and (chunk.stage.first or chunk.stage.last) and chunk.program.tables:
-            embedding_table = next(iter(chunk.program.tables.values()))
-            elements = embedding_table.ins[0].size * chunk.program.element_count(embedding_table.out)
+    for stage_chunk in chunks:
+        if (
+            stage_chunk.stage is not None
+            and (stage_chunk.stage.first or stage_chunk.stage.last)
+            and stage_chunk.program.tables
+        ):
+            embedding_table = next(iter(stage_chunk.program.tables.values()))
+            elements = embedding_table.ins[0].size * stage_chunk.program.element_count(embedding_table.out)
             yield Message("embedding", 2, "all_reduce", elements * gradients.gradient_element_bytes(element_bytes), 1)

@@ -65,8 +65,10 @@ def nearest_layouts_text(
 
     check_layout: see `suggest_nearest_layouts`.
     """
-    layouts = nearest_layouts(spec, layout_request, seq)
-    accepted_layouts = (layout for layout in layouts if check_layout is None or _is_accepted(layout, check_layout))
+    nearby_layouts = nearest_layouts(spec, layout_request, seq)
+    accepted_layouts = (
+        layout for layout in nearby_layouts if check_layout is None or _is_accepted(layout, check_layout)
+    )
     suggestions = [_options_text(layout, layout_request.devices) for layout in islice(accepted_layouts, most_layouts)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
 
@@ -148,7 +150,7 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
 def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *extra_sizes: int) -> list[int]:
     """Returns the `FEW` possible group sizes nearest to a size, and `extra_sizes`."""
     return sorted(
-        {*sorted(possible_sizes, key=lambda choice: (abs(log2(choice / requested_size)), choice))[:FEW], *extra_sizes}
+        {*sorted(possible_sizes, key=lambda size: (abs(log2(size / requested_size)), size))[:FEW], *extra_sizes}
     )
 
 

@@ -194,7 +194,8 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
     for stage in range(layout.pp):
         model = rank_model(spec, layout, layout.rank(pp=stage))
         layer_counts = tuple(
-            sum(layer_index in model.chunks.layers for layer_index in indices) for indices in _layer_indices(spec)
+            sum(layer_index in model.chunks.layers for layer_index in layer_indices)
+            for layer_indices in _layer_indices(spec)
         )
         models_by_counts.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
     return max(models_by_counts.values(), key=lambda model: (rank_cost(model), -model.rank))

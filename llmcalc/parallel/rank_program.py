@@ -260,23 +260,23 @@ class RankFlow(Flow):
 
     def _check_step(self, verb: str, step_name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         """Raises `InputError` for an operation that is not modelled for a single rank."""
-        degrees: dict[str, int] = {}
+        shard_degrees: dict[str, int] = {}
         for flow_value in (*ins, *outputs):
             if flow_value.of is not None and is_divided(flow_value.axes) != is_divided(flow_value.storage.axes):
                 raise self._not_modelled(verb, step_name, "groups values across the parts of ranks")
             for axis in flat_axes(flow_value.axes):
                 shard_degree = axis.degree if isinstance(axis, AxisShard) else 1
-                if degrees.setdefault(axis.name, shard_degree) != shard_degree:
+                if shard_degrees.setdefault(axis.name, shard_degree) != shard_degree:
                     axis_label = FIELDS.get(axis.name, axis.name)
                     raise self._not_modelled(verb, step_name, f"joins a part of {axis_label} with all of it")
         if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outputs[0].axes):
             raise self._not_modelled(verb, step_name, "reads divided values and makes divided ones")
 
-    def _not_modelled(self, verb: str, step_name: str, reason: str) -> InputError:
-        """Creates the error for an unmodelled operation. reason: the verb phrase that follows the operation's path."""
+    def _not_modelled(self, verb: str, step_name: str, refusal_reason: str) -> InputError:
+        """Creates the error for an unmodelled operation. refusal_reason: the verb phrase after the operation's path."""
         step_path = ".".join(path_part for path_part in (*self.path, step_name or verb) if path_part)
         return InputError(
-            f"--tp {self.rank_axes.layout.tp}: {step_path} {reason}, which is not modelled; expected --tp 1"
+            f"--tp {self.rank_axes.layout.tp}: {step_path} {refusal_reason}, which is not modelled; expected --tp 1"
         )
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
@@ -467,8 +467,8 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
 
 
 def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | RankChunks | None) -> RankFlow:
-    if stage is not None and not (stage.first and stage.last) and (reason := no_pipeline_reason(spec)):
-        raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
+    if stage is not None and not (stage.first and stage.last) and (refusal_reason := no_pipeline_reason(spec)):
+        raise InputError(f"--pp {rank_axes.layout.pp}: {refusal_reason}; expected --pp 1")
     rank_flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
     spec.program(rank_flow)
     rank_flow.remove_other_stages()
@@ -480,10 +480,12 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
 
     Ranks that do not divide an encoder of images or audio have it whole.
     """
-    root = spec.shared_program.root
-    encoders = [module_scope for module_scope in root.scopes() if module_scope.about.get("optional") == TOWERS.name]
-    encoder_operations = {id(operation) for module_scope in encoders for operation in module_scope.steps()}
-    operations = (operation for operation in root.steps() if id(operation) not in encoder_operations)
+    program_root = spec.shared_program.root
+    encoder_scopes = [
+        module_scope for module_scope in program_root.scopes() if module_scope.about.get("optional") == TOWERS.name
+    ]
+    encoder_operations = {id(operation) for module_scope in encoder_scopes for operation in module_scope.steps()}
+    operations = (operation for operation in program_root.steps() if id(operation) not in encoder_operations)
     return list(
         dict.fromkeys(
             axis for operation in operations for flow_value in operation.outs for axis in flat_axes(flow_value.axes)
@@ -502,8 +504,10 @@ def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
     for operation in spec.shared_program.root.steps():
         if operation.verb != "attention":
             continue
-        sources = [flow_value if flow_value.once is None else flow_value.once for flow_value in operation.ins[:2]]
-        head_counts = [axis.size for source in sources for axis in flat_axes(source.axes) if "heads" in axis.name]
+        source_values = [flow_value if flow_value.once is None else flow_value.once for flow_value in operation.ins[:2]]
+        head_counts = [
+            axis.size for source_value in source_values for axis in flat_axes(source_value.axes) if "heads" in axis.name
+        ]
         heads_of_rank = [max(1, head_count // layout.tp) for head_count in head_counts if isinstance(head_count, int)]
         if any(head_count % layout.cp for head_count in heads_of_rank):
             raise InputError(

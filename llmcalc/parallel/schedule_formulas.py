@@ -19,8 +19,8 @@ def peak_in_flight(
     check(layout, micro_batches)
     schedule = effective_schedule(layout)
     if schedule == "1f1b" or layout.pp == 1:
-        (bytes,), in_flight = bytes_of_chunks, min(micro_batches, layout.pp - rank)
-        return bytes * in_flight, InFlight((in_flight,), (0,))
+        (chunk_bytes,), in_flight = bytes_of_chunks, min(micro_batches, layout.pp - rank)
+        return chunk_bytes * in_flight, InFlight((in_flight,), (0,))
     if schedule == "interleaved":
         rank_actions = interleaved_order(layout.pp, layout.vpp, micro_batches, layout.pp, rank)
         return Pipeline(layout.pp, layout.vpp, micro_batches, (rank_actions,)).peak_in_flight(0, bytes_of_chunks)

@@ -135,7 +135,11 @@ def _with_other_stages(
     """Yields the layout, and copies with the framework's other ZeRO stages if the user chose no ZeRO option."""
     yield layout
     stage_options = ("zero", "fsdp", "hsdp_replicas", "zero_group", "reshard", "prefetch")
-    if layout is None or not layout.zero or any(getattr(layout_request, name) is not None for name in stage_options):
+    if (
+        layout is None
+        or not layout.zero
+        or any(getattr(layout_request, option) is not None for option in stage_options)
+    ):
         return
     for stage in layout_rules.other_stages:
         yield replace(layout, zero=stage)

@@ -55,16 +55,18 @@ def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
 
 def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNode]]:
     """Returns the slowest nodes with their names. Nodes after the first `MOST_NODES` are summed."""
-    nodes = timed_run.nodes(node_depth)
-    paths = [node.path for node in nodes]
+    timed_nodes = timed_run.nodes(node_depth)
+    node_paths = [node.path for node in timed_nodes]
     node_bars = [
-        (node.path if paths.count(node.path) == 1 else f"{node.path} ({node.kind.replace('_', '-')})", node)
-        for node in nodes
+        (node.path if node_paths.count(node.path) == 1 else f"{node.path} ({node.kind.replace('_', '-')})", node)
+        for node in timed_nodes
     ]
     if len(node_bars) <= MOST_NODES:
         return node_bars
     small_parts = [node for _, node in node_bars[MOST_NODES - 1 :]]
-    seconds_by_bound = {bound: sum(node.by_bound[bound] for node in small_parts) for bound in small_parts[0].by_bound}
+    seconds_by_bound = {
+        time_bound: sum(node.by_bound[time_bound] for node in small_parts) for time_bound in small_parts[0].by_bound
+    }
     total_seconds = small_parts[0]._replace(seconds=sum(seconds_by_bound.values()), by_bound=seconds_by_bound)
     return [*node_bars[: MOST_NODES - 1], (f"{len(small_parts)} others", total_seconds)]
 
@@ -83,8 +85,10 @@ def draw_parts(ax: Axes, timed_run: TimedRun, time_parts: list[tuple[str, float]
     """Draws a bar of the estimated seconds by bound, with a whisker for the range, and the parts of the time."""
     time_unit = unit_of(timed_run.seconds)
     seconds_per_unit, bar_start = FACTORS[time_unit], 0.0
-    for bound, seconds in timed_run.bounds.items():
-        ax.barh(0, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=BOUNDS[bound], height=HEIGHT)
+    for time_bound, seconds in timed_run.bounds.items():
+        ax.barh(
+            0, seconds / seconds_per_unit, left=bar_start / seconds_per_unit, color=BOUNDS[time_bound], height=HEIGHT
+        )
         bar_start += seconds
     low_end, high_end = float(timed_run.range.low) / seconds_per_unit, float(timed_run.range.high) / seconds_per_unit
     ax.plot([low_end, high_end], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
@@ -104,8 +108,8 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNo
     factor = FACTORS[time_unit]
     for row_index, (_, node) in enumerate(node_bars):
         bar_start = 0.0
-        for bound, seconds in node.by_bound.items():
-            ax.barh(row_index, seconds / factor, left=bar_start / factor, color=BOUNDS[bound], height=HEIGHT)
+        for time_bound, seconds in node.by_bound.items():
+            ax.barh(row_index, seconds / factor, left=bar_start / factor, color=BOUNDS[time_bound], height=HEIGHT)
             bar_start += seconds
         ax.text(bar_start / factor, row_index, f"  {_share_text(node.seconds, timed_run)}", va="center", color=INK)
     _time_axis(ax, [bar_name for bar_name, _ in node_bars], time_unit)
@@ -121,10 +125,10 @@ def _share_text(seconds: float, timed_run: TimedRun) -> str:
 def _draw_legend(ax: Axes, timed_run: TimedRun) -> None:
     from matplotlib.patches import Patch
 
-    bounds = [bound for bound, seconds in timed_run.bounds.items() if seconds]
-    patches = [Patch(color=BOUNDS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
+    time_bounds = [time_bound for time_bound, seconds in timed_run.bounds.items() if seconds]
+    legend_patches = [Patch(color=BOUNDS[time_bound], label=BOUND_NAMES[time_bound]) for time_bound in time_bounds]
     patch_style: dict[str, Any] = {"frameon": False, "fontsize": 9, "title": "bound by", "alignment": "left"}
     if is_narrow():
-        ax.figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), **patch_style)
+        ax.figure.legend(handles=legend_patches, loc="outside lower center", ncols=len(legend_patches), **patch_style)
     else:
-        ax.legend(handles=patches, loc="lower right", **patch_style)
+        ax.legend(handles=legend_patches, loc="lower right", **patch_style)

@@ -74,14 +74,18 @@ def _plot_curves(
 
 
 def _draw_curves(
-    ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, write_value: Callable[[Any], str], log_base: int
+    ax: Axes,
+    model_curves: Sequence[tuple[Preset, list[float]]],
+    title: str,
+    write_value: Callable[[Any], str],
+    log_base: int,
 ) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=log_base)
     ax.margins(x=0)
-    for curve_index, (preset, curve_values) in enumerate(curves):
+    for curve_index, (preset, curve_values) in enumerate(model_curves):
         line_style = curve_style(curve_index)
         longest_context = longest_sequence(preset.model) or CONTEXTS[-1]
         plotted_values = [
@@ -102,7 +106,7 @@ def _draw_curves(
     ax.set_title(title, color=INK, fontweight="bold", pad=14 if is_narrow() else None)
     if is_narrow():
         ax.tick_params(axis="x", labelsize=8)
-    _label_ends(ax, curves)
+    _label_ends(ax, model_curves)
 
 
 def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) -> None:

@@ -67,10 +67,10 @@ def wrapped_text(text: str, width_inches: float, font_points: float = 10, font_w
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    font, lines = FontProperties(weight=font_weight), [""]
+    font_properties, lines = FontProperties(weight=font_weight), [""]
     for word in text.split(" "):
         longer_line = f"{lines[-1]} {word}".lstrip()
-        if TextPath((0, 0), longer_line, font_points, prop=font).get_extents().width <= width_inches * 72:
+        if TextPath((0, 0), longer_line, font_points, prop=font_properties).get_extents().width <= width_inches * 72:
             lines[-1] = longer_line
         else:
             lines.append(word)

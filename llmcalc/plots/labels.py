@@ -126,18 +126,18 @@ def label_points(
     """
     placed_boxes: list[Box] = []
     axes_box = ax.get_window_extent()
-    radii = [0.0] * len(data_points) if isinstance(radius_or_radii, (int, float)) else list(radius_or_radii)
+    point_radii = [0.0] * len(data_points) if isinstance(radius_or_radii, (int, float)) else list(radius_or_radii)
     pixels_per_point = ax.figure.dpi / 72
     same_radius = radius_or_radii if isinstance(radius_or_radii, (int, float)) else 0
     point_circles = [
         (*ax.transData.transform(data_point), max(point_radius, same_radius) * pixels_per_point)
         for data_point, point_radius in (
-            *zip(data_points, radii, strict=True),
+            *zip(data_points, point_radii, strict=True),
             *((data_point, 0.0) for data_point in other_points),
         )
     ]
     annotations: list[Annotation] = []
-    for data_point, point_name, point_radius in zip(data_points, point_names, radii, strict=True):
+    for data_point, point_name, point_radius in zip(data_points, point_names, point_radii, strict=True):
         annotation = ax.annotate(
             escape_label(point_name),
             data_point,

@@ -56,7 +56,7 @@ def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) 
             total_fraction = parameter_count / int(parameter_counts.total)
             if not total_fraction:
                 continue
-            legend = None if component in labelled_kinds else NAMES.get(component, component)
+            legend_label = None if component in labelled_kinds else NAMES.get(component, component)
             labelled_kinds.add(component)
             colour = COMPONENTS.get(component, OTHER)
             ax.barh(
@@ -67,7 +67,7 @@ def _draw_bars(ax: Axes, counts_by_model: Sequence[tuple[str, ParameterCount]]) 
                 height=0.72,
                 edgecolor="white",
                 linewidth=0.8,
-                label=legend,
+                label=legend_label,
             )
             if total_fraction >= (2.5 if is_narrow() else 1) * LEGIBLE:
                 share_text = f"{100 * total_fraction:.0f} %"

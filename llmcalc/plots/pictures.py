@@ -75,8 +75,8 @@ def shape_picture(
             tokens = usual_sequence(preset.model) if seq is None else seq
             budget = budget_for(preset.model, seq=tokens)
             shape_family = family(preset.model)
-            shapes = find_shapes(shape_family, budget, preset.model, shape_count, seq=tokens, dtype=kv_dtype)
-            named_studies.append((preset.display, shapes))
+            model_shapes = find_shapes(shape_family, budget, preset.model, shape_count, seq=tokens, dtype=kv_dtype)
+            named_studies.append((preset.display, model_shapes))
     return plot_shapes(named_studies)
 
 
@@ -167,9 +167,11 @@ def roofline_picture(compute_answer: Callable[[Phase], ReportedAnswer], phases: 
     from .roofline import plot_roofline
 
     answers = [compute_answer(phase) for phase in phases]
-    tables = [answer.report().tables[0] for answer in answers]
-    titled_runs = [(answer.result, report_table.aside) for answer, report_table in zip(answers, tables, strict=True)]
-    return plot_roofline(tables[0].title, titled_runs)
+    report_tables = [answer.report().tables[0] for answer in answers]
+    titled_runs = [
+        (answer.result, report_table.aside) for answer, report_table in zip(answers, report_tables, strict=True)
+    ]
+    return plot_roofline(report_tables[0].title, titled_runs)
 
 
 def roofline_phases(model_decodes: bool, phase: str) -> tuple[Phase, ...]:

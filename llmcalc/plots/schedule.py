@@ -59,10 +59,10 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     bars_by_style: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
     for rank, rank_spans in enumerate(timetable.spans):
         is_lower_half = False
-        for (pass_kind, chunk, micro_batch, is_overlapped), pass_start, pass_end in rank_spans:
+        for (pass_kind, chunk_index, micro_batch, is_overlapped), pass_start, pass_end in rank_spans:
             bar_height = HEIGHT / 2 if is_overlapped or is_lower_half else HEIGHT
             lower_edge = float(rank) if is_lower_half else rank - HEIGHT / 2
-            bars_by_style.setdefault((pass_kind, chunk, lower_edge, bar_height), []).append(
+            bars_by_style.setdefault((pass_kind, chunk_index, lower_edge, bar_height), []).append(
                 (pass_start, pass_end - pass_start)
             )
             label_text = str(micro_batch)
@@ -85,8 +85,10 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
                 )
             is_lower_half = is_overlapped
     paleness = 0.6 / max(1, timetable.pipeline.chunks - 1)
-    for (pass_kind, chunk, lower_edge, bar_height), time_ranges in bars_by_style.items():
-        colour = tuple(channel + (1 - channel) * paleness * chunk for channel in to_rgb(palette.PASSES[pass_kind]))
+    for (pass_kind, chunk_index, lower_edge, bar_height), time_ranges in bars_by_style.items():
+        colour = tuple(
+            channel + (1 - channel) * paleness * chunk_index for channel in to_rgb(palette.PASSES[pass_kind])
+        )
         has_room = time_ranges[0][1] * axes_inches > LINE
         hatch, edge_colour, edge_width = (palette.HATCHES[pass_kind], "white", 0.6) if has_room else (None, None, 0)
         ax.broken_barh(
@@ -113,7 +115,7 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
     """Draws the legend of colours above the passes."""
     from matplotlib.patches import Patch
 
-    patches = [
+    legend_patches = [
         Patch(
             facecolor=palette.PASSES[pass_kind],
             edgecolor="white",
@@ -122,7 +124,7 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
         )
         for pass_kind in pass_kinds_of(timetable)
     ]
-    ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=9)
+    ax.legend(handles=legend_patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=9)
 
 
 def draw_in_flight(ax: Axes, timetable: Timetable) -> None:

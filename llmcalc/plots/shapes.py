@@ -195,7 +195,7 @@ def _draw_scatter(
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
         points_of_kind = points_by_kind[is_mixture]
-        x, y = [point.x for point in points_of_kind], [point.y for point in points_of_kind]
+        x, y = [model_point.x for model_point in points_of_kind], [model_point.y for model_point in points_of_kind]
         if points_of_kind:
             ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=opacity)
     if title == ASPECT:
@@ -212,8 +212,10 @@ def _draw_scatter(
     ax.set_xlabel(x_axis_quantity)
     ax.set_ylabel(title)
     model_points = [*points_by_kind[False], *points_by_kind[True]]
-    median_value = sorted(point.y for point in model_points)[len(model_points) // 2] if model_points else 1
-    return sorted(model_points, key=lambda point: -abs(point.y / median_value - median_value / point.y))
+    median_value = sorted(model_point.y for model_point in model_points)[len(model_points) // 2] if model_points else 1
+    return sorted(
+        model_points, key=lambda model_point: -abs(model_point.y / median_value - median_value / model_point.y)
+    )
 
 
 def _year_as_number(release_date: str) -> float:

@@ -41,10 +41,10 @@ def ask_cost(run: RunQuestion, options: CostOptions) -> ReportedAnswer:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     watts, hourly_price = hardware.tdp_watts if options.power is None else options.power, options.price
     if options.tokens is not None:
-        answer = _training_cost(run, options, watts, hourly_price)
+        run_cost = _training_cost(run, options, watts, hourly_price)
     else:
-        answer = _serving_cost(run, options, watts, hourly_price)
-    return ReportedAnswer(answer, lambda: report(run.preset, hardware, answer))
+        run_cost = _serving_cost(run, options, watts, hourly_price)
+    return ReportedAnswer(run_cost, lambda: report(run.preset, hardware, run_cost))
 
 
 def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None) -> RunCost:
@@ -113,7 +113,7 @@ def _refuse_training_options(command_options: Any, training_options: tuple[str, 
             raise InputError(f"{option(field)}: does not change servers of --requests; remove it")
 
 
-def _serving_cost(run: RunQuestion, options: CostOptions, power: float | None, hourly_price: float | None) -> RunCost:
+def _serving_cost(run: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None) -> RunCost:
     for field in ("step", "global_batch", "overlap"):
         if getattr(options, field) is not None:
             raise InputError(f"{option(field)}: is of training; expected --tokens in place of --requests")
@@ -153,14 +153,19 @@ def _serving_cost(run: RunQuestion, options: CostOptions, power: float | None, h
     if server_search.chosen is None:
         reasons = ", ".join(server_search.why_not)
         raise InputError(f"--devices: no server of {server_study.hardware.title} serves these requests: {reasons}")
-    point = server_search.chosen.point
-    cost = Cost(point.end_to_end.scaled_by(options.requests / point.concurrency), point.devices, power, hourly_price)
+    load_point = server_search.chosen.point
+    cost = Cost(
+        load_point.end_to_end.scaled_by(options.requests / load_point.concurrency),
+        load_point.devices,
+        watts,
+        hourly_price,
+    )
     chosen_server = server_search.servers[server_search.chosen.index]
     return RunCost(
         cost,
         requests=options.requests,
-        range=point.tpot,
+        range=load_point.tpot,
         stack_title=server_study.stack.title,
         server=chosen_server,
-        load_point=point,
+        load_point=load_point,
     )

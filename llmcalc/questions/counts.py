@@ -137,9 +137,9 @@ def params_of_file(
     return StoredParams(Path(target).name, read_checkpoint(Path(target)))
 
 
-def _refused_options(reason: str) -> InputError:
+def _refused_options(refusal_reason: str) -> InputError:
     option_names = ["--set", "--head", *(optional_part.option for optional_part in OPTIONAL_PARTS.values())]
-    return InputError(f"{reason}; expected no {', '.join(option_names[:-1])} or {option_names[-1]}")
+    return InputError(f"{refusal_reason}; expected no {', '.join(option_names[:-1])} or {option_names[-1]}")
 
 
 def _measure_params(target: str) -> MeasuredParams:
@@ -340,10 +340,12 @@ class ExplainQuestion:
         """Raises `InputError` for settings that do not apply to the quantity."""
         if self.bibtex and not self.latex:
             raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
-        for setting_name, quantities in APPLIES_TO.items():
-            if getattr(self, setting_name) is not None and self.quantity not in quantities:
-                option, quantity_words = f"--{setting_name.replace('_', '-')}", " and ".join(quantities)
-                raise InputError(f"{option}: only applies to {quantity_words}; expected --quantity {quantities[0]} too")
+        for setting_name, explained_quantities in APPLIES_TO.items():
+            if getattr(self, setting_name) is not None and self.quantity not in explained_quantities:
+                option, quantity_words = f"--{setting_name.replace('_', '-')}", " and ".join(explained_quantities)
+                raise InputError(
+                    f"{option}: only applies to {quantity_words}; expected --quantity {explained_quantities[0]} too"
+                )
         if self.quantity in ("activations", "time") and self.rank is not None and self.rank.has_options:
             command = {"activations": "memory", "time": "time"}[self.quantity]
             raise InputError(

@@ -50,7 +50,7 @@ class ModelPairs(NamedTuple):
 def changes_to_compare(
     model_targets: Sequence[Any],
     read_model: Callable[[Any], Preset],
-    git: str | None,
+    commit: str | None,
     models_only: bool,
     head_choice: Any = None,
     allow_unknown: bool = False,
@@ -58,15 +58,15 @@ def changes_to_compare(
 ) -> ModelPairs:
     """Returns the pairs of models to compare.
 
-    model_targets: two models, or with `git` any number of files.
+    model_targets: two models, or with `commit` any number of files.
     read_model: function that reads a model.
-    git: the commit to compare with; None compares two models.
+    commit: the commit to compare with; None compares two models.
     models_only: whether files that are not a model's config are skipped.
     head_choice, allow_unknown: options for reading a file of the commit.
     has_overrides: whether options change fields.
     Raises `InputError` for another number of models, and for options that do not apply.
     """
-    if git is None:
+    if commit is None:
         if models_only:
             raise InputError("--models-only: two models are compared; expected --git REF with files")
         if len(model_targets) != 2:
@@ -74,12 +74,16 @@ def changes_to_compare(
         return ModelPairs([ModelPair(read_model(model_targets[0]), read_model(model_targets[1]))], {})
     if has_overrides:
         raise InputError("--set: the files are compared as they are; expected no --set with --git")
-    paths = [Path(target) for target in model_targets]
-    skip_reasons = {path: _reason_to_skip(path, git) for path in paths} if models_only else {}
-    skipped = {path: skip_reason for path, skip_reason in skip_reasons.items() if skip_reason}
+    model_paths = [Path(model_target) for model_target in model_targets]
+    skip_reasons = {path: _reason_to_skip(path, commit) for path in model_paths} if models_only else {}
+    skipped_files = {path: skip_reason for path, skip_reason in skip_reasons.items() if skip_reason}
     return ModelPairs(
-        [_versions_of_file(path, git, read_model, head_choice, allow_unknown) for path in paths if path not in skipped],
-        skipped,
+        [
+            _versions_of_file(path, commit, read_model, head_choice, allow_unknown)
+            for path in model_paths
+            if path not in skipped_files
+        ],
+        skipped_files,
     )
 
 
@@ -91,8 +95,8 @@ def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str
     differences, reports = [], []
     for earlier_preset, later_preset, pair_title, unread_text in compared_changes.pairs:
         with name_in_errors(later_preset or earlier_preset):
-            presets = [preset for preset in (earlier_preset, later_preset) if preset is not None]
-            tokens = min(usual_context(preset.model) for preset in presets) if seq is None else seq
+            compared_presets = [preset for preset in (earlier_preset, later_preset) if preset is not None]
+            tokens = min(usual_context(preset.model) for preset in compared_presets) if seq is None else seq
             differences.append(diff(earlier_preset, later_preset, tokens, kv_dtype))
             reports.append(report(differences[-1], pair_title, unread_text))
     if compared_changes.skipped:
@@ -106,22 +110,22 @@ def _reason_to_skip(path: Path, commit: str) -> str:
         return "is a link"
     if path.suffix != ".json":
         return ""
-    reasons: list[str] = []
+    skip_reasons: list[str] = []
     for read_version in (_current_file_text, partial(text_at_commit, commit)):
         try:
             file_text = read_version(path)
         except NotAModelText as error:
-            reasons.append(str(error))
+            skip_reasons.append(str(error))
             continue
         if file_text is None:
             continue
         try:
             require_counted_type(file_text, str(path))
         except InputError as error:
-            reasons.append(str(error))
+            skip_reasons.append(str(error))
         else:
             return ""
-    return reasons[0].removeprefix(f"{path}: ").removeprefix(f"{commit}:{path}: ") if reasons else ""
+    return skip_reasons[0].removeprefix(f"{path}: ").removeprefix(f"{commit}:{path}: ") if skip_reasons else ""
 
 
 def _current_file_text(path: Path) -> str | None:
@@ -133,12 +137,12 @@ def _current_file_text(path: Path) -> str | None:
 
 
 def _versions_of_file(
-    path: Path, ref: str, read_model: Callable[[Any], Preset], head_choice: Any, allow_unknown: bool
+    path: Path, commit: str, read_model: Callable[[Any], Preset], head_choice: Any, allow_unknown: bool
 ) -> ModelPair:
     """Reads a file's model at a commit and now; None for a missing or unreadable version."""
     if path.suffix not in (".json", ".toml"):
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
-    file_text = text_at_commit(ref, path)
+    file_text = text_at_commit(commit, path)
     model_name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     model_before, unread_text = None, ""
     model_now = read_model(str(path)) if path.exists() else None
@@ -146,14 +150,14 @@ def _versions_of_file(
         model_before = (
             None
             if file_text is None
-            else load_text(file_text, f"{model_name} ({ref})", f"{ref}:{path}", (), head_choice, allow_unknown)
+            else load_text(file_text, f"{model_name} ({commit})", f"{commit}:{path}", (), head_choice, allow_unknown)
         )
     except InputError as error:
         if model_now is None:
             raise
         unread_text = str(error)
     if model_before is None and model_now is None:
-        raise InputError(f"{path}: exists neither here nor in {ref}; expected a config.json or a .toml description")
+        raise InputError(f"{path}: exists neither here nor in {commit}; expected a config.json or a .toml description")
     return ModelPair(
-        model_before, model_now, f"{path} since {ref[:SHORT] if COMMIT.fullmatch(ref) else ref}", unread_text
+        model_before, model_now, f"{path} since {commit[:SHORT] if COMMIT.fullmatch(commit) else commit}", unread_text
     )

@@ -60,8 +60,8 @@ class EngineQuestion:
             if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
                 raise
             is_about_sizes = self.has_sizes_of_name and isinstance(error, ImpossibleLayout)
-            remark = self.preset.remark_on_sizes(self.launch.target) if is_about_sizes else ""
-            raise InputError(f"{self.launch.location}: {error}{remark}") from None
+            size_remark = self.preset.remark_on_sizes(self.launch.target) if is_about_sizes else ""
+            raise InputError(f"{self.launch.location}: {error}{size_remark}") from None
 
     def engine_uses(self, includes_changes: bool = True) -> Iterator[EngineUse]:
         """Yields the memory use of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
@@ -106,7 +106,7 @@ def engine_questions(
     read_model: Callable[[Any], Preset],
     *,
     target: Any,
-    engines: Sequence[str],
+    engine_names: Sequence[str],
     flag_values: Mapping[str, Any],
     hardware: str | None,
     quantize: str | None,
@@ -116,25 +116,25 @@ def engine_questions(
     """Returns a question for each server of a launch file, or for each named engine that serves TARGET.
 
     target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
-    engines: with a file, engines that were typed beside it, whose versions replace the file's.
+    engine_names: with a file, engines that were typed beside it, whose versions replace the file's.
     flag_values: flags that were typed. hardware: the accelerator; None for the file's. Others as of `EngineQuestion`.
     Raises `InputError`, which names file, place and field, and for a file without such servers.
     """
     if launch_file is None:
-        return [EngineQuestion(read_model(target), tuple(engines), flag_values, hardware, quantize, receipt)]
+        return [EngineQuestion(read_model(target), tuple(engine_names), flag_values, hardware, quantize, receipt)]
     from ..frameworks.launch.record import OptionOverride
     from ..frameworks.server_files.read import servers_of
 
-    engine_name = engines[0].partition("==")[0].strip().lower() if engines else ""
-    servers = servers_of(launch_file, allow_unknown, flag_values, engine_name)
-    if engines and not servers:
-        raise InputError(f"--engine {engines[0]}: {launch_file} starts no such server; remove the option")
-    if not servers:
+    engine_name = engine_names[0].partition("==")[0].strip().lower() if engine_names else ""
+    launched_servers = servers_of(launch_file, allow_unknown, flag_values, engine_name)
+    if engine_names and not launched_servers:
+        raise InputError(f"--engine {engine_names[0]}: {launch_file} starts no such server; remove the option")
+    if not launched_servers:
         raise InputError(
             f"--launch {launch_file}: starts no server of an engine; expected memory --launch for training"
         )
     questions = []
-    for server in servers:
+    for server in launched_servers:
         overridden_flags = {
             f"--{flag_name.replace('_', '-')}": OptionOverride(flag_value, server.values.get(flag_name))
             for flag_name, flag_value in flag_values.items()
@@ -144,7 +144,7 @@ def engine_questions(
         questions.append(
             EngineQuestion(
                 preset,
-                tuple(engines) or (name_and_version,),
+                tuple(engine_names) or (name_and_version,),
                 {**server.values, **flag_values},
                 hardware or server.hardware or None,
                 quantize or quantization_scheme,
@@ -194,13 +194,12 @@ def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[P
     named_checkpoint = known_checkpoint(server.target)
     is_other_model = named_checkpoint is not None and named_checkpoint[0].name != preset.name
     states_scheme = preset.stored_as is not None or preset.target.partition("?")[0].endswith(".gguf")
-    scheme = None if is_other_model or states_scheme else scheme_in_name(server.target, preset)
-    if scheme is None:
+    quantization_scheme = None if is_other_model or states_scheme else scheme_in_name(server.target, preset)
+    if quantization_scheme is None:
         return preset, None
-    note = (
-        f"the model is TARGET, in {scheme}, as {shown(server.target)} of {server.location} says; --quantize replaces it"
-    )
-    return preset.model_copy(update={"notes": (*preset.notes, note)}), scheme
+    origin = f"{shown(server.target)} of {server.location}"
+    note = f"the model is TARGET, in {quantization_scheme}, as {origin} says; --quantize replaces it"
+    return preset.model_copy(update={"notes": (*preset.notes, note)}), quantization_scheme
 
 
 def ask_servers(
@@ -209,7 +208,7 @@ def ask_servers(
     """Answers questions about a launch file's servers, with one document and one screen per server."""
     from ..reports.document import join_reports
 
-    answers = [ask_question(question) for question in questions]
+    answers = [ask_question(engine_question) for engine_question in questions]
     if len(answers) == 1:
         return answers[0]
     results = [answer.result for answer in answers]
@@ -234,10 +233,10 @@ def ask_engine_cache(engine_question: EngineQuestion) -> ReportedAnswer:
 
 def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[EngineUse]], Report]) -> ReportedAnswer:
     """Returns the answer about the memory of one or several engines."""
-    memories = [engine_use.memory for engine_use in engine_uses]
-    memory_result = memories[0] if len(memories) == 1 else memories
+    engine_memories = [engine_use.memory for engine_use in engine_uses]
+    memory_result = engine_memories[0] if len(engine_memories) == 1 else engine_memories
     return ReportedAnswer(
-        memory_result, lambda: make_report(engine_uses), all(engine_memory.starts for engine_memory in memories)
+        memory_result, lambda: make_report(engine_uses), all(engine_memory.starts for engine_memory in engine_memories)
     )
 
 

@@ -37,12 +37,12 @@ def ask_lock(model_targets: Sequence[str], read_model: Callable[[str], Preset]) 
     from ..studies.lock import locked_model
 
     lock_entries = []
-    for target in model_targets:
-        if target.partition("?")[0] == STDIN:
+    for model_target in model_targets:
+        if model_target.partition("?")[0] == STDIN:
             raise InputError("TARGET: '-' cannot be read again by --check; expected a preset's name or a path")
-        if model_targets.count(target) > 1:
-            raise InputError(f"TARGET: {target} is given more than once; expected it once")
-        preset = read_model(target)
+        if model_targets.count(model_target) > 1:
+            raise InputError(f"TARGET: {model_target} is given more than once; expected it once")
+        preset = read_model(model_target)
         with name_in_errors(preset):
             lock_entries.append(locked_model(preset))
     return ReportedAnswer(tuple(lock_entries), lambda: report(lock_entries))
@@ -60,13 +60,15 @@ def ask_lock_check(file: Path, read_model: Callable[[str], Preset]) -> ReportedA
 
     lock_file = read_lock_file(file)
     lock_entries = ask_lock(list(lock_file.models), read_model).result
-    changes = tuple(
+    entry_changes = tuple(
         entry_change
         for lock_entry, locked_entry in zip(lock_entries, lock_file.models.values(), strict=True)
         for entry_change in lock_changes(locked_entry, lock_entry.data)
     )
     return ReportedAnswer(
-        changes, lambda: check_report(str(file), lock_file.version, len(lock_file.models), changes), not changes
+        entry_changes,
+        lambda: check_report(str(file), lock_file.version, len(lock_file.models), entry_changes),
+        not entry_changes,
     )
 
 
@@ -85,10 +87,10 @@ def read_lock_file(file: Path) -> LockFile:
         raise InputError(f"{file}: llmcalc: {shown(version)}; expected the version that wrote the file, in text")
     lock_entries: dict[str, dict[str, Any]] = {}
     for entry_number, lock_entry in enumerate(lock_models):
-        target = lock_entry.get("target") if isinstance(lock_entry, dict) else None
-        if not isinstance(target, str) or target in lock_entries:
+        entry_target = lock_entry.get("target") if isinstance(lock_entry, dict) else None
+        if not isinstance(entry_target, str) or entry_target in lock_entries:
             raise InputError(
-                f"{file}: models[{entry_number}].target: {shown(target)}; expected a name or path, each once"
+                f"{file}: models[{entry_number}].target: {shown(entry_target)}; expected a name or path, each once"
             )
-        lock_entries[target] = lock_entry
+        lock_entries[entry_target] = lock_entry
     return LockFile(version, lock_entries)

@@ -54,16 +54,16 @@ LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 
 
 def calibration_of(
-    path: str | Path, run: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], timer: Timer
+    path: str | Path, run: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], time_run: Timer
 ) -> Calibration:
     """Fits the factors of a software stack's time estimates to the measured runs of a file.
 
     run, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
-    timer: gives the time of a run.
+    time_run: gives the time of a run.
     Raises `InputError`, which names the file, the row and the column, for rows that are no question.
     """
     measured_runs = [
-        _measured_run(f"{path}:{line_number}", row_cells, run, options, read_model, timer)
+        _measured_run(f"{path}:{line_number}", row_cells, run, options, read_model, time_run)
         for line_number, row_cells in list(_rows_of_filled_cells(Path(path)))  # all are read before the first is timed
     ]
     return calibrate(measured_runs)
@@ -108,13 +108,13 @@ def _measured_run(
     run: RunQuestion,
     options: TimeOptions,
     read_model: Callable[[str], Preset],
-    timer: Timer,
+    time_run: Timer,
 ) -> MeasuredRun:
     if "seconds" not in row_cells:
         raise InputError(f"{row_name}: seconds: missing; expected the measured time")
     seconds = parse_duration(f"{row_name}: seconds", row_cells["seconds"])
     try:
-        estimated_run = timer(_question_of_row(row_cells, run, read_model), _options_of_row(row_cells, options))
+        estimated_run = time_run(_question_of_row(row_cells, run, read_model), _options_of_row(row_cells, options))
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
     is_training = run.settings.phase == TRAINING
@@ -166,8 +166,10 @@ def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dic
     setting_values: dict[str, Any] = {}
     for setting_name, setting in declared(settings_class).items():
         if setting_name in row_cells:
-            cell: Any = row_cells[setting_name]
-            setting_values[setting_name] = setting.checked(cell.lower() == "true" if setting.kind is bool else cell)
+            cell_value: Any = row_cells[setting_name]
+            setting_values[setting_name] = setting.checked(
+                cell_value.lower() == "true" if setting.kind is bool else cell_value
+            )
     return setting_values
 
 

@@ -43,12 +43,12 @@ def parse_nic(option_name: str, gigabytes: Any) -> float:
     return parsed_number * 1e9
 
 
-def parse_positive(option_name: str, option_value: Any, example: str) -> float:
+def parse_positive(option_name: str, option_value: Any, example_value: str) -> float:
     """Parses a positive number or its text. Raises `InputError`, which names the option, for other values."""
     text_match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(option_value).strip())
     parsed_number = math.nan if text_match is None or isinstance(option_value, bool) else float(text_match[0])
     if not 0 < parsed_number <= MOST_MONEY:
-        raise InputError(f"{option_name}: {shown(option_value)}; expected a number above 0, such as {example}")
+        raise InputError(f"{option_name}: {shown(option_value)}; expected a number above 0, such as {example_value}")
     return parsed_number
 
 
@@ -80,7 +80,9 @@ EngineName: TypeAlias = Annotated[
 Price: TypeAlias = Annotated[
     float | None,
     listed(
-        "Price of a device and hour, in any currency.", parse=partial(parse_positive, example="2.5"), metavar="MONEY"
+        "Price of a device and hour, in any currency.",
+        parse=partial(parse_positive, example_value="2.5"),
+        metavar="MONEY",
     ),
 ]
 Stack: TypeAlias = Annotated[
@@ -196,7 +198,7 @@ class ServeOptions:
         float | None,
         of_load(
             "Requests per second that arrive, in place of --concurrency.",
-            parse=partial(parse_positive, example="2.5 requests per second"),
+            parse=partial(parse_positive, example_value="2.5 requests per second"),
             metavar="R",
         ),
     ] = None
@@ -266,7 +268,9 @@ class CostOptions:
     price: Price = None
     power: Annotated[
         float | None,
-        listed("Power of a device; default its TDP.", parse=partial(parse_positive, example="700"), metavar="WATTS"),
+        listed(
+            "Power of a device; default its TDP.", parse=partial(parse_positive, example_value="700"), metavar="WATTS"
+        ),
     ] = None
     step: Annotated[
         float | None, in_seconds("A measured training step (8.1s). By default that of the fastest layout of plan.")

@@ -80,8 +80,8 @@ class ReceiptFile:
             other_parts = " and ".join(
                 filter(None, (self.other_model, self.other_version and f"version {self.other_version}"))
             )
-            reason = f"is of {other_parts}" if other_parts else f"has none of {', '.join(MEASURED)}"
-            raise InputError(f"--receipt {self.file}: {reason}; expected a log of this model and version")
+            refusal_reason = f"is of {other_parts}" if other_parts else f"has none of {', '.join(MEASURED)}"
+            raise InputError(f"--receipt {self.file}: {refusal_reason}; expected a log of this model and version")
         return measured_terms
 
     def with_receipt(self, engine_flags: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:

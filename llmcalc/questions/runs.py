@@ -341,11 +341,13 @@ def check_precision(settings: Settings, framework_record: Framework) -> None:
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
-        frameworks = [
+        supporting_frameworks = [
             framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
         ]
         expected_formats = (
-            f"--framework {' or '.join(frameworks)}" if frameworks else "llmcalc time, which has it, or bf16-master"
+            f"--framework {' or '.join(supporting_frameworks)}"
+            if supporting_frameworks
+            else "llmcalc time, which has it, or bf16-master"
         )
         raise InputError(
             f"--precision {precision}: the memory of its products is not modelled under {framework_record.title}; "
@@ -502,7 +504,9 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
                 run_memory, run.accelerators, layout, run.runtime_on, partial(gguf_fit, preset, run_memory)
             )
             if fit_answer.fit.verdict == "no":
-                sufficient_changes = [change for change in fit_answer.changes if change.fit.verdict != "no"]
+                sufficient_changes = [
+                    setting_change for setting_change in fit_answer.changes if setting_change.fit.verdict != "no"
+                ]
                 device_changes = changes_on_several(
                     run_memory,
                     device_options,
@@ -510,13 +514,13 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
                     run.runtime_on,
                     changes_beside_devices(run_memory, run.hardware, sufficient_changes),
                 )
-                changes = (
+                setting_changes = (
                     *served_users.changes,
                     *sufficient_changes,
                     *device_changes,
                     *fit_answer.changes[len(sufficient_changes) :],
                 )
-                fit_answer = replace(fit_answer, changes=changes)
+                fit_answer = replace(fit_answer, changes=setting_changes)
             return ReportedAnswer(
                 fit_answer,
                 lambda: reports.report(preset, fit_answer, device_options, served_users.notes),
@@ -694,7 +698,7 @@ def ask_plan(
             preset.model,
             layout,
             workload.seq,
-            check_layout=lambda nearest: check_planned(nearest, layout_rules, *batch_sizes),
+            check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_rules, *batch_sizes),
         )
         if not suggestions and BATCH in layout_plan.plan.refused:
             suggestions = f"{BATCH}; expected such as --global-batch {divisible_batch(layout.devices, *batch_sizes)}"

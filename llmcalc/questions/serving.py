@@ -55,8 +55,10 @@ def ask_serve(
         )
         server_study = replace(server_study, device=device, stack=software_stack)
     server_search = server_study.answer()
-    ok = server_search.chosen is not None
-    return ReportedAnswer(server_search, lambda: with_calibration(report(server_study, server_search), calibration), ok)
+    is_found = server_search.chosen is not None
+    return ReportedAnswer(
+        server_search, lambda: with_calibration(report(server_study, server_search), calibration), is_found
+    )
 
 
 def _calibration_of_options(
@@ -93,14 +95,15 @@ def serve_study(
             f"{preset.model.model_without_tokens} generates no tokens to serve; expected a decoder, or llmcalc time "
             "for a pass over its input"
         )
-    trace = _trace_of_options(options)
+    request_trace = _trace_of_options(options)
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
     engine_record, version = engine_and_version(options.engine or USUAL_ENGINE)
     if engine_record.layout_flags is None:
-        engines = [engine_name for engine_name in FOLDERS if engine(engine_name).layout_flags is not None]
+        engine_names = [engine_name for engine_name in FOLDERS if engine(engine_name).layout_flags is not None]
         raise InputError(
-            f"--engine {options.engine}: its servers under load are not modelled; expected one of {', '.join(engines)}"
+            f"--engine {options.engine}: its servers under load are not modelled; "
+            f"expected one of {', '.join(engine_names)}"
         )
     if not engine_record.runs_on(hardware):
         raise InputError(
@@ -109,10 +112,12 @@ def serve_study(
             f"{engine_record.supported_accelerators}, or llmcalc time with --users N for a token of N users"
         )
     cached_share = options.prefix_hit or 0.0
-    if trace is not None:
-        trace = replace(trace, cached_share=cached_share)
+    if request_trace is not None:
+        request_trace = replace(request_trace, cached_share=cached_share)
     input_tokens, output_tokens = (
-        (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
+        (options.input, options.output)
+        if request_trace is None
+        else (request_trace.mean_input, request_trace.mean_output)
     )
     assert input_tokens is not None
     assert output_tokens is not None
@@ -122,7 +127,7 @@ def serve_study(
             f"expected at most {LARGEST:,}"
         )
     request_shape = RequestSizes(input_tokens, output_tokens, int(cached_share * input_tokens))
-    longest_request = request_shape.total_tokens if trace is None else trace.longest_request
+    longest_request = request_shape.total_tokens if request_trace is None else request_trace.longest_request
     latency_limits = LatencyLimits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
     software_stack = find_stack(options.stack or software_stack_of_engine(options.engine, hardware), "inference")
@@ -138,7 +143,7 @@ def serve_study(
         latency_limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
         options.price,
-        trace,
+        request_trace,
         options.disaggregate is not None,
         _ratio_of_options(options, request_shape),
         speculation,

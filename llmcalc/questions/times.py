@@ -117,10 +117,10 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
         needed_bytes = _peak_training_bytes(run_memory, framework_record, layout, micro_batches)
         fastest_layout_plan = _fastest_fitting_layout(run, options) if needed_bytes > hardware.capacity_bytes else None
         if fastest_layout_plan is not None:
-            candidate, framework_record = fastest_layout_plan.plan.feasible[0], fastest_layout_plan.framework
-            run_memory = fastest_layout_plan.estimates.with_recompute(candidate.recompute).memory
-            layout, micro_batches = candidate.layout, candidate.micro_batches
-            chosen_options = f"{candidate.options} {fastest_layout_plan.assumed_batch}".strip()
+            layout_candidate, framework_record = fastest_layout_plan.plan.feasible[0], fastest_layout_plan.framework
+            run_memory = fastest_layout_plan.estimates.with_recompute(layout_candidate.recompute).memory
+            layout, micro_batches = layout_candidate.layout, layout_candidate.micro_batches
+            chosen_options = f"{layout_candidate.options} {fastest_layout_plan.assumed_batch}".strip()
         time_settings_of_run = time_settings(run, framework_record, options)
     adapters = run_memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES
@@ -190,15 +190,15 @@ def _no_layout_error(plan: Plan, run: RunQuestion, devices: int | None) -> Input
 
     assert run.hardware is not None
     if plan.refused and TOO_MUCH not in plan.refused:
-        reason = max(plan.refused, key=plan.refused.__getitem__)
-        if reason == BATCH:
+        refusal_reason = max(plan.refused, key=plan.refused.__getitem__)
+        if refusal_reason == BATCH:
             replicas = f"--global-batch as a multiple of {devices}, or another number of devices"
             return InputError(
-                f"--devices {devices}: {plan.tried:,} layouts were tried, and {reason}; expected {replicas}"
+                f"--devices {devices}: {plan.tried:,} layouts were tried, and {refusal_reason}; expected {replicas}"
             )
         return InputError(
-            f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {reason}; expected "
-            "--step with a measured step"
+            f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {refusal_reason}; "
+            "expected --step with a measured step"
         )
     memory_advice = "more devices" if run.settings.recompute == "full" else "more devices, --recompute full"
     return InputError(
@@ -233,9 +233,13 @@ def _without_adapters(run: RunQuestion) -> RunQuestion:
 
     Frameworks whose memory of adapters is not modelled are checked with it: their time is that of two small products.
     """
-    defaults = Settings(run.settings.phase)
-    adapters = [name for name, field in declared(Settings).items() if "lora_rank" in (name, field.setting.needs)]
-    return replace(run, settings=run.settings.with_(**{name: getattr(defaults, name) for name in adapters}))
+    default_settings = Settings(run.settings.phase)
+    adapters = [
+        setting for setting, field in declared(Settings).items() if "lora_rank" in (setting, field.setting.needs)
+    ]
+    return replace(
+        run, settings=run.settings.with_(**{setting: getattr(default_settings, setting) for setting in adapters})
+    )
 
 
 def micro_batches_of(run_memory: Memory, layout: Layout, global_batch: int | None) -> int:

@@ -55,23 +55,25 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not UTF-8 text; expected {EXPECTED}") from None
     numbered_rows = _json_rows(path, file_text) if file_text.lstrip().startswith("{") else _csv_rows(path, file_text)
-    requests: list[TracedRequest] = []
+    traced_requests: list[TracedRequest] = []
     input_tokens = 0
     for line_number, row_cells in numbered_rows:
-        if len(requests) >= MOST_REQUESTS:
+        if len(traced_requests) >= MOST_REQUESTS:
             raise InputError(f"{path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
-        requests.append(_traced_request(f"{path}:{line_number}", row_cells))
-        input_tokens += requests[-1].input
+        traced_requests.append(_traced_request(f"{path}:{line_number}", row_cells))
+        input_tokens += traced_requests[-1].input
         if input_tokens > MOST_INPUT:
             raise InputError(
                 f"{path}:{line_number}: input: more than {MOST_INPUT:,} tokens of all prompts; expected a "
                 "part of the trace"
             )
-    if not requests:
+    if not traced_requests:
         raise InputError(f"{path}: has no request; expected lines of {', '.join(COLUMNS)}")
-    requests.sort(key=lambda request: request.arrival)
-    first_arrival = requests[0].arrival
-    return tuple(TracedRequest(request.arrival - first_arrival, request.input, request.output) for request in requests)
+    traced_requests.sort(key=lambda request: request.arrival)
+    first_arrival = traced_requests[0].arrival
+    return tuple(
+        TracedRequest(request.arrival - first_arrival, request.input, request.output) for request in traced_requests
+    )
 
 
 def _csv_rows(path: str | Path, file_text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -199,8 +199,10 @@ class ServedUsers:
             return cls(tuple(user_counts))
         if usual_engine.lacks_kernels(run_users):
             title = usual_engine.record.title
-            remark = f"{title} has no kernels for it on this accelerator (--engine {usual_engine.record.name} says why)"
-            return cls(tuple(user_counts), (remark,))
+            kernel_remark = (
+                f"{title} has no kernels for it on this accelerator (--engine {usual_engine.record.name} says why)"
+            )
+            return cls(tuple(user_counts), (kernel_remark,))
         engine_change = None if is_fitting else usual_engine.change(run_users)
         most_users = {users: usual_engine.most_users(users) for users in user_counts}
         notes = [

@@ -33,8 +33,10 @@ def ask_budget(budget_file: Path, skip_missing: bool = False) -> ReportedAnswer:
 
     if skip_missing and not budget_file.exists():
         return ReportedAnswer([], lambda: report(budget_file.name, []))
-    checks = check_budget(read_budget(budget_file), budget_file.parent)
-    return ReportedAnswer(checks, lambda: report(budget_file.name, checks), not count_violations(checks))
+    budget_checks = check_budget(read_budget(budget_file), budget_file.parent)
+    return ReportedAnswer(
+        budget_checks, lambda: report(budget_file.name, budget_checks), not count_violations(budget_checks)
+    )
 
 
 def read_checkpoint_header(checkpoint: str) -> Checkpoint:
@@ -106,15 +108,15 @@ class VerifyQuestion:
         from ..simulator.lowering import Unsupported
 
         verify_result = VerifyResult([], {})
-        for target in model_targets:
+        for model_target in model_targets:
             try:
-                verify_result.verdicts.append(self._verdict_of_model(read_model(target)))
+                verify_result.verdicts.append(self._verdict_of_model(read_model(model_target)))
             except InputError as error:
                 if not self.everything or (self.against == "reference" and not isinstance(error, Unsupported)):
                     raise
-                verify_result.skipped[target] = str(error).removeprefix(f"{target}: ")
-        ok = bool(verify_result.verdicts) and all(verdict.ok for verdict in verify_result.verdicts)
-        return ReportedAnswer(verify_result, lambda: report(*verify_result), ok)
+                verify_result.skipped[model_target] = str(error).removeprefix(f"{model_target}: ")
+        is_verified = bool(verify_result.verdicts) and all(verdict.ok for verdict in verify_result.verdicts)
+        return ReportedAnswer(verify_result, lambda: report(*verify_result), is_verified)
 
     def _verdict_of_model(self, preset: Preset) -> Verdict:
         with name_in_errors(preset):

@@ -104,5 +104,5 @@ class ReportedAnswer(Answer):
 
 
 def _headings_of(tables: Any) -> str:
-    table: Table = next((candidate for candidate in tables if candidate.answer), tables[0])
-    return table.heading
+    answer_table: Table = next((candidate for candidate in tables if candidate.answer), tables[0])
+    return answer_table.heading

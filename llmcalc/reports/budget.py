@@ -39,14 +39,17 @@ def report(file_name: str, checks: list[BudgetCheck]) -> Report:
         warnings = [f"no {file_name}, so no bound is checked"]
     notes = [*warnings, memory_note if has_memory else ""]
     target_names = dict.fromkeys(check.target for check in checks)
-    tables = [
-        Table(target, COLUMNS, _rows_of_model(target, checks), name="bounds", target=target) for target in target_names
+    model_tables = [
+        Table(model_target, COLUMNS, _rows_of_model(model_target, checks), name="bounds", target=model_target)
+        for model_target in target_names
     ]
     summary_table = Table(file_name, COLUMNS, [], answer=headline_text, name="bounds")
-    return Report(_budget_data(file_name, checks), with_notes_below([summary_table, *tables], notes), warnings=warnings)
+    return Report(
+        _budget_data(file_name, checks), with_notes_below([summary_table, *model_tables], notes), warnings=warnings
+    )
 
 
-def _rows_of_model(target: str, checks: list[BudgetCheck]) -> list[Row]:
+def _rows_of_model(model_target: str, checks: list[BudgetCheck]) -> list[Row]:
     """Returns a table row for each bound on a model."""
     return [
         Row(
@@ -62,7 +65,7 @@ def _rows_of_model(target: str, checks: list[BudgetCheck]) -> list[Row]:
             ]
         )
         for check in checks
-        if check.target == target
+        if check.target == model_target
     ]
 
 
@@ -134,18 +137,18 @@ def _budget_data(file_name: str, checks: list[BudgetCheck]) -> dict[str, Any]:
 def junit(file_name: str, checks: list[BudgetCheck]) -> str:
     """Returns JUnit XML with a suite per model and a test case per bound."""
     suites_element = ET.Element("testsuites", name="llmcalc budget")
-    for target in dict.fromkeys(check.target for check in checks):
-        model_checks = [check for check in checks if check.target == target]
+    for model_target in dict.fromkeys(check.target for check in checks):
+        model_checks = [check for check in checks if check.target == model_target]
         test_suite = ET.SubElement(
             suites_element,
             "testsuite",
-            name=target,
+            name=model_target,
             tests=str(len(model_checks)),
             failures=str(count_violations(model_checks)),
         )
         for check in model_checks:
             test_case = ET.SubElement(
-                test_suite, "testcase", classname=f"{file_name}.{target}", name=_check_name(check)
+                test_suite, "testcase", classname=f"{file_name}.{model_target}", name=_check_name(check)
             )
             if (checked_limit := check.violated_limit) is not None:
                 ET.SubElement(test_case, "failure", message=failure_message(check, checked_limit))

@@ -23,7 +23,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         name_pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
         name_prefix = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
         elements_by_prefix[name_prefix] = elements_by_prefix.get(name_prefix, 0) + tensor.elements
-    document: dict[str, Any] = {
+    report_document: dict[str, Any] = {
         "model": {"name": file_name, "kind": "checkpoint"},
         "params": {"total": checkpoint.elements, "by_component": elements_by_prefix},
         "checkpoint": {
@@ -74,7 +74,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         "config.json",
     ]
     return Report(
-        document,
+        report_document,
         [
             Table(
                 f"{file_name}: {units.count(checkpoint.elements)} elements, {units.memory(checkpoint.nbytes)}",
@@ -90,7 +90,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
 
 def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tensor_match: TensorMatch) -> Report:
     """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
-    document = {
+    report_document = {
         "model": model_data(preset),
         "checkpoint": {
             "path": model_origin,
@@ -152,7 +152,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
             f"{tensor_match.buffers[0].name}"
         )
     return Report(
-        document,
+        report_document,
         [Table(f"{model_origin} against {preset.display}: {verdict}", columns, table_rows[:MOST_SHOWN], notes=notes)],
     ).for_target(model_origin)
 

@@ -40,7 +40,7 @@ ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\") (is|are) assumed")
 def _shorten_even_chunks(layers: str) -> str:
     """Writes `0, 4, …, 28` for evenly spaced chunks of a stage."""
     chunk_texts = layers.split(", ")
-    first_layers = [int(chunk.partition("–")[0]) for chunk in chunk_texts if chunk]
+    first_layers = [int(chunk_text.partition("–")[0]) for chunk_text in chunk_texts if chunk_text]
     is_evenly_spaced = len({next_start - chunk_start for chunk_start, next_start in pairwise(first_layers)}) == 1
     return (
         f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}"
@@ -184,9 +184,9 @@ def report(
     ).for_target(preset.target)
 
 
-def _layout_note(planned_hardware: Hardware, fits: Sequence[Fit]) -> str:
+def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[Fit]) -> str:
     """Writes a note on the choice of the layout for an accelerator."""
-    all_fit = all(fit.verdict != "no" for fit in fits if fit.hardware == planned_hardware)
+    all_fit = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == planned_hardware)
     title = planned_hardware.title
     choice_text = (
         f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"

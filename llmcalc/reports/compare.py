@@ -139,7 +139,7 @@ def _model_blocks(
     """Yields groups of models with columns that fit the width, about equally many per group."""
     label_width = 2 + max(len(row_label) for row_label, _ in lines)
     column_widths = [
-        2 + max(len(cell) for cell in (preset.display, *_line_cells(model_quantities, lines)))
+        2 + max(len(cell_text) for cell_text in (preset.display, *_line_cells(model_quantities, lines)))
         for preset, model_quantities in compared_models
     ]
     models_per_block = max(1, len(compared_models))
@@ -450,5 +450,5 @@ def _flat_rows(compared_models: Sequence[Compared], decoding_load: DecodingLoad 
     return Table(
         "",
         [Column(column_key, column_key) for column_key in column_keys],
-        [Row([row[column_key] for column_key in column_keys]) for row in flat_rows],
+        [Row([flat_row[column_key] for column_key in column_keys]) for flat_row in flat_rows],
     )

@@ -43,7 +43,7 @@ def transient_bytes(
     group of its shard after the other.
     """
     settings = DeepSpeedSettings(stage=layout.zero)
-    step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, sharded=layout.zero >= 1)
+    step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, is_sharded=layout.zero >= 1)
     parameter_count = sum(stage.total for stage in stage_parameters)
     if layout.zero == 0:
         copied_bytes = element_bytes * min(REDUCED_AT_ONCE, parameter_count)

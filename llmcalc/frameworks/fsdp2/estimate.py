@@ -67,7 +67,7 @@ def transient_bytes(
     """
     from .pipeline import ACTIVE
 
-    step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, sharded=True)
+    step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, is_sharded=True)
     outside_layers = sum(stage.outside_layers for stage in stage_parameters)
     layer = max(stage.largest_layer for stage in stage_parameters)
     fp32_bytes = FLOAT32.bytes

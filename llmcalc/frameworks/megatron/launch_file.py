@@ -274,28 +274,32 @@ def _field_types() -> dict[str, Any]:
 def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns field → value of all known arguments, and records the other arguments as ignored or unknown."""
     flags, field_values = MegatronSettings.flags(), dict[str, Any]()
-    for flag, written in arguments.items():
+    for flag, written_value in arguments.items():
         argument = keyword_of(flag)
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
             if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
                 raise reader.wrong(flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments")
-            suggestion = suggest(f"--{flag}", list(flags)) if len(flag) < 100 else ""
-            raise reader.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(suggestion)}{suggestion}")
+            flag_suggestion = suggest(f"--{flag}", list(flags)) if len(flag) < 100 else ""
+            raise reader.wrong(
+                flag[:60], f"is no argument; expected --name{'.' * bool(flag_suggestion)}{flag_suggestion}"
+            )
         argument = RENAMED.get(argument, argument)
         if argument in _field_types() and flag_of(argument) in flags:
-            field_value = value_of(reader, flag, _field_types()[argument], written)
+            field_value = value_of(reader, flag, _field_types()[argument], written_value)
             if field_value is not None:
                 if argument in field_values and field_values[argument] != field_value:
-                    raise reader.wrong(flag, f"{shown(written)}; another argument says {shown(field_values[argument])}")
+                    raise reader.wrong(
+                        flag, f"{shown(written_value)}; another argument says {shown(field_values[argument])}"
+                    )
                 field_values[argument] = field_value
         elif argument in REPLACING:
-            if written is not False:
+            if written_value is not False:
                 reader.notes.append(f"{flag}: the arguments of a checkpoint, which may be others, are not read")
         elif argument in REMOVED:
             raise reader.wrong(flag, REMOVED[argument])
         elif {flag[2:], flag_of(argument)[2:]} & (IGNORED | IGNORED_ONCE):
             reader.ignored.append(flag)
-        elif written is not False:
+        elif written_value is not False:
             reason = next((reason for name_prefix, reason in REASONS.items() if argument.startswith(name_prefix)), "")
             reader.unknown[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
     if field_values.get("tp_comm_overlap"):  # which products overlap
@@ -318,13 +322,15 @@ def value_of(reader: LaunchReader, flag_name: str, value_type: Any, written_valu
         return _flag_value(reader, flag_name, written_value)
     if written_value is None or written_value is False:
         return None
-    possible_types = [type_ for type_ in (get_args(value_type) or (value_type,)) if type_ is not NoneType]
+    possible_types = [
+        possible_type for possible_type in (get_args(value_type) or (value_type,)) if possible_type is not NoneType
+    ]
     if get_origin(value_type) in (Literal, tuple):
         possible_types = [value_type]
     if written_value is True or written_value == "":
         raise reader.wrong(flag_name, "has no value; expected one")
-    for type_ in possible_types:
-        parsed_value = _parse_single_value(type_, written_value)
+    for possible_type in possible_types:
+        parsed_value = _parse_single_value(possible_type, written_value)
         if parsed_value is not None:
             return parsed_value
     raise reader.wrong(flag_name, f"{shown(written_value)}; expected {_expected_types(possible_types)}")
@@ -439,9 +445,9 @@ def _model_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, A
         return "gpt"
     if field_values.get("decoder_seq_length") is not None:
         return "t5"
-    tokenizer = str(field_values.get("tokenizer_type", ""))
+    tokenizer_type = str(field_values.get("tokenizer_type", ""))
     data_paths = f"{argument_values.get('data_path', '')} {argument_values.get('vocab_file', '')}".lower()
-    if tokenizer.startswith("BertWordPiece") or re.search(r"\bbert\b|my-bert", data_paths):
+    if tokenizer_type.startswith("BertWordPiece") or re.search(r"\bbert\b|my-bert", data_paths):
         return "bert"
     return "gpt"
 

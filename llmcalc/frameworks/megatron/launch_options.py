@@ -32,13 +32,18 @@ ARGUMENTS = {
 
 def _recompute_arguments(option_value: Any) -> dict[str, Any]:
     """Returns Megatron-LM's arguments for a value of `--recompute`, with None for removed arguments."""
-    removals: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
+    removed_arguments: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
     if option_value == "none":
-        return removals
+        return removed_arguments
     if option_value == "full":
-        return {**removals, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        return {
+            **removed_arguments,
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
     if option_value in ("selective", "attention"):
-        return {**removals, "recompute_granularity": "selective"}
+        return {**removed_arguments, "recompute_granularity": "selective"}
     raise InputError(f"--recompute {option_value}: beside a file of Megatron-LM expected none, selective or full")
 
 
@@ -141,12 +146,16 @@ def _argument_number(config: Table, argument_name: str) -> int | None:
     return int(number_text) if number_text.isascii() and number_text.isdecimal() and len(number_text) < 12 else None
 
 
-def _with_values(config: Table, changes: Mapping[str, Any]) -> Table:
+def _with_values(config: Table, argument_changes: Mapping[str, Any]) -> Table:
     """Returns the file's arguments with changed values, without arguments whose new value is None."""
     table_key, arguments_table = _find_arguments(config)
-    dropped_arguments = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
+    dropped_arguments = set(argument_changes) | (
+        {"recompute_activations"} if "recompute_granularity" in argument_changes else set()
+    )
     arguments = {
         flag: value for flag, value in arguments_table.items() if _argument_name(str(flag)) not in dropped_arguments
     }
-    arguments |= {f"--{argument.replace('_', '-')}": value for argument, value in changes.items() if value is not None}
+    arguments |= {
+        f"--{argument.replace('_', '-')}": value for argument, value in argument_changes.items() if value is not None
+    }
     return {**config, table_key: arguments} if table_key else arguments

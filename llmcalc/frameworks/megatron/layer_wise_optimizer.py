@@ -109,7 +109,9 @@ def updates_by_layout(
     buffers: Sequence[GradientBuffer], layout: Layout, coordinates: Coordinates
 ) -> list[OptimizerUpdate]:
     """Returns this rank's optimizer updates: ranges of Adam's parameters, and whole matrices of the rank's shards."""
-    updates = list(optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates))
+    unpacked_updates = list(
+        optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates)
+    )
     for buffer in buffers:
         if not buffer.packed:
             continue
@@ -118,8 +120,8 @@ def updates_by_layout(
             (parameter_start, _), bucket_index = buffer.ranges[id(parameter.tensor)]
             bucket = buffer.buckets[bucket_index]
             if (parameter_start - bucket.start) // ((bucket.end - bucket.start) // buffer.shards) == rank_shard:
-                updates.append(OptimizerUpdate(parameter.size, 1))
-    return updates
+                unpacked_updates.append(OptimizerUpdate(parameter.size, 1))
+    return unpacked_updates
 
 
 def updates_in_rank_order(

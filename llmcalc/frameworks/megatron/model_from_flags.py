@@ -244,14 +244,16 @@ def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
     """Returns, per layer, whether the layer has no rotary positions; with a frequency N, every N-th layer has none."""
-    frequency = settings.no_rope_freq
-    if frequency is None or _rope_table(settings) is None:
+    no_rope_frequency = settings.no_rope_freq
+    if no_rope_frequency is None or _rope_table(settings) is None:
         return [False] * settings.layers
-    if isinstance(frequency, int):
-        return [frequency > 0 and (i + 1) % frequency == 0 for i in range(settings.layers)]
-    if len(frequency) != settings.layers:
-        raise InputError(f"--no-rope-freq: a pattern of {len(frequency)} layers; expected one of {settings.layers}")
-    return list(map(bool, frequency))
+    if isinstance(no_rope_frequency, int):
+        return [no_rope_frequency > 0 and (i + 1) % no_rope_frequency == 0 for i in range(settings.layers)]
+    if len(no_rope_frequency) != settings.layers:
+        raise InputError(
+            f"--no-rope-freq: a pattern of {len(no_rope_frequency)} layers; expected one of {settings.layers}"
+        )
+    return list(map(bool, no_rope_frequency))
 
 
 def _gpt_fields(settings: MegatronSettings) -> Table:
@@ -389,7 +391,7 @@ def _bert_fields(settings: MegatronSettings) -> Table:
 def _t5_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a T5."""
     network_table = _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
-    block = _layer_table(settings, _attention_table(settings, _rope_table(settings)), network_table)
+    layer = _layer_table(settings, _attention_table(settings, _rope_table(settings)), network_table)
     relative_bias: Table = {}
     if settings.position_type == "relative":
         relative_bias = {
@@ -400,10 +402,10 @@ def _t5_fields(settings: MegatronSettings) -> Table:
         }
     stack_fields: Table = {"final_norm": _norm_table(settings), **relative_bias}
     return {
-        "encoder": {"num_hidden_layers": settings.layers, "block": block, **stack_fields, **_position_fields(settings)},
+        "encoder": {"num_hidden_layers": settings.layers, "block": layer, **stack_fields, **_position_fields(settings)},
         "decoder": {
             "num_hidden_layers": settings.decoder_layers,
-            "block": {**block, "cross_attention": _attention_table(settings, None, is_cross_attention=True)},
+            "block": {**layer, "cross_attention": _attention_table(settings, None, is_cross_attention=True)},
             **stack_fields,
             **_position_fields(settings),
         },

@@ -112,14 +112,19 @@ def make_buffer(
 
 
 def bucket_size(
-    settings: MegatronSettings, layout: Layout, coordinates: Coordinates, chunk: int, parameters: int
+    settings: MegatronSettings, layout: Layout, coordinates: Coordinates, chunk_index: int, parameters: int
 ) -> int | None:
     """Returns the number of gradient elements per bucket; None for a single bucket.
 
     Only the first chunk of the first stage has several buckets, and only to overlap reductions.
     parameters: number of the chunk's parameters. Source: megatron/training/training.py, `resolve_ddp_bucket_size`.
     """
-    if not settings.overlap_grad_reduce or coordinates.pp or chunk or settings.overlap_param_gather_with_optimizer_step:
+    if (
+        not settings.overlap_grad_reduce
+        or coordinates.pp
+        or chunk_index
+        or settings.overlap_param_gather_with_optimizer_step
+    ):
         return None
     if settings.ddp_num_buckets:
         return parameters // settings.ddp_num_buckets
@@ -140,7 +145,7 @@ class OptimizerUpdate(NamedTuple):
 
 def optimizer_updates(
     buffers: Sequence[GradientBuffer],
-    distributed: bool,
+    is_distributed: bool,
     layout: Layout,
     rank_coordinates: Coordinates,
     optimizer: str = "adam",
@@ -164,7 +169,7 @@ def optimizer_updates(
             ]
             if optimizer == "muon":
                 group_parameters = [parameter for parameter in group_parameters if not is_updated_by_muon(parameter)]
-            if not distributed:
+            if not is_distributed:
                 yield from (OptimizerUpdate(parameter.size, state_count) for parameter in group_parameters)
                 continue
             shard_number = shard_index(buffer, layout, rank_coordinates)

@@ -302,7 +302,9 @@ class RankRun:
             self.parameter_paths = {id(parameter.tensor): parameter.path for parameter in parameters}
         self.sharded_weights.accumulate(self.parameter_paths[id(weight_leaf)])
 
-    def _gradient_buffers(self, model_chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[GradientBuffer]:
+    def _gradient_buffers(
+        self, model_chunk: Chunk, bucket_elements: int | None, is_tied: bool
+    ) -> Iterator[GradientBuffer]:
         """Yields a chunk's data-parallel buffers, with the experts' buffers last."""
         is_distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
@@ -310,15 +312,19 @@ class RankRun:
                 parameter for parameter in model_chunk.parameters if parameter.expert is expert and parameter.is_trained
             ]
             updates_by_layout = self.sharding == "layout"
-            matrices = [parameter for parameter in parameters if updates_by_layout and is_updated_by_muon(parameter)]
+            muon_matrices = [
+                parameter for parameter in parameters if updates_by_layout and is_updated_by_muon(parameter)
+            ]
             adam_parameters = [
                 parameter for parameter in parameters if not (updates_by_layout and is_updated_by_muon(parameter))
             ]
-            if matrices:
-                yield pack_buffer(matrices, expert, self.settings, self.layout, bucket)
+            if muon_matrices:
+                yield pack_buffer(muon_matrices, expert, self.settings, self.layout, bucket_elements)
             for is_fp8 in sorted({parameter.is_fp8 for parameter in adam_parameters}):
                 buffer_parameters = [parameter for parameter in adam_parameters if parameter.is_fp8 is is_fp8]
-                yield make_buffer(buffer_parameters, expert, self.settings, self.layout, bucket, tied, is_distributed)
+                yield make_buffer(
+                    buffer_parameters, expert, self.settings, self.layout, bucket_elements, is_tied, is_distributed
+                )
 
     def _make_rope_tables(self) -> None:
         """Creates the cached RoPE table (rotary_pos_embedding.py, `lru_cache`).
@@ -429,11 +435,11 @@ class RankRun:
             self.optimizer_states.append(self.storage(STATES[state_format] * element_count, "optimizer"))
             if state_format != "fp32":
                 self.optimizer_states.append(self.storage(4, "optimizer"))
-        remainders = settings.bf16 and settings.main_params_dtype == "fp32"
+        stores_remainders = settings.bf16 and settings.main_params_dtype == "fp32"
         main_parameter = self.storage(
-            (2 if remainders else STATES[settings.main_params_dtype]) * element_count, "optimizer"
+            (2 if stores_remainders else STATES[settings.main_params_dtype]) * element_count, "optimizer"
         )
-        if not remainders:
+        if not stores_remainders:
             main_copy = self.storage(2 * element_count, "temporary")
             fp32_copy = self.storage(4 * element_count, "temporary")
             del main_copy, fp32_copy
@@ -447,14 +453,16 @@ class RankRun:
         """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
         new_tensor, settings = self.graph.new_tensor, self.settings
         token_count = self.run_config.batch * self.run_config.workload.seq
-        inputs: list[Tensor] = []
+        batch_tensors: list[Tensor] = []
         if model_chunk.last:
-            inputs += [new_tensor((token_count,), INT64), new_tensor((token_count,), FLOAT32)]
+            batch_tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), FLOAT32)]
         if model_chunk.first or (model_chunk.last and settings.mtp_layers):
-            inputs += [new_tensor((token_count,), INT64), new_tensor((token_count,), INT64)]
-        if inputs and not settings.no_create_attention_mask_in_dataloader:
-            inputs.append(new_tensor((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))
-        return inputs
+            batch_tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), INT64)]
+        if batch_tensors and not settings.no_create_attention_mask_in_dataloader:
+            batch_tensors.append(
+                new_tensor((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL)
+            )
+        return batch_tensors
 
     def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
         """Runs `forward_step`, whose output on the last stage is the loss."""

@@ -163,14 +163,14 @@ def _recorded_chunk(
     if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
-        for stacks in [repeating_stacks(rank_run, model_chunk), []]:
+        for layer_stacks in [repeating_stacks(rank_run, model_chunk), []]:
             try:
                 chunk_run = RankRun(spec, settings, rank, EventRecorder())
                 chunk_of_run = chunk_run.chunks[chunk_number]
-                _chunks[cache_key] = _record_chunk(chunk_run, chunk_of_run, stacks, is_interleaved, by_previous)
+                _chunks[cache_key] = _record_chunk(chunk_run, chunk_of_run, layer_stacks, is_interleaved, by_previous)
                 break
             except NotRepeating:
-                if not stacks:
+                if not layer_stacks:
                     raise
     return _chunks[cache_key]
 
@@ -180,16 +180,16 @@ def repeating_stacks(rank_run: RankRun, model_chunk: Chunk) -> list[LayerStack]:
     kernel_choices = rank_run.rank_choices
     if kernel_choices.recompute == "block" or any(kernel_choices.bf16_layers):  # the number of a layer matters
         return []
-    interval = kernel_choices.recompute_layers if kernel_choices.recompute == "uniform" else 1
-    return long_stacks(model_chunk.program.root, interval, model_chunk.lowering.first_layer_index)
+    recompute_interval = kernel_choices.recompute_layers if kernel_choices.recompute == "uniform" else 1
+    return long_stacks(model_chunk.program.root, recompute_interval, model_chunk.lowering.first_layer_index)
 
 
 def _record_chunk(
-    rank_run: RankRun, model_chunk: Chunk, stacks: Sequence[LayerStack], is_interleaved: bool, by_previous: bool
+    rank_run: RankRun, model_chunk: Chunk, layer_stacks: Sequence[LayerStack], is_interleaved: bool, by_previous: bool
 ) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun.
 
-    stacks: stacks of which `RECORDED_REPEATS` repeats run, and represent all.
+    layer_stacks: stacks of which `RECORDED_REPEATS` repeats run, and represent all.
     Raises `NotRepeating` if the repeats of a stack differ.
     """
     rank_run.chunks, model_chunk.number = [model_chunk], 0
@@ -197,16 +197,16 @@ def _record_chunk(
     assert isinstance(recorder, EventRecorder)
     rank_run.set_up_tables()
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
-    if stacks:
+    if layer_stacks:
         model_chunk.lowering.run_only = {
-            i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)
+            i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(layer_stacks)
         }
         model_chunk.lowering.parameters_of(model_chunk.program)  # layers after the repeats have smaller numbers here
     recorded_passes = record_passes(rank_run, recorder, is_interleaved, by_previous)
     shared_blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
     storages = {name: tuple(block.handle for block in named_blocks) for name, named_blocks in shared_blocks.items()}
-    if stacks:
-        short_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, stacks)
+    if layer_stacks:
+        short_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, layer_stacks)
         recorded_passes = RecordedPasses(*short_passes.unfolded())
         storages = {name: tuple(map(short_passes.full_storage, numbers)) for name, numbers in storages.items()}
     forward_storages = _allocated_in_forward(recorded_passes)
@@ -226,7 +226,9 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
     memory_events = recorded_passes.events
     forward_passes = (recorded_pass for recorded_pass in recorded_passes.passes if recorded_pass.pass_id[1] != "B")
     forward_events = (
-        event for recorded_pass in forward_passes for event in memory_events[recorded_pass.start : recorded_pass.end]
+        memory_event
+        for recorded_pass in forward_passes
+        for memory_event in memory_events[recorded_pass.start : recorded_pass.end]
     )
     return {
         storage_id for storage_id, storage_bytes, _ in forward_events if storage_bytes > 0 or storage_bytes == TAKEN

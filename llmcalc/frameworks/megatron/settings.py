@@ -200,21 +200,25 @@ class MegatronSettings(MegatronArguments):
 
         A null tokenizer added a token for the end of a document until 2026-04-22 (commit c9dfe34798).
         """
-        tokenizer_type, size = self.tokenizer_kind, self.vocab_size
+        tokenizer_type, vocab_size = self.tokenizer_kind, self.vocab_size
         if tokenizer_type in ("NullTokenizer", "NullMultimodalTokenizer"):
             has_end_token = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
-            return None if size is None else size + (1 if has_end_token or tokenizer_type != "NullTokenizer" else 0)
+            return (
+                None
+                if vocab_size is None
+                else vocab_size + (1 if has_end_token or tokenizer_type != "NullTokenizer" else 0)
+            )
         if tokenizer_type == "TikTokenizer":
-            return size or TIKTOKEN
+            return vocab_size or TIKTOKEN
         if tokenizer_type in WORD_PIECES:
             return WORD_PIECES[tokenizer_type] + self.vocab_extra_ids
         if tokenizer_type == "GPT2BPETokenizer":
             return GPT2
-        if tokenizer_type == "Llama2Tokenizer" and size is None:
+        if tokenizer_type == "Llama2Tokenizer" and vocab_size is None:
             return LLAMA2
-        if tokenizer_type in SENTENCE_PIECES and size is None:
+        if tokenizer_type in SENTENCE_PIECES and vocab_size is None:
             return self._named_vocabulary()
-        return size
+        return vocab_size
 
     def _named_vocabulary(self) -> int | None:
         """The vocabulary size in thousands, from a SentencePiece model's name (`…_256k.model`)."""
@@ -328,8 +332,8 @@ class MegatronSettings(MegatronArguments):
     def layout(self) -> Layout:
         """The parallel layout of the run. Raises `InputError` for an impossible layout."""
         self._check_world()
-        exchange = EXCHANGES.get(self.cp_comm_type[0] if self.cp_comm_type else "p2p")
-        if exchange is None or len(set(self.cp_comm_type)) > 1:
+        cp_exchange = EXCHANGES.get(self.cp_comm_type[0] if self.cp_comm_type else "p2p")
+        if cp_exchange is None or len(set(self.cp_comm_type)) > 1:
             raise InputError(
                 f"--cp-comm-type {' '.join(self.cp_comm_type)[:60]}: not supported; expected one of "
                 f"{', '.join(EXCHANGES)} for all layers"
@@ -348,7 +352,7 @@ class MegatronSettings(MegatronArguments):
             etp=self.expert_tensor_parallel_size,
             vpp=self.chunk_count,
             sequence_parallel=self.uses_sequence_parallelism,
-            cp_comm=exchange,
+            cp_comm=cp_exchange,
             zero=zero_stage,
             hsdp_replicas=self.num_distributed_optimizer_instances,
             reshard=not self.torch_fsdp2_no_reshard_after_forward,

@@ -224,20 +224,25 @@ def _format_arguments(options: Settings) -> dict[str, Any]:
     gradients = None if options.grad_dtype is None else dtype(options.grad_dtype)
     if gradients not in (None, "float32", weight_format):
         raise InputError(f"--grad-dtype {short_dtype(gradients)}: not Megatron's; expected fp32 or the weights' format")
-    states = None if options.optimizer_dtype is None else short_dtype(dtype(options.optimizer_dtype))
+    state_format = None if options.optimizer_dtype is None else short_dtype(dtype(options.optimizer_dtype))
     if options.optimizer_offload:
         arguments |= {"optimizer_cpu_offload": True}
     if options.precision_aware_optimizer or options.optimizer_offload:
-        if states not in (None, *STATES):
+        if state_format not in (None, *STATES):
             expected_formats = ", ".join(STATES)
-            raise InputError(f"--optimizer-dtype {states}: not Megatron's; expected one of {expected_formats}")
-        states = states or "fp32"
-        arguments |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": states, "exp_avg_sq_dtype": states}
+            raise InputError(f"--optimizer-dtype {state_format}: not Megatron's; expected one of {expected_formats}")
+        state_format = state_format or "fp32"
+        arguments |= {
+            "use_precision_aware_optimizer": True,
+            "exp_avg_dtype": state_format,
+            "exp_avg_sq_dtype": state_format,
+        }
         if gradients == "bfloat16":
             arguments["main_grads_dtype"] = "bf16"
-    elif states not in (None, "fp32"):
+    elif state_format not in (None, "fp32"):
         raise InputError(
-            f"--optimizer-dtype {states}: Megatron's Adam keeps fp32 states; expected --precision-aware-optimizer too"
+            f"--optimizer-dtype {state_format}: Megatron's Adam keeps fp32 states; "
+            "expected --precision-aware-optimizer too"
         )
     elif gradients == "bfloat16":
         arguments["grad_reduce_in_bf16"] = True

@@ -10,51 +10,53 @@ from .settings import GATED_DELTA_NET, MegatronSettings
 
 def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for all arguments of a run that change memory and are not modelled."""
-    refusals = {}
+    refusal_reasons = {}
     for argument in megatron_settings.changed_fields():
         for refusal_reason, arguments in NOT_MODELLED.items():
             if argument in arguments and getattr(megatron_settings, argument) not in WITHOUT_EFFECT.get(argument, ()):
-                refusals[flag_of(argument)] = refusal_reason
+                refusal_reasons[flag_of(argument)] = refusal_reason
     if megatron_settings.overlap_moe_expert_parallel_comm and megatron_settings.pp > 1:
-        refusals["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
+        refusal_reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
     if megatron_settings.optimizer_cpu_offload and (
         megatron_settings.optimizer != "adam" or megatron_settings.optimizer_offload_fraction != 1
     ):
-        refusals["--optimizer-cpu-offload"] = "Adam's step on the host with other than --optimizer-offload-fraction 1"
+        refusal_reasons["--optimizer-cpu-offload"] = (
+            "Adam's step on the host with other than --optimizer-offload-fraction 1"
+        )
     if (
         megatron_settings.moe_token_dispatcher_type == "flex"
         and megatron_settings.moe_flex_dispatcher_backend != "hybridep"
     ):
-        refusals["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
+        refusal_reasons["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
     if megatron_settings.tp_comm_overlap and (
         megatron_settings.num_experts is not None or megatron_settings.is_latent or megatron_settings.kind == "hybrid"
     ):
-        refusals["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
-    refusals |= _unsupported_fp8(megatron_settings)
+        refusal_reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
+    refusal_reasons |= _unsupported_fp8(megatron_settings)
     if megatron_settings.use_megatron_fsdp:
-        refusals |= _unsupported_sharding(megatron_settings)
+        refusal_reasons |= _unsupported_sharding(megatron_settings)
     if megatron_settings.experimental_attention_variant == "dsa":
         if not megatron_settings.is_latent:
-            refusals["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
-        refusals |= {
+            refusal_reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
+        refusal_reasons |= {
             flag_of(argument): "another indexer"
             for argument in OTHER_INDEXERS
             if argument in megatron_settings.changed_fields()
         }
         if megatron_settings.recompute_mode == "selective":
-            refusals["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
+            refusal_reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
         if megatron_settings.fp8_format is not None:
-            refusals["--fp8-format"] = "8-bit products with an indexer"
+            refusal_reasons["--fp8-format"] = "8-bit products with an indexer"
     if megatron_settings.attention_output_gate and (
         megatron_settings.is_latent or megatron_settings.kind in ("bert", "t5")
     ):
-        refusals["--attention-output-gate"] = "another kind of attention"
-    return refusals
+        refusal_reasons["--attention-output-gate"] = "another kind of attention"
+    return refusal_reasons
 
 
 def _unsupported_sharding(megatron_settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for arguments that are not modelled together with Megatron-FSDP."""
-    refusals = {
+    refusal_reasons = {
         field_name: problem
         for field_name, (modelled_values, problem) in MODELLED_WITH_FSDP.items()
         if getattr(megatron_settings, field_name) not in modelled_values
@@ -63,10 +65,14 @@ def _unsupported_sharding(megatron_settings: MegatronSettings) -> dict[str, str]
         "auto",
         megatron_settings.megatron_fsdp_main_grads_dtype,
     ):
-        refusals["megatron_fsdp_grad_comm_dtype"] = "gradients that are sent in another format than they are kept in"
+        refusal_reasons["megatron_fsdp_grad_comm_dtype"] = (
+            "gradients that are sent in another format than they are kept in"
+        )
     if megatron_settings.mtp_layers:
-        refusals["mtp_num_layers"] = "multi-token prediction"
-    return {flag_of(field_name): f"with --use-megatron-fsdp, {problem}" for field_name, problem in refusals.items()}
+        refusal_reasons["mtp_num_layers"] = "multi-token prediction"
+    return {
+        flag_of(field_name): f"with --use-megatron-fsdp, {problem}" for field_name, problem in refusal_reasons.items()
+    }
 
 
 def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:

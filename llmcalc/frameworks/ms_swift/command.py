@@ -205,13 +205,13 @@ def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
         for device in str(source_file.env.get("CUDA_VISIBLE_DEVICES", "")).split(",")
         if device.strip().isdecimal()
     ]
-    processes = 1 if source_file.devices_typed or source_file.world_size is None else source_file.world_size
-    if config.get("device_map") is None and (source_file.devices_typed or len(visible_devices) <= processes):
+    process_count = 1 if source_file.devices_typed or source_file.world_size is None else source_file.world_size
+    if config.get("device_map") is None and (source_file.devices_typed or len(visible_devices) <= process_count):
         return
     raise reader.wrong(
         "device_map" if config.get("device_map") is not None else "CUDA_VISIBLE_DEVICES",
-        f"{len(visible_devices)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers "
-        f"divides over devices are not modelled; expected NPROC_PER_NODE={len(visible_devices) or 2} in the script",
+        f"{len(visible_devices)} devices of {process_count} process{'es' * (process_count > 1)}: layers that "
+        f"transformers divides over devices are not modelled; expected NPROC_PER_NODE={len(visible_devices) or 2} in the script",
     )
 
 

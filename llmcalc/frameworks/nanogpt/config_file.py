@@ -63,7 +63,9 @@ def is_python(file_text: str) -> bool:
 
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
-    typed_keys = [match[1] for command_word in command_line.words if (match := re.match(r"--(\w+)=", command_word))]
+    typed_keys = [
+        key_match[1] for command_word in command_line.words if (key_match := re.match(r"--(\w+)=", command_word))
+    ]
     has_config = any(command_word.endswith(".py") for command_word in command_line.words[:1])
     has_keys = any(key_name in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key_name in typed_keys)
     return (

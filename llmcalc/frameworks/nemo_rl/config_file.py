@@ -131,10 +131,14 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a config. Raises `InputError`, which names file and key."""
     with reading_of(source_file) as reader:
         merged_config = _with_base_configs(reader, config)
-        for section, problem in REFUSED.items():
-            if isinstance(merged_config.get(section), Mapping):
-                raise reader.wrong(section, f"{problem} is not modelled; expected a config of {', '.join(ALGORITHMS)}")
-        algorithm = next((section for section in ALGORITHMS if isinstance(merged_config.get(section), Mapping)), "")
+        for section_name, refusal_reason in REFUSED.items():
+            if isinstance(merged_config.get(section_name), Mapping):
+                raise reader.wrong(
+                    section_name, f"{refusal_reason} is not modelled; expected a config of {', '.join(ALGORITHMS)}"
+                )
+        algorithm = next(
+            (section_name for section_name in ALGORITHMS if isinstance(merged_config.get(section_name), Mapping)), ""
+        )
         if not algorithm:
             raise reader.wrong("grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}")
         flat_values = _flat_values(reader, merged_config)
@@ -213,8 +217,10 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
         for _ in range(MOST_BASES):
             if not isinstance(flat_value, str) or "${" not in flat_value:
                 break
-            flat_value = REFERENCE.sub(lambda reference: str(flat_config.get(reference[1], reference[0])), flat_value)
-            flat_value = PRODUCT.sub(lambda reference: str(int(reference[1]) * int(reference[2])), flat_value)
+            flat_value = REFERENCE.sub(
+                lambda reference_match: str(flat_config.get(reference_match[1], reference_match[0])), flat_value
+            )
+            flat_value = PRODUCT.sub(lambda product: str(int(product[1]) * int(product[2])), flat_value)
         flat_config[flat_key] = flat_value
     return flat_config
 
@@ -330,8 +336,10 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
     )
     if world_size == 1:  # nemo_automodel/components/distributed/fsdp2.py leaves a model on one rank as it is
         return LaunchSettings(layout, settings)
-    offloads = reader.flag(policy_table, "dtensor_cfg.cpu_offload")
-    return LaunchSettings(layout, settings, TitanSettings(reduced="float32", reduces_each=True, offloads=offloads))
+    offloads_to_host = reader.flag(policy_table, "dtensor_cfg.cpu_offload")
+    return LaunchSettings(
+        layout, settings, TitanSettings(reduced="float32", reduces_each=True, offloads=offloads_to_host)
+    )
 
 
 def _optimizer_settings(reader: LaunchReader, policy_table: Table) -> dict[str, Any]:
@@ -345,43 +353,43 @@ def _optimizer_settings(reader: LaunchReader, policy_table: Table) -> dict[str, 
     return {"optimizer": "adamw", "optimizer_impl": "loop" if runs_in_loop else "foreach"}
 
 
-def _megatron_run(reader: LaunchReader, policy: Table, world_size: int) -> LaunchSettings:
+def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
     """Returns the run under Megatron-Core (models/megatron/setup.py)."""
 
     def megatron_size(size_name: str) -> int:
-        return reader.size(policy, f"megatron_cfg.{size_name}_parallel_size", 1)
+        return reader.size(policy_table, f"megatron_cfg.{size_name}_parallel_size", 1)
 
     tp, pp, cp = megatron_size("tensor_model"), megatron_size("pipeline_model"), megatron_size("context")
     recompute_value = None
-    if reader.flag(policy, "megatron_cfg.activation_checkpointing"):
-        recompute_value = str(reader.value(policy, "megatron_cfg.recompute_granularity", "full"))
-    sums_in_fp32 = reader.flag(policy, "megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32")
+    if reader.flag(policy_table, "megatron_cfg.activation_checkpointing"):
+        recompute_value = str(reader.value(policy_table, "megatron_cfg.recompute_granularity", "full"))
+    sums_in_fp32 = reader.flag(policy_table, "megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32")
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
         cp=cp,
         ep=megatron_size("expert_model"),
         etp=megatron_size("expert_tensor"),
-        stage_ends=stage_ends(reader, policy, "megatron_cfg."),
-        sequence_parallel=reader.flag(policy, "megatron_cfg.sequence_parallel"),
-        distributed_optimizer=reader.flag(policy, "megatron_cfg.optimizer.use_distributed_optimizer", True),
-        **_batch_settings(reader, policy, max(1, world_size // (tp * pp * cp))),
+        stage_ends=stage_ends(reader, policy_table, "megatron_cfg."),
+        sequence_parallel=reader.flag(policy_table, "megatron_cfg.sequence_parallel"),
+        distributed_optimizer=reader.flag(policy_table, "megatron_cfg.optimizer.use_distributed_optimizer", True),
+        **_batch_settings(reader, policy_table, max(1, world_size // (tp * pp * cp))),
         recompute_granularity=recompute_value,
-        recompute_modules=policy.get("megatron_cfg.recompute_modules"),
+        recompute_modules=policy_table.get("megatron_cfg.recompute_modules"),
         grad_dtype="fp32" if sums_in_fp32 else "bf16",
     )
     settings: dict[str, Any] = {}
-    if reader.flag(policy, "megatron_cfg.peft.enabled"):
+    if reader.flag(policy_table, "megatron_cfg.peft.enabled"):
         section_name = "policy.megatron_cfg.peft"
-        rank = reader.value(policy, "megatron_cfg.peft.dim", 8)
+        rank = reader.value(policy_table, "megatron_cfg.peft.dim", 8)
         targets, dropout_value = (
-            policy.get("megatron_cfg.peft.target_modules"),
-            policy.get("megatron_cfg.peft.dropout"),
+            policy_table.get("megatron_cfg.peft.target_modules"),
+            policy_table.get("megatron_cfg.peft.dropout"),
         )
         settings = bridge_adapters(reader, section_name, rank, targets or None, dropout_value)
-    if reader.flag(policy, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
+    if reader.flag(policy_table, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
-    settings |= optimizer_on_host(reader, policy, "megatron_cfg.optimizer.")
+    settings |= optimizer_on_host(reader, policy_table, "megatron_cfg.optimizer.")
     return megatron_run(reader, parallel_run, world_size, settings)
 
 

@@ -156,9 +156,9 @@ class OllamaServer:
     @property
     def scheme(self) -> str | None:
         """The quantization scheme of the weights: by default the usual scheme of the tags in Ollama's library."""
-        scheme: str | None = self.flags.get("quantize")
-        is_plain = scheme is None and GgufModel(self.preset).scheme == UNQUANTIZED
-        return LIBRARY_SCHEME if is_plain else scheme
+        quantization_scheme: str | None = self.flags.get("quantize")
+        is_plain = quantization_scheme is None and GgufModel(self.preset).scheme == UNQUANTIZED
+        return LIBRARY_SCHEME if is_plain else quantization_scheme
 
     def with_flags(self, **changed_flags: Any) -> OllamaServer:
         """Returns a copy of the server with changed options."""

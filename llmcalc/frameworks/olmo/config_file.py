@@ -137,11 +137,13 @@ def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     optimizer_name = str(reader.value(reader.table(config, "optimizer"), "name", "lionw"))
     if optimizer_name != "adamw":
         reader.unknown["optimizer.name"] = f"'{optimizer_name[:30]}' is not modelled; adamw is"
-    checkpointing = config.get("activation_checkpointing")
-    if checkpointing is not None:
-        if str(checkpointing) not in RECOMPUTE:
-            raise reader.wrong("activation_checkpointing", f"{shown(checkpointing)}; expected {', '.join(RECOMPUTE)}")
-        step_settings["recompute"] = RECOMPUTE[str(checkpointing)]
+    checkpointing_config = config.get("activation_checkpointing")
+    if checkpointing_config is not None:
+        if str(checkpointing_config) not in RECOMPUTE:
+            raise reader.wrong(
+                "activation_checkpointing", f"{shown(checkpointing_config)}; expected {', '.join(RECOMPUTE)}"
+            )
+        step_settings["recompute"] = RECOMPUTE[str(checkpointing_config)]
     if config.get("fused_loss"):
         step_settings["cross_entropy"] = "fused"
     if config.get("compile"):

@@ -82,10 +82,18 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.where)
         variables = dict(_variables(syntax_tree.body, {}))
-        sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
+        sequence_length = next(
+            (variables[variable_name] for variable_name in LENGTH_CONSTANTS if variable_name in variables), None
+        )
         variables |= dict.fromkeys(LENGTHS, sequence_length)
-        for function in (syntax_node for syntax_node in syntax_tree.body if isinstance(syntax_node, ast.FunctionDef)):
-            variables |= {name: number for name, number in _variables(function.body, variables) if name not in LENGTHS}
+        for function_node in (
+            syntax_node for syntax_node in syntax_tree.body if isinstance(syntax_node, ast.FunctionDef)
+        ):
+            variables |= {
+                variable_name: value
+                for variable_name, value in _variables(function_node.body, variables)
+                if variable_name not in LENGTHS
+            }
         call_nodes = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)]
         reader.notes.append("overrides behind the script's name are not read")
         model_changes = _model_changes(syntax_tree)
@@ -149,16 +157,18 @@ def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, 
 
 def _model_of(
     reader: LaunchReader,
-    calls: list[ast.Call],
+    call_nodes: list[ast.Call],
     variables: Mapping[str, Any],
     model_changes: Mapping[str, str],
     other_tokenizer: re.Match[str] | None,
 ) -> tuple[ModelSpec | None, str]:
     """Returns a script's model, or None and the model's name if the model is not in `MODELS` or is changed."""
-    model_name = next((dotted(call_node.func) for call_node in calls if dotted(call_node.func).startswith(MODEL)), "")
+    model_name = next(
+        (dotted(call_node.func) for call_node in call_nodes if dotted(call_node.func).startswith(MODEL)), ""
+    )
     preset = MODELS.get(model_name.rpartition(".")[2])
     other_changes = [
-        argument for argument in _arguments(calls, model_name, variables) or {} if argument not in HARMLESS
+        argument for argument in _arguments(call_nodes, model_name, variables) or {} if argument not in HARMLESS
     ]
     other_changes += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
     if preset is None or other_changes:
@@ -174,22 +184,25 @@ MODEL = "TransformerConfig."
 
 def _module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the arguments of the call that configures a training step; None without such a call."""
-    cookbook = _arguments(call_nodes, COOKBOOK, variables)
-    if cookbook is None:
+    cookbook_arguments = _arguments(call_nodes, COOKBOOK, variables)
+    if cookbook_arguments is None:
         return _arguments(call_nodes, MODULE, variables)
-    module_args = {**COOKBOOK_STEP, **cookbook}
-    if cookbook.get("activation_memory_budget", 1.0) != 1.0:
-        module_args["ac_config"] = {"mode": "budget", "activation_memory_budget": cookbook["activation_memory_budget"]}
-    if cookbook.get("cp_degree"):
-        module_args["cp_config"] = {"degree": cookbook["cp_degree"]}
-    if cookbook.get("float8_enabled") is True:
+    module_args = {**COOKBOOK_STEP, **cookbook_arguments}
+    if cookbook_arguments.get("activation_memory_budget", 1.0) != 1.0:
+        module_args["ac_config"] = {
+            "mode": "budget",
+            "activation_memory_budget": cookbook_arguments["activation_memory_budget"],
+        }
+    if cookbook_arguments.get("cp_degree"):
+        module_args["cp_config"] = {"degree": cookbook_arguments["cp_degree"]}
+    if cookbook_arguments.get("float8_enabled") is True:
         module_args["float8_config"] = True
     return module_args
 
 
 def _sequence_ranks(
     reader: LaunchReader,
-    calls: list[ast.Call],
+    call_nodes: list[ast.Call],
     module_arguments: Mapping[str, Any],
     variables: Mapping[str, Any],
     world_size: int,
@@ -199,7 +212,9 @@ def _sequence_ranks(
     if config is None:
         return 1
     if not isinstance(config, Mapping):
-        calls_of_class = [call for call in calls if dotted(call.func).startswith("TransformerContextParallelConfig")]
+        calls_of_class = [
+            call for call in call_nodes if dotted(call.func).startswith("TransformerContextParallelConfig")
+        ]
         config = _argument_values(calls_of_class[0], variables) if calls_of_class else {}
     if config.get("degree") is None:
         raise reader.wrong("cp_config", "its degree is not in the script; expected a whole number")
@@ -297,13 +312,13 @@ def _micro_batches(
 
 
 def _step_settings(
-    reader: LaunchReader, calls: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
+    reader: LaunchReader, call_nodes: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
     optimizer = str(module_arguments.get("optim")).rpartition(".")[2]
     if optimizer not in OPTIMIZERS:
         reader.unknown["optim"] = f"{shown(optimizer)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are"
-    arguments = _arguments(calls, optimizer, variables) or {}
+    arguments = _arguments(call_nodes, optimizer, variables) or {}
     is_fused = arguments.get("fused") is True
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
     if optimizer == "SkipStepAdamWConfig":
@@ -312,16 +327,19 @@ def _step_settings(
         if module_arguments.get(config_name) is not None:
             reader.unknown[config_name] = "only FSDP and parts of sequences are modelled with OLMo-core"
     float8_config = module_arguments.get("float8_config")
-    if float8_config is not None and (_arguments(calls, "Float8Config", variables) or {}).get("enabled") is not False:
+    if (
+        float8_config is not None
+        and (_arguments(call_nodes, "Float8Config", variables) or {}).get("enabled") is not False
+    ):
         reader.unknown["float8_config"] = "its products are not modelled; bf16 is"
-    step_settings |= _recompute_settings(reader, calls, module_arguments, variables)
+    step_settings |= _recompute_settings(reader, call_nodes, module_arguments, variables)
     if module_arguments.get("compile_model") is True:
         step_settings["compile"] = True
     return step_settings
 
 
 def _recompute_settings(
-    reader: LaunchReader, calls: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
+    reader: LaunchReader, call_nodes: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the setting of recomputation.
 
@@ -330,13 +348,15 @@ def _recompute_settings(
     """
     config = module_arguments.get("ac_config")
     class_name = "TransformerActivationCheckpointingConfig"
-    if config is None and not any(dotted(call_node.func) == class_name for call_node in calls):
+    if config is None and not any(dotted(call_node.func) == class_name for call_node in call_nodes):
         return {}
-    checkpointing_arguments = config if isinstance(config, Mapping) else _arguments(calls, class_name, variables) or {}
+    checkpointing_arguments = (
+        config if isinstance(config, Mapping) else _arguments(call_nodes, class_name, variables) or {}
+    )
     recompute_mode = str(checkpointing_arguments.get("mode", "full")).rpartition(".")[2]
     if recompute_mode == "full":
         return {"recompute": "full"}
-    if recompute_mode == "selected_modules" and _recomputes_networks(calls, class_name):
+    if recompute_mode == "selected_modules" and _recomputes_networks(call_nodes, class_name):
         return {"recompute": "nodes:mlp"}
     memory_budget = checkpointing_arguments.get("activation_memory_budget")
     if recompute_mode == "budget" and isinstance(memory_budget, float | int) and 0 <= memory_budget <= 1:

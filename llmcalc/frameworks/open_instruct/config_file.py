@@ -30,7 +30,7 @@ SIGNS = (
 
 def is_open_instruct(config: Table) -> bool:
     """Whether a table is a config of open-instruct."""
-    return "model_name_or_path" in config and any(name in config for name in SIGNS) and "finetuning_type" not in config
+    return "model_name_or_path" in config and any(sign in config for sign in SIGNS) and "finetuning_type" not in config
 
 
 def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:

@@ -38,7 +38,7 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
     env: dict[str, str] = {}
     host_by_folder: dict[str, str] = {}
     entrypoint: list[str] = []
-    gpus = None
+    gpu_count = None
     while argument_queue and argument_queue[0].startswith("-"):
         option_name, equals_sign, option_value = argument_queue.popleft().partition("=")
         if option_name in DOCKER_SWITCHES or (SHORT_SWITCHES.fullmatch(option_name) and not equals_sign):
@@ -57,11 +57,13 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
         elif option_name == "--entrypoint":
             entrypoint = option_value.split()
         elif option_name == "--gpus":
-            gpus = number_of_gpus(option_value, place_in_file)
+            gpu_count = number_of_gpus(option_value, place_in_file)
     if not argument_queue:
         return None
     image_name = argument_queue.popleft()
-    return Container(place_in_file, (*entrypoint, *argument_queue), image_name, env, gpus=gpus, mounts=host_by_folder)
+    return Container(
+        place_in_file, (*entrypoint, *argument_queue), image_name, env, gpus=gpu_count, mounts=host_by_folder
+    )
 
 
 def mount_of(volume_entry: Any) -> dict[str, str]:
@@ -76,9 +78,14 @@ def mount_of(volume_entry: Any) -> dict[str, str]:
     else:
         mount_fields = dict(zip(("source", "target"), str(volume_entry).split(":"), strict=False))
     host_folder = mount_fields.get("source") or mount_fields.get("src", "")
-    target = mount_fields.get("target") or mount_fields.get("dst") or mount_fields.get("destination", "")
-    is_mount = "/" in host_folder and not is_unresolved(host_folder) and target.startswith("/") and target.rstrip("/")
-    return {target.rstrip("/"): host_folder.rstrip("/")} if is_mount else {}
+    container_folder = mount_fields.get("target") or mount_fields.get("dst") or mount_fields.get("destination", "")
+    is_mount = (
+        "/" in host_folder
+        and not is_unresolved(host_folder)
+        and container_folder.startswith("/")
+        and container_folder.rstrip("/")
+    )
+    return {container_folder.rstrip("/"): host_folder.rstrip("/")} if is_mount else {}
 
 
 def number_of_gpus(gpus_text: str, place_in_file: str) -> int | None:

@@ -78,14 +78,20 @@ def servers_in_tables(
             yield from server_finder.in_words(container)
         return
     yaml_documents = config if isinstance(config, list) else [config]
-    for document in yaml_documents:
-        if isinstance(document, Mapping) and isinstance(document.get("run"), str) and "jobs" not in document:
-            yield from _skypilot_servers(document, server_finder, variables)
+    for yaml_document in yaml_documents:
+        if (
+            isinstance(yaml_document, Mapping)
+            and isinstance(yaml_document.get("run"), str)
+            and "jobs" not in yaml_document
+        ):
+            yield from _skypilot_servers(yaml_document, server_finder, variables)
     manifest_items = [
         manifest_item
-        for document in yaml_documents
-        if isinstance(document, Mapping)
-        for manifest_item in (document["items"] if isinstance(document.get("items"), list) else [document])
+        for yaml_document in yaml_documents
+        if isinstance(yaml_document, Mapping)
+        for manifest_item in (
+            yaml_document["items"] if isinstance(yaml_document.get("items"), list) else [yaml_document]
+        )
         if isinstance(manifest_item, Mapping)
     ]
     serving_runtimes = {

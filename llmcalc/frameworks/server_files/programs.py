@@ -210,7 +210,9 @@ def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStar
         server_start = _server_start_at_word(command_words, i, image)
         if server_start is not None:
             return server_start
-    launcher_matches = [match for command_word in command_words if (match := WORKER_LAUNCHER.fullmatch(command_word))]
+    launcher_matches = [
+        launcher_match for command_word in command_words if (launcher_match := WORKER_LAUNCHER.fullmatch(command_word))
+    ]
     if launcher_matches:
         server_program = program_named(launcher_matches[0][1])
         model_words = (
@@ -219,7 +221,9 @@ def server_start_of(command_words: Sequence[str], image: str = "") -> ServerStar
             if re.match(r"--[a-z]+\.model\.repo_id=", command_word)
         )
         if server_program is not None:
-            return ServerStart(server_program, tuple(match[2] for match in launcher_matches), next(model_words, ""))
+            return ServerStart(
+                server_program, tuple(launcher_match[2] for launcher_match in launcher_matches), next(model_words, "")
+            )
     server_program = program_of_image(image)
     if (
         server_program is not None

@@ -66,10 +66,13 @@ def servers_in_python(
     for node in syntax_nodes:
         if not isinstance(node, ast.Call):
             continue
-        callee = dotted(node.func)
-        if callee in ENGINE_CLASSES and str(modules_by_name.get(callee, "")).split(".")[0] == ENGINE_CLASSES[callee]:
+        called_name = dotted(node.func)
+        if (
+            called_name in ENGINE_CLASSES
+            and str(modules_by_name.get(called_name, "")).split(".")[0] == ENGINE_CLASSES[called_name]
+        ):
             raise InputError(
-                f"{server_finder.where}: line {node.lineno}: {callee}(…) starts vLLM inside a program, whose "
+                f"{server_finder.where}: line {node.lineno}: {called_name}(…) starts vLLM inside a program, whose "
                 "defaults are not those of a server; expected the flags beside --engine vllm"
             )
 
@@ -299,7 +302,9 @@ def _direct_calls(statement: ast.stmt) -> Iterator[ast.Call]:
         tree_node = pending_nodes.pop()
         if isinstance(tree_node, ast.Call):
             yield tree_node
-        pending_nodes += [child for child in ast.iter_child_nodes(tree_node) if not isinstance(child, ast.stmt)]
+        pending_nodes += [
+            child_node for child_node in ast.iter_child_nodes(tree_node) if not isinstance(child_node, ast.stmt)
+        ]
 
 
 def _inner_bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:

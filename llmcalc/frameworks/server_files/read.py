@@ -207,7 +207,9 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
 def _yaml_documents(file_text: str, name_in_errors: str) -> list[str]:
     """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
     yaml_documents = [
-        document for document in re.split(r"^---(?:[ \t].*)?$", file_text, flags=re.MULTILINE) if document.strip()
+        yaml_document
+        for yaml_document in re.split(r"^---(?:[ \t].*)?$", file_text, flags=re.MULTILINE)
+        if yaml_document.strip()
     ]
     if len(yaml_documents) > MOST_DOCUMENTS:
         raise InputError(f"{name_in_errors}: {len(yaml_documents):,} documents; expected at most {MOST_DOCUMENTS}")
@@ -219,8 +221,10 @@ def _read_env_file(launch_folder: Path | None) -> dict[str, str]:
     env_path = None if launch_folder is None else launch_folder / ".env"
     if env_path is None or not env_path.is_file():
         return {}
-    assignments = (env_line.strip().removeprefix("export ") for env_line in read_text(env_path, LARGEST).split("\n"))
-    names_and_values = (env_line.partition("=") for env_line in assignments if re.match(r"[A-Za-z_]\w*=", env_line))
+    env_assignments = (
+        env_line.strip().removeprefix("export ") for env_line in read_text(env_path, LARGEST).split("\n")
+    )
+    names_and_values = (env_line.partition("=") for env_line in env_assignments if re.match(r"[A-Za-z_]\w*=", env_line))
     return {variable_name: variable_value.strip().strip("'\"") for variable_name, _, variable_value in names_and_values}
 
 
@@ -279,9 +283,11 @@ def _read_server(
         allow_unknown,
         tuple(typed_flags),
     )
-    fields = {flag.names[0]: flag.field for flag in serving_engine.known_flags() if not flag.names[0].startswith("-")}
+    flag_fields = {
+        flag.names[0]: flag.field for flag in serving_engine.known_flags() if not flag.names[0].startswith("-")
+    }
     environment_flags = {
-        field: container.env[engine_name] for engine_name, field in fields.items() if engine_name in container.env
+        field: container.env[variable] for variable, field in flag_fields.items() if variable in container.env
     }
     all_fields = {flag.field for flag in serving_engine.known_flags()}
     parallel_sizes = {field: parallel_size for field, parallel_size in container.sizes.items() if field in all_fields}

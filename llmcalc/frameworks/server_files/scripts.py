@@ -97,8 +97,8 @@ class ServerFinder:
         inner_container = container_of(command_words, container.place)
         if inner_container is not None:
             inner_environment = {**container.env, **inner_container.env}
-            gpus = container.gpus if inner_container.gpus is None else inner_container.gpus
-            yield from self.in_words(replace(inner_container, env=inner_environment, gpus=gpus), files, depth + 1)
+            gpu_count = container.gpus if inner_container.gpus is None else inner_container.gpus
+            yield from self.in_words(replace(inner_container, env=inner_environment, gpus=gpu_count), files, depth + 1)
             return
         script_text, script_arguments = _quoted_script(command_words)
         if script_text:
@@ -154,13 +154,19 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 def versions_in(file_text: str) -> Mapping[str, str]:
     """Returns engine → the single version that a text installs or names in an image's tag."""
-    versions: dict[str, set[str]] = {}
+    versions_by_engine: dict[str, set[str]] = {}
     for server_program in PROGRAMS:
         if server_program.package:
-            for match in re.finditer(rf"\b{server_program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", file_text):
-                versions.setdefault(server_program.engine, set()).add(match[1])
-    for match in re.finditer(r"[\w./-]{1,200}:[\w.-]{1,80}", file_text):
-        program_of_tag, image_version = program_of_image(match[0]), version_of_image(match[0])
+            for text_match in re.finditer(
+                rf"\b{server_program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", file_text
+            ):
+                versions_by_engine.setdefault(server_program.engine, set()).add(text_match[1])
+    for text_match in re.finditer(r"[\w./-]{1,200}:[\w.-]{1,80}", file_text):
+        program_of_tag, image_version = program_of_image(text_match[0]), version_of_image(text_match[0])
         if program_of_tag is not None and image_version:
-            versions.setdefault(program_of_tag.engine, set()).add(image_version)
-    return {engine: engine_versions.pop() for engine, engine_versions in versions.items() if len(engine_versions) == 1}
+            versions_by_engine.setdefault(program_of_tag.engine, set()).add(image_version)
+    return {
+        engine: engine_versions.pop()
+        for engine, engine_versions in versions_by_engine.items()
+        if len(engine_versions) == 1
+    }

@@ -109,10 +109,10 @@ class LaunchedServer:
         """The file name, and the server's location in the file, for messages."""
         return f"{self.where}: {self.place}" if self.place else self.where
 
-    def data(self, program_name: str, engine_version: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def data(self, program_name: str, engine_version: str, default_flags: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document.
 
-        program_name: the engine's title. engine_version: version of the defaults. defaults: flag → its default.
+        program_name: the engine's title. engine_version: version of the defaults. default_flags: flag → its default.
         """
         return {
             "file": self.where,
@@ -121,7 +121,9 @@ class LaunchedServer:
             "program": program_name,
             "version": engine_version,
             "model": self.target or None,
-            "filled_in": {flag_name: json_value_of(default_value) for flag_name, default_value in defaults.items()},
+            "filled_in": {
+                flag_name: json_value_of(default_value) for flag_name, default_value in default_flags.items()
+            },
             "overridden": {
                 flag_name: {"file": json_value_of(value_override.file), "option": json_value_of(value_override.option)}
                 for flag_name, value_override in self.overridden.items()

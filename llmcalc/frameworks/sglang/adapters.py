@@ -70,7 +70,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
         raise InputError("--enable-lora: expected --max-lora-rank too, the largest rank of the adapters")
     if rank.state_caches or rank.latent_projections:
         raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
-    widths = 0
+    total_width = 0
     for tree_node in rank.model.tree().walk():
         layer_op = tree_node.node.op
         if tree_node.optional or tree_node.node.name not in adapted_names:
@@ -79,5 +79,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
             raise InputError("--enable-lora: adapters of experts are not modelled; expected --lora-target-modules "
                              "qkv_proj o_proj")  # fmt: skip
         if isinstance(layer_op, Linear):
-            widths += int(tree_node.times * (layer_op.n_in + layer_op.n_out))
-    return int(flags.get("max_loras_per_batch", DEFAULT_SLOTS)) * int(flags["max_lora_rank"]) * element_bytes * widths
+            total_width += int(tree_node.times * (layer_op.n_in + layer_op.n_out))
+    return (
+        int(flags.get("max_loras_per_batch", DEFAULT_SLOTS)) * int(flags["max_lora_rank"]) * element_bytes * total_width
+    )

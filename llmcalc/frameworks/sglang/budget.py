@@ -240,10 +240,14 @@ class Server(EngineServer):
     @property
     def draft_reserve_gib(self) -> float:
         """The GiB outside of the budget that are reserved for a draft model and its KV cache."""
-        algorithm, fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
-        if algorithm is None or fraction_rule == "by_tp" or (algorithm, fraction_rule) == ("ngram", "by_reserve"):
+        draft_algorithm, fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
+        if (
+            draft_algorithm is None
+            or fraction_rule == "by_tp"
+            or (draft_algorithm, fraction_rule) == ("ngram", "by_reserve")
+        ):
             return 0
-        return 6 if (algorithm, fraction_rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
+        return 6 if (draft_algorithm, fraction_rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
 
     @property
     def is_amd(self) -> bool:
@@ -303,26 +307,29 @@ class Server(EngineServer):
     @property
     def reserve_gib(self) -> float:
         """The GiB that the default fraction leaves beside weights and KV cache."""
-        memory_gib, rules = self.nvidia_smi_gib, self.rules
+        memory_gib, version_rules = self.nvidia_smi_gib, self.rules
         ranks = self.tp * self.pp
         device_defaults = self.engine_record.defaults(self.version_numbers, memory_gib)
-        if rules.fraction == "by_memory":
+        if version_rules.fraction == "by_memory":
             return device_defaults.reserve_gib + device_defaults.reserve_gib_per_rank * ranks + self.draft_reserve_gib
         chunk_tokens, max_running_requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
         decode_graph_mib = int(self.flags.get("cuda_graph_max_bs", device_defaults.cuda_graph_max_bs[self.tp >= 4]))
-        if rules.limits_graphs and max_running_requests is not None and "cuda_graph_max_bs" not in self.flags:
+        if version_rules.limits_graphs and max_running_requests is not None and "cuda_graph_max_bs" not in self.flags:
             decode_graph_mib = min(decode_graph_mib, int(max_running_requests))
         decode_graph_mib = max(self.flags.get("cuda_graph_bs") or [decode_graph_mib])
         tokens = chunk_tokens
-        if rules.reserves_used_graphs and self.flags.get("disaggregation_mode") == "decode":
+        if version_rules.reserves_used_graphs and self.flags.get("disaggregation_mode") == "decode":
             tokens = (max_running_requests or decode_graph_mib) * max(1, self.speculation.tokens)
         reserved_gib = (
-            512 + 1.5 * max(tokens, 2048) + 1024 * ranks / 8 + decode_graphs_mib(rules, self.flags, decode_graph_mib)
+            512
+            + 1.5 * max(tokens, 2048)
+            + 1024 * ranks / 8
+            + decode_graphs_mib(version_rules, self.flags, decode_graph_mib)
         ) / 1024
         if self.divides_attention:
             reserved_gib += decode_graph_mib * self.dp * (4.5 if decode_graph_mib > LARGE_GRAPH else 3) / 1024
         prompt_graph_mib = prompt_graphs_mib(
-            rules, self.flags, self.rank_of_stage(0), self.hardware, self.architectures, chunk_tokens, self.pp
+            version_rules, self.flags, self.rank_of_stage(0), self.hardware, self.architectures, chunk_tokens, self.pp
         )
         reserved_gib += prompt_graph_mib / 1024
         return (max(reserved_gib, 10.0) if memory_gib > 60 else reserved_gib) + self.draft_reserve_gib
@@ -446,8 +453,10 @@ class Server(EngineServer):
     @property
     def rank_load(self) -> RankLoad:
         """The requests of a rank; with data-parallel attention a fraction of all requests."""
-        replicas, requests = self.dp if self.divides_attention else 1, self.max_running_requests
-        return RankLoad(None if requests is None else max(1, requests // replicas), replicas, self.speculation.tokens)
+        replicas, request_limit = self.dp if self.divides_attention else 1, self.max_running_requests
+        return RankLoad(
+            None if request_limit is None else max(1, request_limit // replicas), replicas, self.speculation.tokens
+        )
 
     def state_pool_in(self, rank: EngineRank, available_bytes: int) -> StatePool | None:
         """Returns a rank's pool of recurrent states; None for a model without recurrent states.
@@ -510,11 +519,13 @@ def memory(server: Server) -> EngineMemory:
         rank = server.rank_of_stage(stage_number)
         weight_bytes = server.logged_or_computed_bytes("weights", server.loaded_bytes(rank))
         cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weight_bytes - server.multimodal_bytes)
-        pool = server.state_pool_in(rank, cache_bytes)
-        cache_tokens = server.cache_tokens_in(rank, cache_bytes if pool is None else pool.left)
-        has_slots = pool is None or pool.requests > 0
-        stage_memories.append((cache_tokens if has_slots else 0, cache_bytes, weight_bytes, rank, pool))
-    cache_tokens, cache_bytes, weight_bytes, rank, pool = min(stage_memories, key=lambda stage_memory: stage_memory[0])
+        slot_pool = server.state_pool_in(rank, cache_bytes)
+        cache_tokens = server.cache_tokens_in(rank, cache_bytes if slot_pool is None else slot_pool.left)
+        has_slots = slot_pool is None or slot_pool.requests > 0
+        stage_memories.append((cache_tokens if has_slots else 0, cache_bytes, weight_bytes, rank, slot_pool))
+    cache_tokens, cache_bytes, weight_bytes, rank, slot_pool = min(
+        stage_memories, key=lambda stage_memory: stage_memory[0]
+    )
     cache_tokens = min(cache_tokens, int(flags.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
     memory_terms = (
         MemoryTerm(
@@ -539,13 +550,15 @@ def memory(server: Server) -> EngineMemory:
     request_length = server.longest_request
     startup_error = ""
     if cache_tokens == 0:
-        startup_error = server.engine_record.messages["no_cache" if pool is None or pool.requests else "no_states"]
+        startup_error = server.engine_record.messages[
+            "no_cache" if slot_pool is None or slot_pool.requests else "no_states"
+        ]
     concurrency = cache_tokens / request_length
     return EngineMemory(
         terms=server.with_receipt(memory_terms),
         kv_tokens=cache_tokens,
         blocks=cache_tokens // page_tokens,
-        max_concurrency=concurrency if pool is None else min(concurrency, pool.requests),
+        max_concurrency=concurrency if slot_pool is None else min(concurrency, slot_pool.requests),
         starts=not startup_error,
         message=startup_error,
         max_model_len=request_length,
@@ -560,7 +573,7 @@ def memory(server: Server) -> EngineMemory:
                 (
                     server.version.note,
                     _cache_note(cache_tokens, request_length, bool(startup_error)),
-                    _states_note(pool, concurrency),
+                    _states_note(slot_pool, concurrency),
                     *_server_notes(server),
                 ),
             )
@@ -584,12 +597,12 @@ def _server_notes(server: Server) -> list[str]:
     return server_notes
 
 
-def _states_note(pool: StatePool | None, concurrency: float) -> str:
+def _states_note(slot_pool: StatePool | None, concurrency: float) -> str:
     """Returns a note if recurrent states limit the concurrent requests; otherwise an empty text."""
-    if pool is None or pool.requests >= concurrency:
+    if slot_pool is None or slot_pool.requests >= concurrency:
         return ""
     return (
-        f"{pool.slots:,} slots of recurrent states are enough for {pool.requests:,} requests at once "
+        f"{slot_pool.slots:,} slots of recurrent states are enough for {slot_pool.requests:,} requests at once "
         "(--max-mamba-cache-size, --mamba-full-memory-ratio)"
     )
 

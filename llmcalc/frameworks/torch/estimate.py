@@ -30,5 +30,7 @@ def transient_bytes(
 
     bucket_bytes: bytes of the buckets per parameter.
     """
-    buckets = round(bucket_bytes * sum(stage.total for stage in stage_parameters)) if layout.dp > 1 else 0
-    return TransientBytes(always=buckets, optimizer_step=step_bytes.rank_bytes(layout, stage_parameters, sharded=False))
+    gradient_bucket_bytes = round(bucket_bytes * sum(stage.total for stage in stage_parameters)) if layout.dp > 1 else 0
+    return TransientBytes(
+        always=gradient_bucket_bytes, optimizer_step=step_bytes.rank_bytes(layout, stage_parameters, is_sharded=False)
+    )

@@ -64,7 +64,9 @@ def read_log(log_text: LogText) -> LogReading | None:
     ]
     memory_terms += [LogTerm("other_processes", other_terms)] if other_terms else []
     total_bytes = log_values.last_size("total")
-    term_at_fault, flag = _diagnose_shortage({logged.name: logged.value for logged in memory_terms}, total_bytes or 0)
+    term_at_fault, flag = _diagnose_shortage(
+        {log_term.name: log_term.value for log_term in memory_terms}, total_bytes or 0
+    )
     return LogReading(
         program="torch" if trainer_reading is None else trainer_reading.program,
         title="torch" if trainer_reading is None else trainer_reading.title,
@@ -98,9 +100,11 @@ def _diagnose_shortage(bytes_by_term: dict[str, int], total_bytes: int) -> tuple
 def _read_trainer_metrics(log_text: LogText) -> LogReading | None:
     """Returns the memory metrics that the Trainer printed (trainer_utils.py, `TrainerMemoryTracker`)."""
     log_values = LogValues(log_text, TRAINER_PATTERNS)
-    metrics = ("before_init", "init_allocated", "train_allocated", "train_peak")
+    metric_names = ("before_init", "init_allocated", "train_allocated", "train_peak")
     memory_terms = [
-        LogTerm(term_name, log_values.byte_sizes(term_name)[-1]) for term_name in metrics if term_name in log_values
+        LogTerm(term_name, log_values.byte_sizes(term_name)[-1])
+        for term_name in metric_names
+        if term_name in log_values
     ]
     if "trainable" in log_values:
         memory_terms.append(LogTerm("trainable", log_values.whole_numbers("trainable")[-1], "parameters"))

@@ -185,7 +185,8 @@ def _record_steps(
         rank_run.zero_grad()
     try:
         if any(
-            pass_traces.setdefault(pass_case, trace) != trace for pass_case, trace in pass_recorder.traces().items()
+            pass_traces.setdefault(pass_case, pass_trace) != pass_trace
+            for pass_case, pass_trace in pass_recorder.traces().items()
         ):
             return None
     except NotRepeating:

@@ -101,12 +101,14 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         for argument_name in PARALLEL_SIZES:
             if config.get(argument_name) not in (None, 1):
                 reader.unknown[argument_name] = "it is modelled as 1"
-        builder = _component_name(config["model"]).rpartition(".")[2]
-        plain_name = builder.removeprefix("q").removeprefix("lora_") if "lora_" in builder[:6] else builder
+        builder_name = _component_name(config["model"]).rpartition(".")[2]
+        plain_name = (
+            builder_name.removeprefix("q").removeprefix("lora_") if "lora_" in builder_name[:6] else builder_name
+        )
         if plain_name not in MODELS:
             spelling_hint = suggest(plain_name, list(MODELS))
             raise reader.wrong(
-                f"model.{COMPONENT}", f"{shown(builder)} is not known.{spelling_hint} Expected a text model"
+                f"model.{COMPONENT}", f"{shown(builder_name)} is not known.{spelling_hint} Expected a text model"
             )
         dtype = str(reader.value(config, "dtype", "fp32"))
         if dtype not in ("bf16", "fp32"):
@@ -131,8 +133,8 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         ):
             if reader.flag(config, config_key):
                 run_settings[config_value] = True
-        if plain_name != builder:
-            run_settings |= _adapter_settings(reader, config["model"], dtype, builder.startswith("qlora"))
+        if plain_name != builder_name:
+            run_settings |= _adapter_settings(reader, config["model"], dtype, builder_name.startswith("qlora"))
         if _component_name(config.get("loss")).endswith("DPOLoss"):
             run_settings |= pair_settings(
                 reader, "sigmoid", run_settings, FrozenModel("torchtune/recipes/full_dpo_distributed.py")
@@ -142,8 +144,10 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("data_parallel_shard_dim") not in (None, -1, world_size):
             reader.unknown["data_parallel_shard_dim"] = "it is modelled as the number of devices"
         reshards_weights = reader.flag({"fsdp_reshard_after_forward": True, **config}, "fsdp_reshard_after_forward")
-        offloads = reader.flag(config, "fsdp_cpu_offload") or reader.flag(reader.table(config, "fsdp"), "cpu_offload")
-        own_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads)
+        offloads_to_host = reader.flag(config, "fsdp_cpu_offload") or reader.flag(
+            reader.table(config, "fsdp"), "cpu_offload"
+        )
+        own_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads_to_host)
         launched_run = sharded_launch(
             reader, world_size, run_settings, own_settings, reshards_weights, target=MODELS[plain_name]
         )

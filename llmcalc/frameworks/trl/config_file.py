@@ -185,29 +185,32 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
 def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
     """Returns the arguments, with the entries of `model_init_kwargs` as arguments of the script."""
     model_arguments = reader.table(config, "model_init_kwargs")
-    for name, argument_value in model_arguments.items():
-        if name not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
-            reader.unknown[f"model_init_kwargs.{name}"[:100]] = "it is modelled without"
-    return {**{name: model_arguments[name] for name in MODEL_ARGUMENTS if name in model_arguments}, **config}
+    for argument, argument_value in model_arguments.items():
+        if argument not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
+            reader.unknown[f"model_init_kwargs.{argument}"[:100]] = "it is modelled without"
+    return {
+        **{argument: model_arguments[argument] for argument in MODEL_ARGUMENTS if argument in model_arguments},
+        **config,
+    }
 
 
 def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs, or of KTO on single answers."""
     loss_type = config.get("loss_type", "sigmoid")
-    name = str(loss_type[0] if isinstance(loss_type, list) and loss_type else loss_type)
+    loss = str(loss_type[0] if isinstance(loss_type, list) and loss_type else loss_type)
     if config.get("gamma_beta_ratio") is not None:  # princeton-nlp/SimPO, scripts/simpo_config.py
         return pair_settings(reader, "simpo", run_settings)
-    if name in KTO_LOSSES or config.get("desirable_weight") is not None or config.get("undesirable_weight") is not None:
+    if loss in KTO_LOSSES or config.get("desirable_weight") is not None or config.get("undesirable_weight") is not None:
         return kto_settings(reader, run_settings)
-    if name == "sigmoid" and "loss_type" not in config:
-        name = next((loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.where.lower()), name)
+    if loss == "sigmoid" and "loss_type" not in config:
+        loss = next((loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.where.lower()), loss)
         reader.notes.append(
             "the file does not name its trainer: it is taken for "
-            + (f"one of {name.upper()}, as in its path" if name != "sigmoid" else "one of DPO")
+            + (f"one of {loss.upper()}, as in its path" if loss != "sigmoid" else "one of DPO")
         )
-    if name in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
-        return pair_settings(reader, name, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
-    settings = pair_settings(reader, name, {**run_settings, "cross_entropy": "eager"})
+    if loss in LOSSES_WITHOUT_REFERENCE or not reader.flag(config, "use_liger_kernel"):
+        return pair_settings(reader, loss, run_settings, caches_reference=bool(config.get("precompute_ref_log_probs")))
+    settings = pair_settings(reader, loss, {**run_settings, "cross_entropy": "eager"})
     loss_type = SecondLoss(LIGER_PAIRS, 0, "loss of a pair", 2 * size_of(reader, "seq", run_settings["seq"]), 6)
     reference_model = reader.frozen
     reader.frozen = replace(reference_model, loss=loss_type) if isinstance(reference_model, FrozenModel) else loss_type

@@ -95,40 +95,50 @@ class NamedCall(NamedTuple):
     first: Any
 
 
-def is_python(text: str) -> bool:
+def is_python(file_text: str) -> bool:
     """Whether a Python file creates the training configuration of TRL or transformers."""
-    imports = re.search(r"^\s*(from|import) (trl|transformers)\b", text, re.MULTILINE) is not None
-    return imports and re.search(rf"\b({'|'.join(CONFIGS)})\(", text) is not None
+    has_import = re.search(r"^\s*(from|import) (trl|transformers)\b", file_text, re.MULTILINE) is not None
+    return has_import and re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) is not None
 
 
-def read_python(text: str, source_file: LaunchSource) -> Launch:
+def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
-        syntax_tree = parse_python(text, source_file.where)
+        syntax_tree = parse_python(file_text, source_file.where)
         script_arguments = arguments_of_file(syntax_tree, source_file.arguments)
         _refuse_undeclared(reader, script_arguments)
-        calls = list(_named_calls(syntax_tree, script_arguments.variables))
-        kinds = dict.fromkeys(call.name for call in calls if call.name in CONFIGS)
-        if not kinds:
+        named_calls = list(_named_calls(syntax_tree, script_arguments.variables))
+        config_classes = dict.fromkeys(call.name for call in named_calls if call.name in CONFIGS)
+        if not config_classes:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        kind = next(iter(kinds))
-        if len(kinds) > 1:
-            reader.notes.append(f"the file trains with {', '.join(kinds)}; the run of {kind} is counted")
-        trl_config = next((TRAINERS[call.name] for call in calls if call.name in TRAINERS), "")
-        is_of_trl = bool(trl_config) or not kind.endswith("TrainingArguments")
-        base_config = {**PLAIN_DEFAULTS, **CONFIGS[trl_config]} if trl_config and kind != trl_config else CONFIGS[kind]
-        config = {**base_config, **_arguments_of(calls, kind), **_model_arguments(calls)}
-        config |= _arguments_of_model_calls(calls)
+        config_class = next(iter(config_classes))
+        if len(config_classes) > 1:
+            reader.notes.append(
+                f"the file trains with {', '.join(config_classes)}; the run of {config_class} is counted"
+            )
+        trl_config = next((TRAINERS[call.name] for call in named_calls if call.name in TRAINERS), "")
+        is_of_trl = bool(trl_config) or not config_class.endswith("TrainingArguments")
+        base_config = (
+            {**PLAIN_DEFAULTS, **CONFIGS[trl_config]}
+            if trl_config and config_class != trl_config
+            else CONFIGS[config_class]
+        )
+        config = {**base_config, **_arguments_of(named_calls, config_class), **_model_arguments(named_calls)}
+        config |= _arguments_of_model_calls(named_calls)
         if not is_of_trl:
-            config |= _length_of_samples(reader, calls)
-        unknown_arguments = {name: value for name, value in config.items() if isinstance(value, UnknownValue)}
-        config = {name: value for name, value in config.items() if name not in unknown_arguments}
+            config |= _length_of_samples(reader, named_calls)
+        unknown_arguments = {
+            argument_name: value for argument_name, value in config.items() if isinstance(value, UnknownValue)
+        }
+        config = {
+            argument_name: value for argument_name, value in config.items() if argument_name not in unknown_arguments
+        }
         reader.unknown |= {
-            name: _unknown_reason(argument, script_arguments, source_file.where)
-            for name, argument in unknown_arguments.items()
-            if name in DECIDING
+            argument_name: _unknown_reason(argument, script_arguments, source_file.where)
+            for argument_name, argument in unknown_arguments.items()
+            if argument_name in DECIDING
         }
         reader.check_unknown()
         if script_arguments.values_used:
@@ -140,10 +150,12 @@ def read_python(text: str, source_file: LaunchSource) -> Launch:
     return replace(launch, notes=(*launch.notes, *notes), published_weights=is_published or launch.published_weights)
 
 
-def _length_of_samples(reader: LaunchReader, calls: list[NamedCall]) -> dict[str, Any]:
+def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the length at which the file's tokenizer cuts samples; empty where no call cuts them."""
-    lengths = [call.arguments.get("max_length") for call in calls if call.arguments.get("truncation") is True]
-    known_lengths = [length for length in lengths if type(length) is int]
+    sample_lengths = [
+        call.arguments.get("max_length") for call in named_calls if call.arguments.get("truncation") is True
+    ]
+    known_lengths = [sample_length for sample_length in sample_lengths if type(sample_length) is int]
     if not known_lengths:
         return {}
     reader.notes.append(f"samples are counted at the {max(known_lengths):,} tokens at which the tokenizer cuts them")
@@ -153,52 +165,67 @@ def _length_of_samples(reader: LaunchReader, calls: list[NamedCall]) -> dict[str
 def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) -> None:
     """Raises `InputError` for a typed argument that the Python file does not declare."""
     if script_arguments.undeclared:
-        declared = ", ".join(f"--{name}" for name in [*script_arguments.defaults][:6]) or "none"
-        raise reader.wrong(script_arguments.undeclared, f"no argument that the file declares; it declares {declared}")
+        declared_options = ", ".join(f"--{option_name}" for option_name in [*script_arguments.defaults][:6]) or "none"
+        raise reader.wrong(
+            script_arguments.undeclared, f"no argument that the file declares; it declares {declared_options}"
+        )
 
 
-def _unknown_reason(argument: UnknownValue, script_arguments: ScriptArguments, where: str) -> str:
+def _unknown_reason(argument: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
     """Returns why an argument of a call is unknown: the file computes it, or takes it from the command line."""
-    holder, _, name = argument.text.partition(".")
-    if holder and script_arguments.defaults.get(name, "") is None:
-        return f"is the file's argument {name}, without a default; expected --launch '{where} --{name} …'"
+    holder_name, _, name = argument.text.partition(".")
+    if holder_name and script_arguments.defaults.get(name, "") is None:
+        return f"is the file's argument {name}, without a default; expected --launch '{typed_path} --{name} …'"
     return "is known only when the file runs"
 
 
-def _model_arguments(calls: list[NamedCall]) -> dict[str, Any]:
+def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments of the model, adapters and quantized weights, with the names in TRL's `ModelConfig`."""
-    loading = next((call for call in calls if call.name == "from_pretrained"), None)
-    trainer = next((call.arguments for call in calls if call.name.endswith("Trainer")), {})
-    model = trainer.get("model") if loading is None else loading.first
+    loading_call = next((call for call in named_calls if call.name == "from_pretrained"), None)
+    trainer_arguments = next((call.arguments for call in named_calls if call.name.endswith("Trainer")), {})
+    model = trainer_arguments.get("model") if loading_call is None else loading_call.first
     arguments: dict[str, Any] = {"model_name_or_path": model if isinstance(model, str) else ""}
-    arguments |= {name: trainer[name] for name in TRAINER_LENGTHS if name in trainer}
-    if loading is not None:
+    arguments |= {
+        argument: trainer_arguments[argument] for argument in TRAINER_LENGTHS if argument in trainer_arguments
+    }
+    if loading_call is not None:
         arguments |= {
-            name: _format_name(loading.arguments[name]) for name in MODEL_ARGUMENTS if name in loading.arguments
+            argument: _format_name(loading_call.arguments[argument])
+            for argument in MODEL_ARGUMENTS
+            if argument in loading_call.arguments
         }
         if not {"dtype", "torch_dtype"} & {*arguments}:
             arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`
-    for call_name, names in (("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS), ("LoraConfig", ADAPTER_ARGUMENTS)):
-        call_arguments = _arguments_of(calls, call_name)
-        arguments |= {names[name]: call_arguments[name] for name in names if name in call_arguments}
-    if any(call.name == "LoraConfig" for call in calls):
+    for call_name, argument_names in (
+        ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
+        ("LoraConfig", ADAPTER_ARGUMENTS),
+    ):
+        call_arguments = _arguments_of(named_calls, call_name)
+        arguments |= {
+            argument_names[argument]: call_arguments[argument]
+            for argument in argument_names
+            if argument in call_arguments
+        }
+    if any(call.name == "LoraConfig" for call in named_calls):
         arguments = {"lora_r": 8, **arguments}  # peft/tuners/lora/config.py
     return arguments
 
 
-def _arguments_of_model_calls(calls: list[NamedCall]) -> dict[str, Any]:
+def _arguments_of_model_calls(named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments equivalent to calls on the loaded model: activation checkpointing, and fp32 weights.
 
     `prepare_model_for_kbit_training` copies to fp32 what is not quantized, and turns checkpoints on unless its argument
     says otherwise (peft/utils/other.py). The Trainer turns checkpoints on, and never off.
     """
     arguments: dict[str, Any] = {}
-    checkpoints = any(call.name == "gradient_checkpointing_enable" for call in calls)
-    preparation = next((call.arguments for call in calls if call.name == "prepare_model_for_kbit_training"), None)
-    if preparation is not None:
+    has_checkpointing = any(call.name == "gradient_checkpointing_enable" for call in named_calls)
+    preparation_arguments = next(
+        (call.arguments for call in named_calls if call.name == "prepare_model_for_kbit_training"), None
+    )
+    if preparation_arguments is not None:
         arguments |= {"dtype": "float32", "torch_dtype": None}
-        checkpoints = checkpoints or preparation.get("use_gradient_checkpointing", True) is True
-    return {**arguments, "gradient_checkpointing": True} if checkpoints else arguments
+        has_checkpointing = has_checkpointing or preparation_arguments.get("use_gradient_checkpointing", True) is True
+    return {**arguments, "gradient_checkpointing": True} if has_checkpointing else arguments
 
 
 def _format_name(argument: Any) -> Any:
@@ -208,8 +235,8 @@ def _format_name(argument: Any) -> Any:
     return argument
 
 
-def _arguments_of(calls: list[NamedCall], name: str) -> Mapping[str, Any]:
-    return next((call.arguments for call in calls if call.name == name), {})
+def _arguments_of(named_calls: list[NamedCall], call_name: str) -> Mapping[str, Any]:
+    return next((call.arguments for call in named_calls if call.name == call_name), {})
 
 
 def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> Iterator[NamedCall]:
@@ -222,21 +249,23 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
     variables = {**file_variables, **constants(statements)}  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
     for node in calls_in_order(syntax_tree):
-        name = dotted(node.func)
-        if name.endswith("okenizer.from_pretrained") or "Processor" in name:
+        call_name = dotted(node.func)
+        if call_name.endswith("okenizer.from_pretrained") or "Processor" in call_name:
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
         arguments = {keyword.arg: _value_of(keyword.value, variables) for keyword in node.keywords if keyword.arg}
-        yield NamedCall(name.rpartition(".")[2], arguments, _value_of(node.args[0], variables) if node.args else None)
+        yield NamedCall(
+            call_name.rpartition(".")[2], arguments, _value_of(node.args[0], variables) if node.args else None
+        )
 
 
 def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variable that a plain assignment sets, with its value; empty for any other assignment."""
-    target = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
-    if not isinstance(target, ast.Name) or assignment.value is None:
+    target_node = assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target
+    if not isinstance(target_node, ast.Name) or assignment.value is None:
         return {}
-    return {target.id: _value_of(assignment.value, variables)}
+    return {target_node.id: _value_of(assignment.value, variables)}
 
 
 SUPPORTS_BF16 = re.compile(r"is_bf(loat)?16_supported\(")

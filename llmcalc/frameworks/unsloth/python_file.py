@@ -61,15 +61,17 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
         values_by_name = constants(statements_of_module(syntax_tree))
         named_calls = [(dotted(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
-        model = _call_arguments(reader, named_calls, values_by_name, lambda name: _is_method(name, "from_pretrained"))
+        model = _call_arguments(
+            reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "from_pretrained")
+        )
         if model is None:
             raise reader.wrong(
                 "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
             )
         peft_arguments = _call_arguments(
-            reader, named_calls, values_by_name, lambda name: _is_method(name, "get_peft_model")
+            reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "get_peft_model")
         )
-        config_classes = dict.fromkeys(name for name, _ in named_calls if name in CONFIGS)
+        config_classes = dict.fromkeys(called_name for called_name, _ in named_calls if called_name in CONFIGS)
         class_name = "GRPOConfig" if "GRPOConfig" in config_classes else next(iter(config_classes), "")
         if len(config_classes) > 1:
             reader.notes.append(f"the file trains with {', '.join(config_classes)}; the run of {class_name} is counted")
@@ -77,9 +79,12 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        config = _call_arguments(reader, named_calls, values_by_name, lambda name: name == class_name) or {}
+        config = (
+            _call_arguments(reader, named_calls, values_by_name, lambda called_name: called_name == class_name) or {}
+        )
         trainer_arguments = (
-            _call_arguments(reader, named_calls, values_by_name, lambda name: name.endswith("Trainer")) or {}
+            _call_arguments(reader, named_calls, values_by_name, lambda called_name: called_name.endswith("Trainer"))
+            or {}
         )
         has_standby = STANDBY.search(file_text) is not None
         return _run_of_calls(
@@ -237,10 +242,10 @@ def _call_arguments(
     arguments = {keyword.arg: value_of(keyword.value, values_by_name) for keyword in call_node.keywords if keyword.arg}
     if call_node.args and "model_name" not in arguments:
         arguments["model_name"] = value_of(call_node.args[0], values_by_name)
-    unresolved_arguments = {called_name for called_name, value in arguments.items() if isinstance(value, UnknownValue)}
-    for called_name in sorted(DECIDING & unresolved_arguments):
-        reader.unknown[called_name] = "is known only when the file runs"
+    unresolved_arguments = {argument for argument, value in arguments.items() if isinstance(value, UnknownValue)}
+    for argument in sorted(DECIDING & unresolved_arguments):
+        reader.unknown[argument] = "is known only when the file runs"
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
         unresolved_arguments.update(GRPO_LENGTHS)
-    return {called_name: value for called_name, value in arguments.items() if called_name not in unresolved_arguments}
+    return {argument: value for argument, value in arguments.items() if argument not in unresolved_arguments}

@@ -88,14 +88,18 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str]) -> dict[str, Any]:
     """Returns key → value of the overrides. Raises `InputError` for unresolved values other than paths."""
     settings = {}
-    for key, override in overrides_by_key.items():
-        if is_unresolved(override) and key in DEVICES and reader.source.devices_typed:
+    for override_key, override in overrides_by_key.items():
+        if is_unresolved(override) and override_key in DEVICES and reader.source.devices_typed:
             continue
-        if is_unresolved(override) and key in DEVICES:
-            raise reader.wrong(key, f"{unresolved_reason(override)}, or expected --devices")
-        if is_unresolved(override) and key.startswith(READ_SECTIONS) and not key.endswith(("path", "_dir", "_file")):
-            raise reader.wrong(key, unresolved_reason(override))
-        settings[key] = plain_value(override)
+        if is_unresolved(override) and override_key in DEVICES:
+            raise reader.wrong(override_key, f"{unresolved_reason(override)}, or expected --devices")
+        if (
+            is_unresolved(override)
+            and override_key.startswith(READ_SECTIONS)
+            and not override_key.endswith(("path", "_dir", "_file"))
+        ):
+            raise reader.wrong(override_key, unresolved_reason(override))
+        settings[override_key] = plain_value(override)
     return settings
 
 
@@ -196,10 +200,12 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     fsdp_strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
     if fsdp_strategy not in ("fsdp", "fsdp2"):
         raise reader.wrong(f"{ACTOR}.strategy", f"{shown(fsdp_strategy)}; expected fsdp, fsdp2 or megatron")
-    section = f"{ACTOR}.fsdp_config"
+    fsdp_section = f"{ACTOR}.fsdp_config"
     for offload_key in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
-        if reader.flag(config, f"{section}.{offload_key}"):
-            reader.notes.append(f"{section}.{offload_key}: counted as on the device, where it is during the update")
+        if reader.flag(config, f"{fsdp_section}.{offload_key}"):
+            reader.notes.append(
+                f"{fsdp_section}.{offload_key}: counted as on the device, where it is during the update"
+            )
     for offload_key in ("optimizer_cpu_offload", "use_precision_aware_optimizer"):
         if reader.flag(config, f"{OPTIMIZER}{offload_key}"):
             reader.unknown[f"{OPTIMIZER}{offload_key}"] = "it is of Megatron-Core"
@@ -212,9 +218,9 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         raise reader.wrong(
             f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of the {tokens} tokens of a sequence"
         )
-    weight_format = str(reader.value(config, f"{section}.model_dtype", "fp32"))
+    weight_format = str(reader.value(config, f"{fsdp_section}.model_dtype", "fp32"))
     if weight_format not in (*FP32, *BF16):
-        raise reader.wrong(f"{section}.model_dtype", f"{shown(weight_format)}; expected fp32 or bf16")
+        raise reader.wrong(f"{fsdp_section}.model_dtype", f"{shown(weight_format)}; expected fp32 or bf16")
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
@@ -224,26 +230,28 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     }
     if "lora_rank" in settings and weight_format in FP32:
         reader.frozen = FP32_SHARDS
-        reader.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
-    shard_count = reader.size(config, f"{section}.fsdp_size", -1, minimum=-1)
+        reader.notes.append(f"{fsdp_section}.model_dtype fp32: shards of frozen weights have 4 bytes")
+    shard_count = reader.size(config, f"{fsdp_section}.fsdp_size", -1, minimum=-1)
     shard_degree = world_size if shard_count < 1 or shard_count > world_size else shard_count
     if world_size % shard_degree:
-        raise reader.wrong(f"{section}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices")
+        raise reader.wrong(f"{fsdp_section}.fsdp_size", f"{shard_count}; expected a divisor of {world_size} devices")
     layout = Layout(
         dp=world_size,
         zero=3 if world_size > 1 else 0,
         hsdp_replicas=world_size // shard_degree,
-        reshard=reader.flag(config, f"{section}.reshard_after_forward", True),
+        reshard=reader.flag(config, f"{fsdp_section}.reshard_after_forward", True),
     )
     has_flat_params = (
         fsdp_strategy == "fsdp" and "lora_rank" not in settings
     )  # its policy wraps each adapter on its own
     number_formats = {
-        argument_name: str(config.get(f"{section}.mixed_precision.{argument_name}", default_format))
+        argument_name: str(config.get(f"{fsdp_section}.mixed_precision.{argument_name}", default_format))
         for argument_name, default_format in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
     }
     if number_formats["param_dtype"] not in BF16 or number_formats["reduce_dtype"] not in (*BF16, *FP32):
-        reader.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
+        reader.unknown[f"{fsdp_section}.mixed_precision"] = (
+            "products in bf16 and sums in fp32 or bf16 alone are modelled"
+        )
     reduce_dtype = "bfloat16" if number_formats["reduce_dtype"] in BF16 else "float32"
     own_settings = TitanSettings(reduced=reduce_dtype, reduces_each=True, flat=has_flat_params)
     return LaunchSettings(layout, settings, own_settings)

@@ -630,7 +630,7 @@ class Server(EngineServer):
 
     def stage_memory(self, stage_number: int) -> StageMemory:
         """Returns the memory of one rank of a pipeline stage."""
-        rank, profile_run, rules = self.rank_of_stage(stage_number), self.profile_run(stage_number), self.rules
+        rank, profile_run, version_rules = self.rank_of_stage(stage_number), self.profile_run(stage_number), self.rules
         kv_pool = self.kv_block_pool(rank)
         memory_outside_torch = self.engine_record.outside_torch(self.version_numbers, self.hardware, self.tp, self.pp)
         graph_bytes = self.logged_or_computed_bytes("cuda_graphs", self.cuda_graph_bytes(rank))
@@ -643,7 +643,7 @@ class Server(EngineServer):
             weight_bytes += self.draft.weights + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
         weight_bytes += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
         weight_bytes = self.logged_or_computed_bytes("weights", weight_bytes)
-        profile_run_bytes = self.logged_or_computed_bytes("profile_run", profile_run.peak_bytes(rank, rules))
+        profile_run_bytes = self.logged_or_computed_bytes("profile_run", profile_run.peak_bytes(rank, version_rules))
         subtracted_bytes = (
             weight_bytes + profile_run_bytes + outside_bytes + (graph_bytes if self.subtracts_graphs else 0)
         )
@@ -657,15 +657,19 @@ class Server(EngineServer):
         graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         memory_terms = (
             MemoryTerm(
-                "budget", budget, "source", rules.source_place, f"{self.utilization} × total (--gpu-memory-utilization)"
+                "budget",
+                budget,
+                "source",
+                version_rules.source_place,
+                f"{self.utilization} × total (--gpu-memory-utilization)",
             ),
             MemoryTerm("weights", weight_bytes, "source", "tensors of the rank", self._weights_origin(rank)),
             MemoryTerm(
                 "profile_run",
                 profile_run_bytes,
                 term_status if profile_run.workspace or profile_run.compilation_bytes else "source",
-                rules.source_place,
-                profile_run.origin(rank, rules),
+                version_rules.source_place,
+                profile_run.origin(rank, version_rules),
             ),
             MemoryTerm("non_torch", outside_bytes, term_status, memory_outside_torch.source, self._non_torch_origin),
             MemoryTerm("cuda_graphs", graph_bytes, term_status, self.engine_record.cuda_graphs.source, graph_origin),
@@ -673,7 +677,7 @@ class Server(EngineServer):
                 "kv_cache",
                 max(cache_bytes, 0),
                 term_status,
-                rules.source_place,
+                version_rules.source_place,
                 f"{block_count:,} blocks of {kv_pool.block_size} tokens",
             ),
         )
@@ -696,15 +700,15 @@ class Server(EngineServer):
         return "context, NCCL and libraries" + (", counts for penalties" if includes_penalty_counts else "")
 
     def _weights_origin(self, rank: EngineRank) -> str:
-        scheme = rank.scheme or ("as published" if self.dtype is None else self.dtype)
+        weight_scheme = rank.scheme or ("as published" if self.dtype is None else self.dtype)
         if self.falls_back_to_float32:
-            scheme += f", as {self.hardware.title} has no bfloat16"
+            weight_scheme += f", as {self.hardware.title} has no bfloat16"
         if self.flags.get("enable_lora"):
             adapter_slot_count, lora_rank = adapter_slots(self.flags)
-            scheme += f", with {adapter_slot_count} slots for adapters of rank {lora_rank}"
+            weight_scheme += f", with {adapter_slot_count} slots for adapters of rank {lora_rank}"
         if self.speculation.draft is not None:
-            return f"{scheme}, with {self.speculation.draft.name} that drafts"
-        return f"{scheme}, with modules that draft" if self.speculation.with_mtp else scheme
+            return f"{weight_scheme}, with {self.speculation.draft.name} that drafts"
+        return f"{weight_scheme}, with modules that draft" if self.speculation.with_mtp else weight_scheme
 
     @property
     def free_bytes_at_start(self) -> int:

@@ -20,11 +20,11 @@ TIMES_KERNELS_FROM = (0, 11, 1)
 """First version that has torch combine kernels."""
 
 
-def times_kernels(version_numbers: Numbers, flags: Mapping[str, Any], compilation: Mapping[str, Any]) -> bool:
-    """Whether compilation benchmarks kernels (autotuning). compilation: contents of `--compilation-config`."""
-    compilation_level = str(compilation.get("mode", compilation.get("level", 3)))
+def times_kernels(version_numbers: Numbers, flags: Mapping[str, Any], compilation_config: Mapping[str, Any]) -> bool:
+    """Whether compilation benchmarks kernels (autotuning). compilation_config: contents of `--compilation-config`."""
+    compilation_level = str(compilation_config.get("mode", compilation_config.get("level", 3)))
     is_compiled = not flags.get("enforce_eager") and compilation_level not in ("0", "NONE")
-    is_timed = compilation.get("inductor_compile_config", {}).get("benchmark_combo_kernel", True)
+    is_timed = compilation_config.get("inductor_compile_config", {}).get("benchmark_combo_kernel", True)
     return bool(version_numbers >= TIMES_KERNELS_FROM and is_compiled and is_timed)
 
 

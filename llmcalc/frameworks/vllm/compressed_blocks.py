@@ -54,20 +54,22 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     if rank.layout.pp > 1:
         raise ImpossibleLayout("--pipeline-parallel-size: of compressed attention is not modelled; expected 1")
     pages_by_group: dict[tuple[int, int | None], list[CachePages]] = {}
-    for pages in _pages_of_model(rank, has_fp4_indexer and layout == "groups"):
-        pages_by_group.setdefault((pages.block, pages.window), []).append(pages)
+    for cache_pages in _pages_of_model(rank, has_fp4_indexer and layout == "groups"):
+        pages_by_group.setdefault((cache_pages.block, cache_pages.window), []).append(cache_pages)
     entry_pages = pages_by_group.pop((ENTRY_BLOCK, None), [])
     if not entry_pages:
         raise InputError("--engine vllm: compressed attention without entries is not modelled")
-    page_sizes = sorted({pages.bytes for pages in entry_pages})
+    page_sizes = sorted({cache_pages.bytes for cache_pages in entry_pages})
     tuple_counts = [_number_of_tuples(entry_pages), *map(_number_of_tuples, pages_by_group.values())]
     tuples_per_group = _tuples_per_group(tuple_counts, tuple_counts[0])
     layer_groups, pages_per_block = [LayerGroup(1, None, block=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
     for (block_tokens, window), group_pages in pages_by_group.items():
         if layout != "groups":  # pages have the bytes of the next larger page of entries
             group_pages = [
-                pages._replace(bytes=min(page_bytes for page_bytes in page_sizes if page_bytes >= pages.bytes))
-                for pages in group_pages
+                cache_pages._replace(
+                    bytes=min(page_bytes for page_bytes in page_sizes if page_bytes >= cache_pages.bytes)
+                )
+                for cache_pages in group_pages
             ]
         tuple_count = -(-_number_of_tuples(group_pages) // tuples_per_group)
         layer_groups.append(LayerGroup(tuple_count, window, block=block_tokens))
@@ -128,8 +130,8 @@ def _align_page(page_bytes: int) -> int:
 def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
     """Returns page bytes → number of a group's layers with pages of this size."""
     layers: dict[int, int] = {}
-    for pages in group_pages:
-        layers[pages.bytes] = layers.get(pages.bytes, 0) + pages.layers
+    for cache_pages in group_pages:
+        layers[cache_pages.bytes] = layers.get(cache_pages.bytes, 0) + cache_pages.layers
     return layers
 
 

@@ -87,25 +87,29 @@ class CUDAGraphs(NamedTuple):
 
 
 def cuda_graphs(
-    flags: Mapping[str, Any], compilation: Mapping[str, Any], decoded_tokens: int, batch_tokens: int, default_limit: int
+    flags: Mapping[str, Any],
+    compilation_config: Mapping[str, Any],
+    decoded_tokens: int,
+    batch_tokens: int,
+    default_limit: int,
 ) -> CUDAGraphs:
     """Returns the graphs that a server captures.
 
-    compilation: contents of `--compilation-config`. decoded_tokens: of a step in which every sequence decodes.
+    compilation_config: contents of `--compilation-config`. decoded_tokens: of a step in which every sequence decodes.
     batch_tokens: tokens of the largest batch. default_limit: the largest batch that is captured without a flag.
     """
-    graph_mode = graph_mode_of(compilation)
-    if flags.get("enforce_eager") or graph_mode in ("NONE", "0") or compilation.get("level", 3) == 0:
+    graph_mode = graph_mode_of(compilation_config)
+    if flags.get("enforce_eager") or graph_mode in ("NONE", "0") or compilation_config.get("level", 3) == 0:
         return CUDAGraphs()
-    chosen_sizes = flags.get("cudagraph_capture_sizes") or compilation.get("cudagraph_capture_sizes")
+    chosen_sizes = flags.get("cudagraph_capture_sizes") or compilation_config.get("cudagraph_capture_sizes")
     default_sizes = INTERACTIVE_SIZES if flags.get("performance_mode") == "interactivity" else GRAPH_SIZES
     batch_sizes = default_sizes if chosen_sizes is None else tuple(dict.fromkeys(chosen_sizes))
-    largest_size = flags.get("max_cudagraph_capture_size", compilation.get("max_cudagraph_capture_size"))
+    largest_size = flags.get("max_cudagraph_capture_size", compilation_config.get("max_cudagraph_capture_size"))
     if largest_size is None:
         largest_size = max(batch_sizes) if chosen_sizes else default_limit
     captured_sizes = [batch_size for batch_size in batch_sizes if batch_size <= min(largest_size, batch_tokens)]
     full_sizes = [batch_size for batch_size in captured_sizes if batch_size <= decoded_tokens]
-    has_adapter_graphs = flags.get("enable_lora") and compilation.get("cudagraph_specialize_lora", True)
+    has_adapter_graphs = flags.get("enable_lora") and compilation_config.get("cudagraph_specialize_lora", True)
     return CUDAGraphs(
         piecewise=0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else len(captured_sizes),
         full=0 if graph_mode == "PIECEWISE" else len(full_sizes),
@@ -114,9 +118,9 @@ def cuda_graphs(
     )
 
 
-def graph_mode_of(compilation: Mapping[str, Any]) -> str:
+def graph_mode_of(compilation_config: Mapping[str, Any]) -> str:
     """Returns the mode of CUDA graphs: `PIECEWISE`, `FULL`, `FULL_DECODE_ONLY`, `FULL_AND_PIECEWISE` or `NONE`."""
-    return str(compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
+    return str(compilation_config.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
 
 
 def layers_with_many_kernels(rank: EngineRank) -> int:

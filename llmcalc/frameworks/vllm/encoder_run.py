@@ -124,54 +124,60 @@ def reads_chunks_of_images(spec: ModelSpec) -> bool:
     return vision_tower is not None and isinstance(vision_tower.image, Budget)
 
 
-def encoder_run(spec: ModelSpec, request: EncoderRequest, processor_settings: Mapping[str, Any]) -> EncoderRun | None:
+def encoder_run(
+    spec: ModelSpec, encoder_request: EncoderRequest, processor_settings: Mapping[str, Any]
+) -> EncoderRun | None:
     """Returns the image encoder's part of a model's profile run; None if it is unknown or gets no images.
 
     processor_settings: the table of `--mm-processor-kwargs`. Raises `InputError` for keys in it that are not modelled.
     """
     tower = image_tower(spec)
-    if tower is None or tower.image is None or request.limit == 0:
+    if tower is None or tower.image is None or encoder_request.limit == 0:
         return None
     image_rule = _apply_processor_limits(tower.image, processor_settings)
     image_sizes = (
         [(tiles_down * LARGEST_SIDE, tiles_across * LARGEST_SIDE) for tiles_down, tiles_across in ASPECT_RATIOS]
-        if request.size is None
-        else [request.size]
+        if encoder_request.size is None
+        else [encoder_request.size]
     )
     largest_image = max(
         _processed_images(image_rule, image_sizes, tower.patches.patch_size),
         key=lambda processed_image: processed_image.tokens,
     )
     images_per_input = 1
-    if request.frames:
-        most_images = max(1, request.length // largest_image.tokens)
-        images_per_input = min(request.frames // tower.patches.temporal_patch_size, most_images)
+    if encoder_request.frames:
+        most_images = max(1, encoder_request.length // largest_image.tokens)
+        images_per_input = min(encoder_request.frames // tower.patches.temporal_patch_size, most_images)
     mark_tokens = int(getattr(image_rule, "marks", 0))
     tokens, image_patches = (
         largest_image.tokens - mark_tokens,
         largest_image.parts * largest_image.rows * largest_image.columns,
     )
-    if request.videos is not None and isinstance(image_rule, Budget):
-        image_patches = image_patches * request.videos.frame_tokens // image_rule.max_tokens
-        images_per_input, tokens, mark_tokens = request.videos.frames, request.videos.frame_tokens, request.videos.marks
+    if encoder_request.videos is not None and isinstance(image_rule, Budget):
+        image_patches = image_patches * encoder_request.videos.frame_tokens // image_rule.max_tokens
+        images_per_input, tokens, mark_tokens = (
+            encoder_request.videos.frames,
+            encoder_request.videos.frame_tokens,
+            encoder_request.videos.marks,
+        )
     tokens, marked_tokens = (
         images_per_input * tokens,
-        images_per_input * (tokens + (mark_tokens if request.videos is not None else 0)),
+        images_per_input * (tokens + (mark_tokens if encoder_request.videos is not None else 0)),
     )
-    token_budget = max(request.tokens, marked_tokens)
-    prompt_images = max(1, min(request.limit, request.length // marked_tokens))
-    image_count = max(1, min(token_budget // marked_tokens, request.sequences * prompt_images))
+    token_budget = max(encoder_request.tokens, marked_tokens)
+    prompt_images = max(1, min(encoder_request.limit, encoder_request.length // marked_tokens))
+    image_count = max(1, min(token_budget // marked_tokens, encoder_request.sequences * prompt_images))
     patches_per_input = images_per_input * image_patches
     patch_elements = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
-    element_bytes = request.element_bytes
-    rank_patches = patches_per_input * -(-image_count // request.image_ranks)
-    if request.chunk_bytes is not None and tower.positions is not None:
-        images_per_chunk = request.chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
+    element_bytes = encoder_request.element_bytes
+    rank_patches = patches_per_input * -(-image_count // encoder_request.image_ranks)
+    if encoder_request.chunk_bytes is not None and tower.positions is not None:
+        images_per_chunk = encoder_request.chunk_bytes // (image_patches * tower.positions.rows * POSITION_BYTES)
         rank_patches = min(rank_patches, image_patches * max(1, images_per_chunk))
     return EncoderRun(
         image_count,
         tokens,
-        rank_patches * (patch_elements + _layer_elements(tower, request.ranks)) * element_bytes,
+        rank_patches * (patch_elements + _layer_elements(tower, encoder_request.ranks)) * element_bytes,
         image_count * tokens * spec.hidden_size * element_bytes,
         image_count * patches_per_input * patch_elements * element_bytes,
     )

@@ -89,9 +89,11 @@ class BlockPool:
             return int(self.max_concurrency(block_count, request_length, tokens_in_flight) * request_length)
         if version_rules.printed_tokens == "blocks x block_size":
             return block_count * self.block_size
-        has_current_states = any(group.states is not None and group.states.mode == "current" for group in self.groups)
+        has_current_states = any(
+            layer_group.states is not None and layer_group.states.mode == "current" for layer_group in self.groups
+        )
         smallest_block = min(self.block_size, request_length) if has_current_states else self.block_size
-        return block_count // sum(group.groups for group in self.groups) * smallest_block
+        return block_count // sum(layer_group.groups for layer_group in self.groups) * smallest_block
 
     def longest_request(self, block_count: int, tokens_in_flight: int, max_tokens: int) -> int:
         """Returns the tokens of the longest request that fits the blocks: `max_tokens`, or a multiple of a block."""
@@ -100,7 +102,9 @@ class BlockPool:
             return max_tokens
         block_multiples = range(smallest_block, max_tokens + 1, smallest_block)
         return smallest_block * bisect_right(
-            block_multiples, block_count, key=lambda length: self.blocks_of_request(length, tokens_in_flight)
+            block_multiples,
+            block_count,
+            key=lambda request_tokens: self.blocks_of_request(request_tokens, tokens_in_flight),
         )
 
 

@@ -104,10 +104,13 @@ class ProfileRun(NamedTuple):
         """The peak after the layers: hidden states and, on the last stage, the sampler."""
         return self.hidden_bytes(rank) + (self.sampler_bytes(rank, version_rules) if self.last_stage else 0)
 
-    def origin(self, rank: EngineRank, rules: Rules) -> str:
+    def origin(self, rank: EngineRank, version_rules: Rules) -> str:
         """Returns a short description of the tensors at the peak."""
-        layer_bytes, bytes_after_layers = self.layer_bytes(rank, rules), self.bytes_after_layers(rank, rules)
-        if self.peak_bytes(rank, rules) == self.compilation_bytes:
+        layer_bytes, bytes_after_layers = (
+            self.layer_bytes(rank, version_rules),
+            self.bytes_after_layers(rank, version_rules),
+        )
+        if self.peak_bytes(rank, version_rules) == self.compilation_bytes:
             return "compiling, with a second embedding table"
         if (
             self.encoder is not None

@@ -51,33 +51,39 @@ NO_SPECULATION = Speculation()
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled methods."""
-    values_by_key = {key: flags[flag_field] for flag_field, key in KEYS_OF_FLAGS.items() if flag_field in flags}
+    values_by_key = {
+        config_key: flags[flag_field] for flag_field, config_key in KEYS_OF_FLAGS.items() if flag_field in flags
+    }
     speculative_config = {**flags.get("speculative_config", {}), **values_by_key}
     if not speculative_config:
         return NO_SPECULATION
     draft_tokens = speculative_config.get("num_speculative_tokens", 1)
     if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int) or not 0 < draft_tokens <= 1000:
         raise InputError(f"{FLAG}: num_speculative_tokens: {shown(draft_tokens)}; expected a whole number up to 1,000")
-    drafting, model = speculative_config.get("method"), speculative_config.get("model")
-    if drafting is None:
-        drafting = "ngram" if model == "[ngram]" else "draft_model" if model else None
-    if drafting in METHODS_WITHOUT_WEIGHTS:
+    drafting_method, model = speculative_config.get("method"), speculative_config.get("model")
+    if drafting_method is None:
+        drafting_method = "ngram" if model == "[ngram]" else "draft_model" if model else None
+    if drafting_method in METHODS_WITHOUT_WEIGHTS:
         return Speculation(draft_tokens)
-    if str(drafting).endswith("mtp") and model is None:
+    if str(drafting_method).endswith("mtp") and model is None:
         if preset.model.mtp is None:
-            raise InputError(f"{FLAG}: method {shown(drafting)}: the model has no modules of multi-token prediction")
+            raise InputError(
+                f"{FLAG}: method {shown(drafting_method)}: the model has no modules of multi-token prediction"
+            )
         return Speculation(draft_tokens, with_mtp=True)
-    if drafting not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):
+    if drafting_method not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):
         raise InputError(
-            f"{FLAG}: method {shown(drafting)}{'' if model is None else f' with {shown(model)}'} is not modelled; "
-            f"expected mtp without a model, draft_model, {', '.join(STATE_METHODS)} with one, ngram or suffix"
+            f"{FLAG}: method {shown(drafting_method)}{'' if model is None else f' with {shown(model)}'} is not "
+            f"modelled; expected mtp without a model, draft_model, {', '.join(STATE_METHODS)} with one, ngram or suffix"
         )
-    unmodelled_key = next((key for key in UNMODELLED_KEYS if speculative_config.get(key) is not None), None)
+    unmodelled_key = next(
+        (config_key for config_key in UNMODELLED_KEYS if speculative_config.get(config_key) is not None), None
+    )
     if unmodelled_key is not None:
         raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
     draft_model = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")
-    same_vocabulary = drafting == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
-    _check_draft(preset, draft_model, str(drafting), same_vocabulary)
+    same_vocabulary = drafting_method == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
+    _check_draft(preset, draft_model, str(drafting_method), same_vocabulary)
     return Speculation(draft_tokens, draft=draft_model)
 
 

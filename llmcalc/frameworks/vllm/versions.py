@@ -120,9 +120,12 @@ class PaddedExperts(VersionRange):
     intermediate: int
     swizzle: int = 0
 
-    def bytes_of(self, hidden: int, intermediate: int) -> int:
+    def bytes_of(self, unpadded_hidden_size: int, unpadded_intermediate_size: int) -> int:
         """Returns the bytes of one padded expert: the projections' matrices, scales per 32 elements, and biases."""
-        hidden_size, intermediate_size = _round_up(hidden, self.hidden), _round_up(intermediate, self.intermediate)
+        hidden_size, intermediate_size = (
+            _round_up(unpadded_hidden_size, self.hidden),
+            _round_up(unpadded_intermediate_size, self.intermediate),
+        )
         row_multiple, bias_element_bytes = (256, 4) if self.swizzle else (1, 2)
 
         def matrix_bytes(n_in: int, n_out: int) -> int:

@@ -227,7 +227,9 @@ class PersistentTensors:
         """Allocates a weight's 8-bit copy and scales. buffer_sizes: bytes of each tensor."""
         if id(weight) not in self.quantized_weights:
             with counted_as(self.meter, "weights"):
-                self.quantized_weights[id(weight)] = [Storage(self.meter, nbytes) for nbytes in buffer_sizes]
+                self.quantized_weights[id(weight)] = [
+                    Storage(self.meter, buffer_bytes) for buffer_bytes in buffer_sizes
+                ]
 
     def dummy_gradient(self, weight: Tensor, autograd_graph: AutogradGraph) -> Tensor:
         """Returns the dummy gradient of a weight, which all weights of a shape share.
@@ -263,11 +265,11 @@ class RankKernels(Lowering):
         autograd_graph: AutogradGraph,
         run_config: RunConfig,
         rank_choices: RankChoices,
-        persistent: PersistentTensors,
+        persistent_tensors: PersistentTensors,
     ) -> None:
         super().__init__(autograd_graph, run_config, BFLOAT16)
         self.rank_choices: RankChoices = rank_choices
-        self.persistent: PersistentTensors = persistent
+        self.persistent: PersistentTensors = persistent_tensors
         self.ordered_parameters: list[Parameter] = []
         self.role: str = ""
         self.in_expert: bool = False
@@ -391,7 +393,8 @@ class RankKernels(Lowering):
             super().module(module_call)
             return
         outer_frames = [
-            ModuleFrame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames
+            ModuleFrame(outer_frame.scope, layer_index=outer_frame.layer_index, owner=outer_frame.owner)
+            for outer_frame in self.frames
         ]
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
@@ -433,7 +436,9 @@ class RankKernels(Lowering):
             del self.ordered_parameters[first_index:]
         elif module_kind == "pooler":
             parameter_pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
-            self.later_parameters = [parameter for pair in reversed(parameter_pairs) for parameter in pair]
+            self.later_parameters = [
+                parameter for parameter_pair in reversed(parameter_pairs) for parameter in parameter_pair
+            ]
             del self.ordered_parameters[first_index:]
         elif module_kind in ("experts", "lm_head") and module_scope.argument is not None:
             self.ordered_parameters += self.later_parameters
@@ -456,7 +461,7 @@ class RankKernels(Lowering):
         autograd_graph = self.graph
         if not recorded(autograd_graph, inputs):
             return
-        saved_tensors: SavedTensors = [autograd_graph.keep(kept_tensor).unpack() for kept_tensor in saves]
+        saved_tensors: SavedTensors = [autograd_graph.keep(saved_tensor).unpack() for saved_tensor in saves]
 
         def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)
@@ -467,21 +472,31 @@ class RankKernels(Lowering):
             record_all(autograd_graph, operation_name, inputs, outputs, run_backward)
 
     def node_with_new_gradients(
-        self, operation_name: str, ins: Sequence[Tensor], output: Tensor, *saves: Tensor
+        self, operation_name: str, input_tensors: Sequence[Tensor], output: Tensor, *tensors_to_save: Tensor
     ) -> Tensor:
         """Records a graph node whose backward function allocates a gradient for each input, and returns the output.
 
         Gradients have the format of the output's gradient.
         """
-        new, shapes = self.graph.new_tensor, [x.shape for x in ins]
-        self.node(operation_name, ins, [output], lambda _, g, needs: [new(shape, g.dtype) for shape in shapes], *saves)
+        new_tensor, input_shapes = self.graph.new_tensor, [x.shape for x in input_tensors]
+        self.node(
+            operation_name,
+            input_tensors,
+            [output],
+            lambda _, g, needs: [new_tensor(shape, g.dtype) for shape in input_shapes],
+            *tensors_to_save,
+        )
         return output
 
     def copy_reordered(self, operation_name: str, x: Tensor, copy_shape: Shape) -> Tensor:
         """Copies a tensor into another order or to other ranks, and the gradient back in the backward pass."""
-        new, input_shape = self.graph.new_tensor, x.shape
+        new_tensor, input_shape = self.graph.new_tensor, x.shape
         return record(
-            self.graph, operation_name, (x,), new(copy_shape, x.dtype), lambda g, _: (new(input_shape, g.dtype),)
+            self.graph,
+            operation_name,
+            (x,),
+            new_tensor(copy_shape, x.dtype),
+            lambda g, _: (new_tensor(input_shape, g.dtype),),
         )
 
     def checkpoint(self, compute: Run, arguments: Sequence[Tensor]) -> Tensor:

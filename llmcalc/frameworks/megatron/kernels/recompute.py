@@ -137,7 +137,7 @@ class DiscardedKernels(SparseKernels):
         x = self.tensor_read_by(operation, input_value)
         row_count = x.shape[0] * (input_value.width // self.element_count(operation.options["over"]))
         norm_outputs, discarded_outputs = self.run_discardable(
-            lambda xs: [self.norm(xs[0], operation, module_path, row_count)],
+            lambda input_tensors: [self.norm(input_tensors[0], operation, module_path, row_count)],
             [x],
             input_storage_id=id(input_value.storage),
         )
@@ -152,10 +152,12 @@ class DiscardedKernels(SparseKernels):
 
     def do_add(self, operation: Step) -> None:
         """Runs a residual addition, then frees the outputs of a recomputed norm."""
-        discarded = self.discarded_norms.pop(id(self.frames[-1]), None)
-        if discarded is not None:
-            sum_input = next(input_value for input_value in operation.ins if id(input_value.storage) != discarded.reads)
-            self.bind(sum_input, self.discard_outputs(self.tensor_of(sum_input), discarded))
+        discarded_norm = self.discarded_norms.pop(id(self.frames[-1]), None)
+        if discarded_norm is not None:
+            sum_input = next(
+                input_value for input_value in operation.ins if id(input_value.storage) != discarded_norm.reads
+            )
+            self.bind(sum_input, self.discard_outputs(self.tensor_of(sum_input), discarded_norm))
         super().do_add(operation)
 
     # --- activations of experts --------------------------------------------------------------------------------------
@@ -201,8 +203,8 @@ class DiscardedKernels(SparseKernels):
 
     def _run_discardable_activation(self, operation: Step, discardable_part: Part, x: Tensor) -> None:
         """Runs an activation whose output can be freed and recomputed."""
-        outputs, self.discarded_activation = self.run_discardable(discardable_part, [x, self.row_probs])
-        self.bind(operation.outs[0], outputs[0])
+        activation_outputs, self.discarded_activation = self.run_discardable(discardable_part, [x, self.row_probs])
+        self.bind(operation.outs[0], activation_outputs[0])
 
     def do_experts(self, operation: Step) -> None:
         """Runs an expert layer and frees its input activation for recomputation."""
@@ -222,18 +224,22 @@ class DiscardedKernels(SparseKernels):
         if not (self.rank_choices.recompute_up and self.graph.enabled):
             super().items(items)
             return
-        alternative_items = [part for part in items if isinstance(part, Alternatives)]
-        if not alternative_items or all(part.name != "kv_a_proj" for part in items if isinstance(part, Step)):
+        alternative_items = [module_item for module_item in items if isinstance(module_item, Alternatives)]
+        if not alternative_items or all(
+            module_item.name != "kv_a_proj" for module_item in items if isinstance(module_item, Step)
+        ):
             super().items(items)
             return
         form_position = items.index(alternative_items[0])
         branch_items = self.branch(alternative_items[0]).items
         core_position = next(
-            i for i, part in enumerate(branch_items) if isinstance(part, Step) and part.verb == "attention"
+            i
+            for i, module_item in enumerate(branch_items)
+            if isinstance(module_item, Step) and module_item.verb == "attention"
         )
         attention = branch_items[core_position]
         assert isinstance(attention, Step)
-        steps_before = [part for part in items[:form_position] if isinstance(part, Step)]
+        steps_before = [module_item for module_item in items[:form_position] if isinstance(module_item, Step)]
         down_steps = [
             operation
             for operation in steps_before
@@ -262,7 +268,8 @@ class DiscardedKernels(SparseKernels):
         input_values, tensors = [value for value, _ in inputs_by_value], [tensor for _, tensor in inputs_by_value]
         del inputs_by_value
         outer_frames = [
-            ModuleFrame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames
+            ModuleFrame(outer_frame.scope, layer_index=outer_frame.layer_index, owner=outer_frame.owner)
+            for outer_frame in self.frames
         ]
         attention_inputs = attention.ins[:3]
 
@@ -278,13 +285,13 @@ class DiscardedKernels(SparseKernels):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        outputs, discarded_outputs = self.run_discardable(run_up_projections, tensors)
+        projection_outputs, discarded_outputs = self.run_discardable(run_up_projections, tensors)
         del tensors
         for value in input_values:
             self.forget(value.storage)
-        for value, output in zip(attention_inputs, outputs, strict=True):
+        for value, output in zip(attention_inputs, projection_outputs, strict=True):
             self.bind(value, output)
-        del outputs
+        del projection_outputs
         self.step(attention)
         if discarded_outputs is not None:
             attention_output = attention.outs[0]

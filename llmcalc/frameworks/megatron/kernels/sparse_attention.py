@@ -30,17 +30,17 @@ class SparseKernels(Fp8Kernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs attention with an indexer."""
-        indexer = next(
+        indexer_scope = next(
             (scope for scope in module_scope.items if isinstance(scope, Scope) and scope.name == "indexer"),
             None,
         )
-        if indexer is None:
+        if indexer_scope is None:
             return super().module_kernel(module_scope)
         if self.rank_choices.cp > 1:
             raise self.unsupported("no kernels for an indexer over several ranks of a sequence; expected no --cp")
-        return lambda: self._run_absorbed_attention(module_scope, indexer)
+        return lambda: self._run_absorbed_attention(module_scope, indexer_scope)
 
-    def _run_absorbed_attention(self, module_scope: Scope, indexer: Scope) -> None:
+    def _run_absorbed_attention(self, module_scope: Scope, indexer_scope: Scope) -> None:
         """Runs latent attention with absorbed projections and an indexer (`AbsorbedMLASelfAttention.forward`)."""
         aten, named_operations = self.t, steps_by_name(module_scope)
         if "q_a_proj" not in named_operations:
@@ -52,41 +52,45 @@ class SparseKernels(Fp8Kernels):
         kv_up = next(operation for operation in mla_forms.branches["expanded"].steps() if operation.name == "kv_b_proj")
         kv_axes = kv_down.outs[0].axes[0]
         assert isinstance(kv_axes, JoinedShapes)
-        latent_dim, rope = (axis_part[0].size for axis_part in kv_axes.parts)
+        latent_dim, rope_dim = (axis_part[0].size for axis_part in kv_axes.parts)
         heads = query_up.outs[0].axes[0].size
-        nope = exact_div(query_up.outs[0].width, heads) - rope
-        value_dim = exact_div(kv_up.outs[0].width, heads) - nope
+        nope_dim = exact_div(query_up.outs[0].width, heads) - rope_dim
+        value_dim = exact_div(kv_up.outs[0].width, heads) - nope_dim
         x = self.tensor_of(query_down.ins[0])
         self.forget(query_down.ins[0].storage)
         query_latent = self.undivided_linear(query_down, x)
         kv_latent_and_rope = self.undivided_linear(kv_down, x)
-        kv_latent, k_rope = aten.split(kv_latent_and_rope, [latent_dim, rope])
+        kv_latent, k_rope = aten.split(kv_latent_and_rope, [latent_dim, rope_dim])
         del kv_latent_and_rope
         k_rope = self._all_gather_rows(k_rope)
         for norm_name in ("q_a_norm", "kv_a_norm"):
             if norm_name in named_operations:
-                normed = self.norm(
+                normed_latent = self.norm(
                     query_latent if norm_name == "q_a_norm" else kv_latent,
                     named_operations[norm_name],
                     self.module_path(),
                     kv_latent.shape[0],
                 )
-                query_latent, kv_latent = (normed, kv_latent) if norm_name == "q_a_norm" else (query_latent, normed)
-                del normed
+                query_latent, kv_latent = (
+                    (normed_latent, kv_latent) if norm_name == "q_a_norm" else (query_latent, normed_latent)
+                )
+                del normed_latent
         kv_latent = self._all_gather_rows(kv_latent)
         q = self.column_linear(query_up, query_latent, query_up.outs[0].width)
         row_count, batch = q.shape[0], self.run_config.batch
         token_shape = (exact_div(row_count, batch), batch)
         kv_up_weight = self.with_role(
-            "column", lambda: self.weight("kv_b_proj.weight", (heads * (nope + value_dim), latent_dim))
+            "column", lambda: self.weight("kv_b_proj.weight", (heads * (nope_dim + value_dim), latent_dim))
         )
         query, key = self._absorb_projections(
-            q, kv_latent, k_rope, kv_up_weight, (heads, nope, rope, value_dim), token_shape
+            q, kv_latent, k_rope, kv_up_weight, (heads, nope_dim, rope_dim, value_dim), token_shape
         )
         del q, kv_latent, k_rope
-        kv_up_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope + value_dim))
+        kv_up_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope_dim + value_dim))
         value_up_weight = aten.contiguous(aten.slice(kv_up_by_head, value_dim, 1))
-        attention_output = self._sparse_attention(indexer, x, query_latent, query, key, value_up_weight, token_shape)
+        attention_output = self._sparse_attention(
+            indexer_scope, x, query_latent, query, key, value_up_weight, token_shape
+        )
         del query, key, value_up_weight, kv_up_by_head, kv_up_weight, x, query_latent
         self.bind(output_projection.outs[0], self.row_linear(output_projection, attention_output))
 
@@ -124,7 +128,7 @@ class SparseKernels(Fp8Kernels):
 
     def _sparse_attention(
         self,
-        indexer: Scope,
+        indexer_scope: Scope,
         x: Tensor,
         query_latent: Tensor,
         query: Tensor,
@@ -139,15 +143,15 @@ class SparseKernels(Fp8Kernels):
             autograd_graph.new_tensor((token_shape[0],), INT64),
             autograd_graph.new_tensor((token_shape[0],), INT64),
         )
-        select_step = next(operation for operation in indexer.steps() if operation.verb == "select")
+        select_step = next(operation for operation in indexer_scope.steps() if operation.verb == "select")
         top_k = select_step.options["top_k"]
         loss: Tensor | None = None
         if self.rank_choices.indexer_loss:
-            q, k, head_weights = self._run_indexer(indexer, indexer_input, query_latent, token_shape)
+            q, k, head_weights = self._run_indexer(indexer_scope, indexer_input, query_latent, token_shape)
             selected_keys, loss = indexer_loss(aten, q, head_weights, k, query.detached(), key.detached(), top_k)
         else:
             with autograd_graph.no_grad():
-                q, k, head_weights = self._run_indexer(indexer, indexer_input, query_latent, token_shape)
+                q, k, head_weights = self._run_indexer(indexer_scope, indexer_input, query_latent, token_shape)
                 scores, selected_keys = select_top_keys(aten, q, k, head_weights, top_k)
                 del scores
         y = absorbed_attention(aten, query, key, selected_keys, value_weight.shape[-1])
@@ -178,14 +182,16 @@ class SparseKernels(Fp8Kernels):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the indexer's queries, keys and weight per head (`DSAIndexer.forward_before_topk`)."""
         aten, operations = self.t, steps_by_name(module_scope)
-        heads, dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
+        heads, head_dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
         normed_key = operations["k_norm"].outs[0]
         rope_step = next(
             operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
         )
-        rotary_dim = rope_step.options["spec"].rotary_size(dim)
+        rotary_dim = rope_step.options["spec"].rotary_size(head_dim)
         x, query_latent = self._all_gather_rows(x), self._all_gather_rows(query_latent)
-        q = aten.reshape(self._undivided_indexer_linear(operations["q_proj"], query_latent), (*token_shape, heads, dim))
+        q = aten.reshape(
+            self._undivided_indexer_linear(operations["q_proj"], query_latent), (*token_shape, heads, head_dim)
+        )
         q = self._rotate_part(q, rotary_dim)
         k = self._undivided_indexer_linear(operations["k_proj"], x)
         k = self.norm(k, operations["k_norm"], self.module_path(), k.shape[0])
@@ -318,7 +324,7 @@ def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
     return mask_invalid_keys(probs)
 
 
-def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Tensor, latent: Number) -> Tensor:
+def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Tensor, latent_dim: Number) -> Tensor:
     """Computes attention to the selected keys in latent space (`_unfused_absorbed_dsa_fn`).
 
     query: [tokens, batch, heads, size]; key: [tokens, batch, 1, size].
@@ -332,7 +338,7 @@ def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Te
     scores = aten.add(scores, aten.unsqueeze(selection_mask, 1))
     valid_keys = aten.compare(selection_mask)
     scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid_keys, 1), (batch, heads, tokens, key_count)))
-    value = aten.permute(aten.slice(key, latent), (1, 2, 0, 3))
+    value = aten.permute(aten.slice(key, latent_dim), (1, 2, 0, 3))
     attention_output = aten.matmul(aten.to(scores, BFLOAT16), value)
     return aten.contiguous(aten.permute(attention_output, (2, 0, 1, 3)))
 
