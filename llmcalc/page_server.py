@@ -36,7 +36,7 @@ machine's while a browser shows it (DNS rebinding), so that the site could read 
 """
 
 
-class Handler(SimpleHTTPRequestHandler):
+class PageRequestHandler(SimpleHTTPRequestHandler):
     """Serves the files of a folder to this machine's browser, without a log.
 
     It lists no folders and follows no links that lead out of the folder. A file that was rebuilt is never answered from
@@ -76,7 +76,7 @@ class Handler(SimpleHTTPRequestHandler):
         """Logs nothing: a line per file would flood the terminal."""
 
 
-class _Server(ThreadingHTTPServer):
+class _PageHTTPServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignores a browser that closes the connection before the end of the answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -91,7 +91,7 @@ class PageServer:
         whole("--port", port, 0, 65535)
         self.folder = page_folder
         try:
-            self._server = _Server(("127.0.0.1", port), partial(Handler, directory=str(page_folder)))
+            self._server = _PageHTTPServer(("127.0.0.1", port), partial(PageRequestHandler, directory=str(page_folder)))
         except OSError as error:
             raise InputError(f"--port {port}: {error.strerror}; expected a port that is free") from None
         self.address: str = f"http://127.0.0.1:{self._server.server_port}/"

@@ -106,9 +106,9 @@ class EngineCommand(Command):
         launch_files = list(_option_values("--launch", arguments))
         if not launch_files:
             return []
-        from ..frameworks.server_files.read import engines_of
+        from ..frameworks.server_files.read import engines_of_file
 
-        engine_names = engines_of(launch_files[-1])
+        engine_names = engines_of_file(launch_files[-1])
         return engine_names if len(engine_names) == 1 else []
 
     def _llmcalc_options(self, context: Any) -> dict[str, bool]:

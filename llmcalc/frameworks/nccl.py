@@ -65,7 +65,7 @@ def communicator_sizes(layout: Layout, framework: Framework) -> list[int]:
     return [layout.tp, layout.cp, layout.dp // layout.hsdp_replicas, layout.hsdp_replicas]
 
 
-def with_nccl(
+def with_nccl_buffers(
     rank_memory: DeviceMemory, layout: Layout, framework: Framework, cuda_runtime: CudaRuntime, torch_version: str = ""
 ) -> DeviceMemory:
     """Returns a rank's memory plus NCCL's buffers, if the size of the buffers is known."""

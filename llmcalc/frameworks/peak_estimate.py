@@ -26,7 +26,7 @@ from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
 from ..parallel.rank_program import shared_rank_program, similar_stage
 from ..parallel.schedule_formulas import peak_in_flight
-from ..parallel.schedules import check
+from ..parallel.schedules import check_micro_batches
 from ..parallel.search import routed_experts
 from ..simulator.event_log import EventRecorder
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
@@ -34,7 +34,7 @@ from ..simulator.layer_pattern import find_pattern, layer_kinds
 from ..simulator.meter import Meter
 from ..simulator.profiles.context_parallel import RingAttention, rank_ring, tokens_of_rank
 from ..simulator.profiles.dtensor import DTensorKernels
-from .torch.pipeline import Chunk, RankSetup
+from .torch.pipeline import ModelChunk, RankSetup
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACKS = "encoder", "decoder"
@@ -320,7 +320,7 @@ class PeakEstimate:
 
     def _distinct_ranks(self, layout: Layout, micro_batches: int) -> dict[int, list[Stage]]:
         """Returns pipeline rank → stages, without ranks whose peak equals the previous rank's peak."""
-        check(layout, distinct_micro_batches(layout, micro_batches))
+        check_micro_batches(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
             stages_by_rank[stage.rank].append(stage)
@@ -609,7 +609,7 @@ class RingKernels(DTensorKernels, RingAttention):
     """Kernels with tensor-parallel products and ring attention."""
 
 
-class RingChunk(Chunk):
+class RingChunk(ModelChunk):
     """The layers of one pipeline stage under ring attention, where each rank has a part of the sequence."""
 
     profiles = RingAttention, RingKernels

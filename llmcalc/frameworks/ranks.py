@@ -26,7 +26,7 @@ from ..workload.execution import AttentionImplementation
 from .framework import Framework, RunOnRanks
 from .frozen_model import FrozenModel, SecondLoss
 from .inference_rank import check_serving, inference_rank, rank_memory
-from .nccl import with_nccl
+from .nccl import with_nccl_buffers
 from .registry import framework as framework_named
 
 MOST_PASSES_OF_ALL_STAGES = 2560
@@ -185,7 +185,9 @@ class Cluster:
         else:
             check_serving(self.layout, self.framework)
             device_memory = rank_memory(replace(self.inference_rank(rank), runtime=cuda_runtime))
-        device_memory = with_nccl(device_memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
+        device_memory = with_nccl_buffers(
+            device_memory, self.layout, self.framework, cuda_runtime, self.settings.torch or ""
+        )
         device_memory = memory_with_evidence(device_memory, self.evidence)
         frozen_model = self.run.frozen
         if frozen_model is not None:

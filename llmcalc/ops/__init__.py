@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .attention import AttentionCore as AttentionCore
-from .attention import ChunkedCore as ChunkedCore
+from .attention import ConformerAttentionCore as ConformerAttentionCore
 from .attention import KVCache as KVCache
-from .attention import ReceivedCore as ReceivedCore
+from .attention import ReceivedKeysAttentionCore as ReceivedKeysAttentionCore
 from .base import Buffer as Buffer
 from .base import Elementwise as Elementwise
 from .base import Op as Op
@@ -27,42 +27,42 @@ from .linear import Linear as Linear
 from .linear import Norm as Norm
 
 if TYPE_CHECKING:
-    from .hashed import ChunkCore as ChunkCore
     from .hashed import HashRotations as HashRotations
+    from .hashed import NeighbourChunkAttentionCore as NeighbourChunkAttentionCore
     from .products import BlockLinear as BlockLinear
-    from .products import BlockSums as BlockSums
+    from .products import BlockSumMatmul as BlockSumMatmul
+    from .products import CompressedEntryLinear as CompressedEntryLinear
     from .products import Conv1d as Conv1d
     from .products import DynamicConvolution as DynamicConvolution
-    from .products import EntryLinear as EntryLinear
     from .products import ExpertRows as ExpertRows
     from .products import IdentityExperts as IdentityExperts
     from .products import Product as Product
-    from .products import StreamMix as StreamMix
-    from .products import StreamOffsets as StreamOffsets
+    from .products import ResidualStreamMix as ResidualStreamMix
+    from .products import ResidualStreamOffsets as ResidualStreamOffsets
     from .products import TableScores as TableScores
     from .recurrent import ChunkedScan as ChunkedScan
     from .recurrent import DecayScan as DecayScan
     from .recurrent import DeltaRule as DeltaRule
     from .recurrent import HeadScan as HeadScan
-    from .recurrent import LightningCore as LightningCore
+    from .recurrent import LightningAttentionCore as LightningAttentionCore
     from .recurrent import MatrixMemory as MatrixMemory
     from .recurrent import ProjectedChunkedScan as ProjectedChunkedScan
     from .recurrent import ProjectedHeadScan as ProjectedHeadScan
     from .recurrent import SelectiveScan as SelectiveScan
     from .recurrent import State as State
     from .recurrent import TransitionScan as TransitionScan
-    from .sparse import BlockCore as BlockCore
+    from .sparse import BlockAttentionCore as BlockAttentionCore
     from .sparse import DistanceScores as DistanceScores
+    from .sparse import EntryAttentionCore as EntryAttentionCore
     from .sparse import EntryCache as EntryCache
-    from .sparse import EntryScores as EntryScores
-    from .sparse import GlobalLocalCore as GlobalLocalCore
-    from .sparse import LastWindow as LastWindow
-    from .sparse import LocalCore as LocalCore
-    from .sparse import MaskedCore as MaskedCore
+    from .sparse import GlobalLocalAttentionCore as GlobalLocalAttentionCore
+    from .sparse import LocalAttentionCore as LocalAttentionCore
+    from .sparse import MaskedAttentionCore as MaskedAttentionCore
     from .sparse import PairScores as PairScores
-    from .sparse import PooledCore as PooledCore
-    from .sparse import PredictCore as PredictCore
-    from .sparse import SampledBlocks as SampledBlocks
+    from .sparse import PendingEntryCache as PendingEntryCache
+    from .sparse import PooledAttentionCore as PooledAttentionCore
+    from .sparse import PredictStreamAttentionCore as PredictStreamAttentionCore
+    from .sparse import SampledBlockAttentionCore as SampledBlockAttentionCore
     from .sparse import SharedTableScores as SharedTableScores
 
 

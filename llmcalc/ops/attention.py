@@ -88,7 +88,7 @@ class AttentionCore(Op):
 
 
 @frozen(slots=True)
-class ReceivedCore(AttentionCore):
+class ReceivedKeysAttentionCore(AttentionCore):
     """Attention to keys and values that another model has computed, which get no gradients."""
 
     def backward_flops(self, run_config: RunConfig) -> Number:
@@ -101,7 +101,7 @@ class ReceivedCore(AttentionCore):
 
 
 @frozen(slots=True)
-class OverlappingChunks(AttentionCore):
+class OverlappingChunkAttentionCore(AttentionCore):
     """A centred attention window in overlapping chunks, as in Longformer's classes (Beltagy et al. 2020).
 
     With w tokens on each side, scores are products within chunks of 2·w tokens, one every w tokens, and each chunk of w
@@ -121,7 +121,7 @@ class OverlappingChunks(AttentionCore):
 
 
 @frozen(slots=True)
-class ChunkedCore(AttentionCore):
+class ConformerAttentionCore(AttentionCore):
     """Attention of each chunk of queries to its positions and to the positions around it, as in conformers.
 
     chunk: the number of queries of a chunk; the last one is padded.

@@ -12,7 +12,7 @@ from .base import FLOPS, Op
 
 
 @frozen(slots=True)
-class ChunkCore(AttentionCore):
+class NeighbourChunkAttentionCore(AttentionCore):
     """Attention of each chunk of queries to the keys of the chunk and of neighbouring chunks.
 
     A single chunk attends to all keys.

@@ -14,7 +14,7 @@ from .linear import ExpertLinear, Linear
 
 
 @frozen(slots=True)
-class EntryLinear(Linear):
+class CompressedEntryLinear(Linear):
     """A linear layer whose outputs form entries of `rate` tokens; passes without a complete entry have no gradient."""
 
     rate: Number = 1
@@ -126,7 +126,7 @@ class ExpertRows(Op):
 
 
 @frozen(slots=True)
-class BlockSums(Op):
+class BlockSumMatmul(Op):
     """Sums over each block of `block` tokens, as a product with a 0/1 matrix without a gradient (LongT5)."""
 
     effects = FLOPS
@@ -143,7 +143,7 @@ class BlockSums(Op):
 
 
 @frozen(slots=True)
-class StreamMix(Op):
+class ResidualStreamMix(Op):
     """Per token, the product of a [streams, streams] matrix and the residual streams (hyper-connections).
 
     The streams are [streams, width]. Neither factor is a parameter.
@@ -160,7 +160,7 @@ class StreamMix(Op):
 
 
 @frozen(slots=True)
-class StreamOffsets(Op):
+class ResidualStreamOffsets(Op):
     """The parameters of a hyper-connection: an offset per stream weight, and a scale per kind of weight."""
 
     effects = PARAMS

@@ -182,7 +182,7 @@ class TransitionScan(DecayScan):
 
 
 @frozen(slots=True)
-class LightningCore(DecayScan):
+class LightningAttentionCore(DecayScan):
     """Linear attention with a fixed decay, in blocks; within a block also scores Q·Kᵀ and a product with V.
 
     The last block is shorter, not padded.

@@ -12,7 +12,7 @@ from .products import IdentityExperts
 
 
 @frozen(slots=True)
-class LinearShare(Linear):
+class LinearOnRank(Linear):
     """A linear layer with an unsharded weight, which each tensor-parallel rank runs on a part of the tokens.
 
     ranks: how many ranks divide the tokens.
@@ -28,7 +28,7 @@ class LinearShare(Linear):
 
 
 @frozen(slots=True)
-class ExpertShare(ExpertLinear):
+class ExpertLinearOnRank(ExpertLinear):
     """The experts of one expert-parallel rank, under balanced routing.
 
     Each rank sends away its tokens' rows and gets as many from all others, so it computes its share of them.
@@ -52,7 +52,7 @@ class ExpertShare(ExpertLinear):
 
 
 @frozen(slots=True)
-class IdentityShare(IdentityExperts):
+class IdentityExpertsOnRank(IdentityExperts):
     """The identity experts of a rank whose other experts are sharded. maps: the linear layers of all experts.
 
     ranks: over how many ranks the real experts are divided, each of them whole or in parts.

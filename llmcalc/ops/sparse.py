@@ -17,7 +17,7 @@ COMPRESSED = "compressed_attention"
 
 
 @frozen(slots=True)
-class MaskedCore(AttentionCore):
+class MaskedAttentionCore(AttentionCore):
     """Attention whose mask keeps at most `keep` keys per token; the scores of all keys are computed (Doge)."""
 
     keep: Number = 1
@@ -30,7 +30,7 @@ class MaskedCore(AttentionCore):
 
 
 @frozen(slots=True)
-class VisibleKeysCore(AttentionCore):
+class VisibleKeysAttentionCore(AttentionCore):
     """The base of attention to a subset of the earlier keys, whose full passes mask the other keys."""
 
     def visible_pairs(self, tokens: Number) -> Number:
@@ -45,7 +45,7 @@ class VisibleKeysCore(AttentionCore):
 
 
 @frozen(slots=True)
-class BlockCore(VisibleKeysCore):
+class BlockAttentionCore(VisibleKeysAttentionCore):
     """Attention to `blocks` blocks of `block` tokens, the last of which ends at the token itself (MiniMax-M3).
 
     A full pass computes all blocks and masks the others.
@@ -72,7 +72,7 @@ class BlockCore(VisibleKeysCore):
 
 
 @frozen(slots=True)
-class PooledCore(VisibleKeysCore):
+class PooledAttentionCore(VisibleKeysAttentionCore):
     """Attention to `selected` tokens in complete pools of `pool` tokens, and to tokens after the last complete pool.
 
     A full pass masks the other tokens, decoding reads only these (GLM-5.3).
@@ -82,14 +82,14 @@ class PooledCore(VisibleKeysCore):
 
     def visible_pairs(self, tokens: Number) -> Number:
         """Returns Σ (min(⌊p / pool⌋ · pool, selected) + p mod pool) over the first n tokens, p = 1 … n."""
-        pool_scores = EntryScores(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
+        pool_scores = EntryAttentionCore(1, 1, 1, rate=self.pool, chosen=exact_div(self.selected, self.pool))
         pool_count = floor_div(tokens, self.pool)
         unpooled_pairs = pool_count * triangle(self.pool - 1) + triangle(tokens - pool_count * self.pool)
         return self.pool * pool_scores.visible_pairs(tokens) + unpooled_pairs
 
 
 @frozen(slots=True)
-class LocalCore(AttentionCore):
+class LocalAttentionCore(AttentionCore):
     """Attention of each block of queries to three blocks of keys and to every sum of `global_block` tokens (LongT5).
 
     A block has radius + 1 tokens, padding included. The mask allows keys at most `radius` away, and all sums.
@@ -109,7 +109,7 @@ class LocalCore(AttentionCore):
 
 
 @frozen(slots=True)
-class SampledBlocks(AttentionCore):
+class SampledBlockAttentionCore(AttentionCore):
     """Attention in both directions within sampled blocks of scores, `block` queries by `block` keys each (MRA).
 
     The blocks are those with the highest scores of block means, at most `blocks` of them per head.
@@ -139,7 +139,7 @@ class SampledBlocks(AttentionCore):
 
 
 @frozen(slots=True)
-class GlobalLocalCore(AttentionCore):
+class GlobalLocalAttentionCore(AttentionCore):
     """Attention of global tokens to all tokens, and of each block of text to itself and global tokens (PEGASUS-X).
 
     rows: the global tokens, joined with the text padded to blocks.
@@ -169,7 +169,7 @@ class GlobalLocalCore(AttentionCore):
 
 
 @frozen(slots=True)
-class PredictCore(AttentionCore):
+class PredictStreamAttentionCore(AttentionCore):
     """Attention of predict streams to the main stream and to themselves (ProphetNet).
 
     Stream i attends to tokens at least i before its own, to the first token and to itself.
@@ -199,7 +199,7 @@ class PredictCore(AttentionCore):
 
 
 @frozen(slots=True)
-class EntryScores(AttentionCore):
+class EntryAttentionCore(AttentionCore):
     """Attention of each token to at most `chosen` entries of `rate` earlier tokens (DeepSeek-V4)."""
 
     rate: Number = 1
@@ -292,7 +292,7 @@ class EntryCache(Op):
 
 
 @frozen(slots=True)
-class LastWindow(Op):
+class PendingEntryCache(Op):
     """A cache of the last `rate` tokens for the next compressed entry: `width` elements and weights per token.
 
     It is empty before the first full window (DeepSeek-V4).

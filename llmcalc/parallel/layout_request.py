@@ -203,7 +203,7 @@ class LayoutRequest:
             typed_sizes["hsdp_replicas"] = self.hsdp_replicas
         typed_sizes["zero"] = self.zero_stage()
         typed_sizes["schedule"] = self.schedule or ("interleaved" if (self.vpp or 1) > 1 else "1f1b")
-        typed_sizes["dp"] = self._replicas((self.tp or 1) * (self.pp or 1) * (self.cp or 1))
+        typed_sizes["dp"] = self._replica_count((self.tp or 1) * (self.pp or 1) * (self.cp or 1))
         if self.zero_group is not None:
             typed_sizes["hsdp_replicas"] = self.count_zero_groups(typed_sizes["dp"], self.cp or 1, typed_sizes["zero"])
         layout = Layout(**typed_sizes)
@@ -245,7 +245,7 @@ class LayoutRequest:
             raise InputError(f"--zero: {self.zero}; expected 1, 2 or 3")
         return 3 if self.fsdp is not None else self.zero or 0
 
-    def _replicas(self, replica_devices: int) -> int:
+    def _replica_count(self, replica_devices: int) -> int:
         """Returns the number of data-parallel replicas (dp). replica_devices: devices per replica."""
         dp = self.dp
         if self.fsdp is not None:

@@ -58,8 +58,8 @@ KEEPS_NOTHING = frozenset({"add", "sub", "dropout", "hold", "keep", "enter", "le
 """Verbs of the recorder that save nothing for the backward pass."""
 
 SCANS = (
-    "SelectiveScan", "HeadScan", "ChunkedScan", "DeltaRule", "DecayScan", "LightningCore", "MatrixMemory", "BlockSums",
-    "TransitionScan", "ProjectedHeadScan", "ProjectedChunkedScan",
+    "SelectiveScan", "HeadScan", "ChunkedScan", "DeltaRule", "DecayScan", "LightningAttentionCore", "MatrixMemory",
+    "BlockSumMatmul", "TransitionScan", "ProjectedHeadScan", "ProjectedChunkedScan",
 )  # fmt: skip
 """Ops of recurrent and scan kernels, whose result for a token depends on other tokens."""
 

@@ -21,7 +21,7 @@ from ..flow.tree import Node, Place
 from ..model import ModelSpec
 from ..ops import ExpertLinear, IdentityExperts, Linear
 from ..ops.base import Op
-from ..ops.shares import ExpertShare, IdentityShare, LinearShare
+from ..ops.shares import ExpertLinearOnRank, IdentityExpertsOnRank, LinearOnRank
 from ..workload.run_config import RunConfig
 from .layout import ONE_DEVICE, Layout, RankChunks, rank_chunks
 from .rank_program import RankAxes, RankFlow, has_whole_towers, shared_rank_program
@@ -126,7 +126,7 @@ class RankModel(ModelSpec):
     def _is_copied(self, node_position: Place, element_count: Number, undivided_count: Number) -> bool:
         """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank and in total."""
         op, tp = node_position.node.op, self._layout.tp
-        if isinstance(op, ExpertShare):
+        if isinstance(op, ExpertLinearOnRank):
             return bool(op.ranks * op.parts < tp)
         if (
             node_position.kind in ("embedding", "lm_head") and element_count != undivided_count
@@ -225,11 +225,11 @@ def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
     if isinstance(op, ExpertLinear) and isinstance(undivided_op, ExpertLinear) and same(op.top_k, undivided_op.top_k):
         if layout.ep == layout.expert_tp == layout.tp == 1:
             return op
-        return ExpertShare(**_op_fields(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
+        return ExpertLinearOnRank(**_op_fields(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
     if isinstance(op, IdentityExperts) and isinstance(undivided_op, IdentityExperts):
-        return IdentityShare(undivided_op.count, undivided_op.maps, layout.ep * layout.expert_tp)
+        return IdentityExpertsOnRank(undivided_op.count, undivided_op.maps, layout.ep * layout.expert_tp)
     if layout.sequence_parallel and layout.tp > 1 and _is_undivided(op, undivided_op):
-        return LinearShare(**_op_fields(op), ranks=layout.tp)
+        return LinearOnRank(**_op_fields(op), ranks=layout.tp)
     return op
 
 

@@ -107,7 +107,7 @@ class RankAxes:
     coordinates: Coordinates
 
     @property
-    def divides(self) -> bool:
+    def has_shards(self) -> bool:
         """Whether any axis except the experts' is sharded."""
         return self.layout.tp > 1 or self.layout.expert_tp > 1
 
@@ -254,7 +254,7 @@ class RankFlow(Flow):
         about: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        if self.rank_axes.divides and verb not in NO_OPERATIONS:
+        if self.rank_axes.has_shards and verb not in NO_OPERATIONS:
             self._check_step(verb, name, ins, outs)
         super().record(verb, name, ins, outs, op, weight, about, **options)
 
@@ -518,7 +518,7 @@ def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
 
 def has_whole_towers(spec: ModelSpec, rank_axes: RankAxes) -> bool:
     """Whether the model has encoders of images or audio whose sizes the ranks do not divide."""
-    if not (spec.towers and rank_axes.divides):
+    if not (spec.towers and rank_axes.has_shards):
         return False
     try:
         record_towers(RankFlow(rank_axes, None), spec.towers)

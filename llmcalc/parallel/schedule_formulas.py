@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .layout import Layout
-from .schedules import InFlight, Pipeline, check, effective_schedule, interleaved_order, pipeline, timetable
+from .schedules import (
+    InFlightCounts,
+    Pipeline,
+    check_micro_batches,
+    effective_schedule,
+    interleaved_order,
+    pipeline,
+    timetable,
+)
 
 
 def peak_in_flight(
     layout: Layout, micro_batches: int, rank: int, bytes_of_chunks: Sequence[int]
-) -> tuple[int, InFlight]:
+) -> tuple[int, InFlightCounts]:
     """Returns the most bytes of micro-batches in flight on a rank, and the numbers of these micro-batches per chunk.
 
     bytes_of_chunks: per chunk, the bytes of a micro-batch in flight. Of an interleaved schedule only the order of the
         one rank is made.
     """
-    check(layout, micro_batches)
+    check_micro_batches(layout, micro_batches)
     schedule = effective_schedule(layout)
     if schedule == "1f1b" or layout.pp == 1:
         (chunk_bytes,), in_flight = bytes_of_chunks, min(micro_batches, layout.pp - rank)
-        return chunk_bytes * in_flight, InFlight((in_flight,), (0,))
+        return chunk_bytes * in_flight, InFlightCounts((in_flight,), (0,))
     if schedule == "interleaved":
         rank_actions = interleaved_order(layout.pp, layout.vpp, micro_batches, layout.pp, rank)
         return Pipeline(layout.pp, layout.vpp, micro_batches, (rank_actions,)).peak_in_flight(0, bytes_of_chunks)
@@ -35,7 +43,7 @@ def bubble(layout: Layout, micro_batches: int) -> float:
     """
     if layout.pp == 1:
         return 0.0
-    check(layout, micro_batches)
+    check_micro_batches(layout, micro_batches)
     if effective_schedule(layout) in ("1f1b", "interleaved"):
         return (layout.pp - 1) / (micro_batches * layout.vpp + layout.pp - 1)
     return timetable(pipeline(layout, micro_batches)).bubble

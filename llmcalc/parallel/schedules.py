@@ -31,7 +31,7 @@ Kind: TypeAlias = Literal["F", "B", "I", "W"]
 """torch's letters (torch.distributed.pipelining): forward, whole backward, backward of inputs, backward of weights."""
 
 
-class Action(NamedTuple):
+class PassAction(NamedTuple):
     """One pass of a micro-batch through a chunk on a rank.
 
     kind: the kind of pass.
@@ -49,10 +49,10 @@ class Action(NamedTuple):
         return f"{self.kind} of micro-batch {self.micro_batch} in chunk {self.chunk}"
 
 
-Order: TypeAlias = tuple[Action, ...]
+Order: TypeAlias = tuple[PassAction, ...]
 
 
-class InFlight(NamedTuple):
+class InFlightCounts(NamedTuple):
     """The numbers of micro-batches in flight on a rank, per chunk.
 
     awaiting_backward: per chunk, the micro-batches whose backward pass has not run.
@@ -103,17 +103,17 @@ class Pipeline:
             return stage if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage
         return stage % self.ranks
 
-    def copies(self) -> Fraction:
+    def model_copies(self) -> Fraction:
         """The number of model copies over all ranks: two in DualPipe, otherwise one."""
         return Fraction(self.ranks * self.chunks, self.stages)
 
-    def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
+    def in_flight(self, rank: int) -> Iterator[tuple[PassAction, InFlightCounts]]:
         """Yields every action of a rank, with the micro-batches in flight."""
         awaiting_backward, weights_only = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
             pass_kind, chunk = action[:2]
             awaiting_backward[chunk] += pass_kind == "F"
-            yield action, InFlight(tuple(awaiting_backward), tuple(weights_only))
+            yield action, InFlightCounts(tuple(awaiting_backward), tuple(weights_only))
             awaiting_backward[chunk] -= pass_kind in "BI"
             weights_only[chunk] += (pass_kind == "I") - (pass_kind == "W")
 
@@ -123,7 +123,7 @@ class Pipeline:
 
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
-    ) -> tuple[int, InFlight]:
+    ) -> tuple[int, InFlightCounts]:
         """Returns the highest total weight of the micro-batches in flight on a rank, and their numbers per chunk.
 
         awaiting_backward: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
@@ -144,7 +144,7 @@ class Pipeline:
         peak_count = max(chunks_in_flight)
         pass_counts = Counter(rank_passes[: chunks_in_flight.index(peak_count) + 1])
         chunks = range(self.chunks)
-        return peak_count, InFlight(
+        return peak_count, InFlightCounts(
             tuple(pass_counts["F", chunk] - pass_counts["B", chunk] - pass_counts["I", chunk] for chunk in chunks),
             tuple(pass_counts["I", chunk] - pass_counts["W", chunk] for chunk in chunks),
         )
@@ -166,7 +166,7 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
         number of ranks (Megatron's microbatch_group_size_per_vp_stage).
     Raises `InputError` for a number of micro-batches that the schedule does not take.
     """
-    check(layout, micro_batches, group_size)
+    check_micro_batches(layout, micro_batches, group_size)
     p, v, m = layout.pp, layout.vpp, micro_batches
     schedule_name = effective_schedule(layout)
     if p == 1:
@@ -187,7 +187,7 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
     return Pipeline(p, v, m, tuple(interleaved_order(p, v, m, group_size, rank) for rank in range(p)))
 
 
-def check(layout: Layout, micro_batches: int, group_size: int | None = None) -> None:
+def check_micro_batches(layout: Layout, micro_batches: int, group_size: int | None = None) -> None:
     """Raises `InputError` for a number of micro-batches that the schedule does not support."""
     if micro_batches < 1:
         raise InputError(f"--num-microbatches: {micro_batches}; expected a positive whole number")
@@ -209,14 +209,14 @@ def torch_group_size(ranks: int, micro_batches: int) -> int:
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def _passes_in_order(pass_kind: Kind, micro_batches: int) -> list[Action]:
+def _passes_in_order(pass_kind: Kind, micro_batches: int) -> list[PassAction]:
     """Returns the passes of every micro-batch through one chunk."""
-    return [Action(pass_kind, 0, micro_batch) for micro_batch in range(micro_batches)]
+    return [PassAction(pass_kind, 0, micro_batch) for micro_batch in range(micro_batches)]
 
 
 def _alternating_passes(
-    forward_passes: list[Action], backward_passes: list[Action], warmup_count: int
-) -> Iterator[Action]:
+    forward_passes: list[PassAction], backward_passes: list[PassAction], warmup_count: int
+) -> Iterator[PassAction]:
     """Returns warm-up forward passes, alternating forward and backward passes, then the remaining backward passes."""
     steady_count = max(0, len(forward_passes) - warmup_count)
     return chain(
@@ -235,11 +235,11 @@ def interleaved_order(ranks: int, chunks: int, micro_batches: int, group_size: i
 
 
 @lru_cache(maxsize=4)
-def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group_size: int) -> list[Action]:
+def _interleaved_passes(pass_kind: Kind, chunks: int, micro_batches: int, group_size: int) -> list[PassAction]:
     """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
     chunk_order = range(chunks) if pass_kind == "F" else range(chunks - 1, -1, -1)
     return [
-        Action(pass_kind, chunk, micro_batch)
+        PassAction(pass_kind, chunk, micro_batch)
         for first_micro_batch in range(0, micro_batches, group_size)
         for chunk in chunk_order
         for micro_batch in range(first_micro_batch, min(first_micro_batch + group_size, micro_batches))
@@ -292,18 +292,18 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns the actions of `DualPipe.step`'s eight phases. In direction 0 the rank is nearer to the entrance."""
     half_ranks, distance_to_end, half_microbatches = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
     distance_to_middle, is_middle = half_ranks - 1 - distance_to_end, distance_to_end == half_ranks - 1
-    rank_actions: list[Action] = []
+    rank_actions: list[PassAction] = []
     counts_by_pass: Counter[tuple[Kind, int]] = Counter()
-    delayed_actions: list[Action] = []  # backward passes of weights, first in first out
+    delayed_actions: list[PassAction] = []  # backward passes of weights, first in first out
 
     def add_action(kind: Kind, direction: int, is_overlapped: bool = False) -> None:
         chunk = direction ^ (rank >= half_ranks)
         pass_kind: Kind = "F" if kind == "F" else "B"
         pass_index = counts_by_pass[pass_kind, chunk]
         counts_by_pass[pass_kind, chunk] += 1
-        rank_actions.append(Action(kind, chunk, pass_index + chunk * half_microbatches, is_overlapped))
+        rank_actions.append(PassAction(kind, chunk, pass_index + chunk * half_microbatches, is_overlapped))
         if kind == "I":
-            delayed_actions.append(Action("W", chunk, pass_index + chunk * half_microbatches))
+            delayed_actions.append(PassAction("W", chunk, pass_index + chunk * half_microbatches))
 
     def add_overlapped_passes(forward_direction: int, backward_direction: int) -> None:
         add_action("F", forward_direction, is_overlapped=True)
@@ -361,7 +361,7 @@ class PassDurations(NamedTuple):
             pass_kind
         ]
 
-    def pair(self) -> float:
+    def overlapped_duration(self) -> float:
         """Returns the duration of a forward and a backward pass that overlap."""
         return self.duration("F") + self.duration("B") if self.overlapped is None else self.overlapped
 
@@ -369,7 +369,7 @@ class PassDurations(NamedTuple):
 class ActionSpan(NamedTuple):
     """An action with start and end time."""
 
-    action: Action
+    action: PassAction
     start: float
     end: float
 
@@ -397,7 +397,7 @@ class Timetable:
         """The duration of the step, from the first action to the end of the last."""
         return max(action_spans[-1].end for action_spans in self.spans)
 
-    def busy(self, rank: int) -> float:
+    def busy_time(self, rank: int) -> float:
         """Returns the time during which a rank runs actions."""
         action_spans = self.spans[rank]
         return sum(
@@ -408,7 +408,7 @@ class Timetable:
     def idle(self) -> float:
         """Returns the average time during which a rank waits."""
         ranks = self.pipeline.ranks
-        return self.time - sum(self.busy(rank) for rank in range(ranks)) / ranks
+        return self.time - sum(self.busy_time(rank) for rank in range(ranks)) / ranks
 
     @property
     def bubble(self) -> float:
@@ -416,7 +416,7 @@ class Timetable:
         return self.idle / self.time
 
     @property
-    def sends(self) -> int:
+    def message_count(self) -> int:
         """The number of messages between ranks, for stage outputs and their gradients."""
         return sum(self.outputs_sent) + sum(self.gradients_sent)
 
@@ -485,14 +485,16 @@ class _StepSimulation:
                     return
                 start_time = max(start_time, ready_at)
             end_time = start_time + (
-                self.costs.pair() if len(overlapped_actions) > 1 else self.durations[overlapped_actions[0].kind]
+                self.costs.overlapped_duration()
+                if len(overlapped_actions) > 1
+                else self.durations[overlapped_actions[0].kind]
             )
             self.free[rank] = end_time
             for action in overlapped_actions:
                 self.finish(action, rank, start_time, end_time)
             next_index += len(overlapped_actions)
 
-    def awaited_pass(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
+    def awaited_pass(self, action: PassAction, rank: int) -> tuple[StagePass, float | None]:
         """Returns the pass that an action waits for, and the arrival time of that pass's result (None if unknown)."""
         pass_kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
         pass_index = first_pass + action.micro_batch
@@ -509,7 +511,7 @@ class _StepSimulation:
             return required_pass, self.arrives.get(required_pass)
         return required_pass, self.ended.get(required_pass)
 
-    def finish(self, action: Action, rank: int, start_time: float, end_time: float) -> None:
+    def finish(self, action: PassAction, rank: int, start_time: float, end_time: float) -> None:
         """Records a finished action, sends its result, and wakes the waiting rank."""
         first_pass = self.first_pass[rank][action.chunk]
         pass_index = first_pass + action.micro_batch

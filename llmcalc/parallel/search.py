@@ -17,7 +17,7 @@ from .layout import ImpossibleLayout, Layout, Zero, stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
 from .rank_program import RankAxes, divides_state_space_groups, model_axes, no_pipeline_reason
-from .schedules import check
+from .schedules import check_micro_batches
 
 CHUNKS = (1, 2, 4)
 """Chunks per rank that are tried."""
@@ -118,7 +118,7 @@ def search(
                 except InputError as error:
                     layout_search.refuse(error)
                     continue
-                for layout_of_stage in _with_other_stages(layout, layout_rules, layout_request):
+                for layout_of_stage in _with_other_zero_stages(layout, layout_rules, layout_request):
                     _try_layout(layout_search, axes, layers, layout_of_stage, global_batch, micro_batch, layout_rules)
         return layout_search
 
@@ -129,7 +129,7 @@ def search(
     return search_stages(_sizes_to_try(layout_request.pp, devices, layers))
 
 
-def _with_other_stages(
+def _with_other_zero_stages(
     layout: Layout | None, layout_rules: LayoutRules, layout_request: LayoutRequest
 ) -> Iterator[Layout | None]:
     """Yields the layout, and copies with the framework's other ZeRO stages if the user chose no ZeRO option."""
@@ -312,7 +312,7 @@ def _try_layout(
     elif not divides_state_space_groups(axes, layout):
         refusal_reason = WIDTHS
     else:
-        refusal_reason = refusal(axes, layout, layers, micro_batches)
+        refusal_reason = layout_refusal(axes, layout, layers, micro_batches)
     if not refusal_reason and layout_rules.fills_pipeline and layout.schedule == "1f1b" and micro_batches < layout.pp:
         refusal_reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
     if refusal_reason:
@@ -331,7 +331,7 @@ def even_stage_sizes(layers: int, stage_count: int) -> tuple[int, ...]:
     )
 
 
-def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:
+def layout_refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:
     """Returns the reason why a model cannot have a layout; empty if it can."""
     try:
         list(stages(layout, layers))
@@ -344,7 +344,7 @@ def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: in
         except InputError:
             return HEADS if "heads" in axis.name else WIDTHS
     try:
-        check(layout, micro_batches)
+        check_micro_batches(layout, micro_batches)
     except InputError:
         return ROUNDS
     return ""

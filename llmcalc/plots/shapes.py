@@ -167,7 +167,7 @@ DOT = 16
 """Area of a point, in square points (1/72 inch)."""
 
 
-class Point(NamedTuple):
+class ModelPoint(NamedTuple):
     """A point of a scatter plot. x, y: its data coordinates. name: its label. preset: its name on the command line."""
 
     x: float
@@ -178,17 +178,17 @@ class Point(NamedTuple):
 
 def _draw_scatter(
     ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_axis_quantity: str
-) -> list[Point]:
+) -> list[ModelPoint]:
     """Draws a point per model. Returns all points, those farthest from the median first."""
     from matplotlib.ticker import FuncFormatter
 
-    points_by_kind: dict[bool, list[Point]] = {False: [], True: []}
+    points_by_kind: dict[bool, list[ModelPoint]] = {False: [], True: []}
     for preset, quantities in models:
         quantity_value = quantities.shape.aspect_ratio if title == ASPECT else quantities.shape.feed_forward_ratio
         x_value = float(quantities.parameters) if x_axis_quantity == "parameters" else _year_as_number(preset.released)
         if quantity_value and x_value:
             points_by_kind[quantities.shape.mixture_of_experts].append(
-                Point(x_value, quantity_value, preset.display, preset.name)
+                ModelPoint(x_value, quantity_value, preset.display, preset.name)
             )
     for is_mixture, colour, opacity in (
         (False, COMPONENTS["attention"], "dense"),

@@ -76,7 +76,7 @@ class EngineQuestion:
             engine, version = engine_and_version(engine_text)
             hardware = _served_accelerator(engine, accelerator)
             engine_flags = self.flags(engine)
-            receipt = self.receipt_of(engine, version)
+            receipt = self.receipt_of_engine(engine, version)
             if receipt is not None:
                 engine_flags = receipt.with_receipt(engine_flags, hardware)
             with self.place_in_errors():
@@ -88,7 +88,7 @@ class EngineQuestion:
                 self.preset, engine, version, hardware, engine_flags, engine_memory, tuple(changes), launch=self.launch
             )
 
-    def receipt_of(self, engine: Engine, version: EngineVersion) -> ReceiptFile | None:
+    def receipt_of_engine(self, engine: Engine, version: EngineVersion) -> ReceiptFile | None:
         """Returns the receipt (a measured log) for an engine; None without a receipt."""
         return None if self.receipt is None else ReceiptFile(self.receipt, self.preset, engine, version)
 
@@ -123,10 +123,10 @@ def engine_questions(
     if launch_file is None:
         return [EngineQuestion(read_model(target), tuple(engine_names), flag_values, hardware, quantize, receipt)]
     from ..frameworks.launch.record import OptionOverride
-    from ..frameworks.server_files.read import servers_of
+    from ..frameworks.server_files.read import servers_of_file
 
     engine_name = engine_names[0].partition("==")[0].strip().lower() if engine_names else ""
-    launched_servers = servers_of(launch_file, allow_unknown, flag_values, engine_name)
+    launched_servers = servers_of_file(launch_file, allow_unknown, flag_values, engine_name)
     if engine_names and not launched_servers:
         raise InputError(f"--engine {engine_names[0]}: {launch_file} starts no such server; remove the option")
     if not launched_servers:
@@ -263,9 +263,9 @@ def ask_engine_fit(
         if engine_question.hardware is None
         else [_served_accelerator(engine, find_hardware(engine_question.hardware))]
     )
-    receipt = engine_question.receipt_of(engine, version)
+    receipt = engine_question.receipt_of_engine(engine, version)
 
-    def flags_on(hardware: Hardware) -> dict[str, Any]:
+    def flags_on_hardware(hardware: Hardware) -> dict[str, Any]:
         return engine_flags if receipt is None else receipt.with_receipt(engine_flags, hardware)
 
     max_devices = devices or MOST_DEVICES
@@ -273,7 +273,7 @@ def ask_engine_fit(
     for hardware in filter(engine.runs_on, accelerators):
         try:
             options += _fewest_devices(
-                engine_question.preset, engine, version, hardware, flags_on(hardware), user_count, max_devices
+                engine_question.preset, engine, version, hardware, flags_on_hardware(hardware), user_count, max_devices
             )
         except MissingKernels:
             if engine_question.hardware is not None:
@@ -282,7 +282,7 @@ def ask_engine_fit(
         if engine_question.hardware is not None:
             hardware = _served_accelerator(engine, find_hardware(engine_question.hardware))
             with engine_question.place_in_errors():  # raises for sizes that were typed
-                engine.memory_on(engine_question.preset, hardware, version, flags_on(hardware))
+                engine.memory_on(engine_question.preset, hardware, version, flags_on_hardware(hardware))
         raise InputError("--devices: no layout divides the model over so many; expected another number")
     options.sort(
         key=lambda layout_option: (
@@ -295,7 +295,7 @@ def ask_engine_fit(
     flag_changes: tuple[FlagChange, ...] = ()
     if engine_question.hardware is not None:
         layout = options[0].flags if engine_memory.devices > 1 else {}  # what a single device lacks is a change
-        engine_flags = {**flags_on(hardware), **layout}
+        engine_flags = {**flags_on_hardware(hardware), **layout}
         engine_memory = engine.memory_on(engine_question.preset, hardware, version, engine_flags)
         flag_changes = tuple(
             change_for_users(flag_change, -(-user_count // engine_memory.data_parallel_ranks))

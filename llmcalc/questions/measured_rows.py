@@ -53,7 +53,7 @@ TIME_COLUMNS = ("global_batch", "engine", "context", "stack", "overlap", "nic")
 LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 
 
-def calibration_of(
+def calibration_of_file(
     path: str | Path, run: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], time_run: Timer
 ) -> Calibration:
     """Fits the factors of a software stack's time estimates to the measured runs of a file.

@@ -94,7 +94,7 @@ class RunQuestion(RunOptions):
 
     def memory_on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
-        preset, cuda_runtime = self.preset, self.runtime_on(self.hardware)
+        preset, cuda_runtime = self.preset, self.cuda_runtime_on(self.hardware)
         other_models: list[UnreplayedBytes] = []
         if self.draft is not None:
             from ..studies.draft import draft_bytes
@@ -116,7 +116,7 @@ class RunQuestion(RunOptions):
         lacks_bfloat16 = self.hardware is not None and self.hardware.lacks_bfloat16
         return settings.phase == "training" and lacks_bfloat16 and not has_format
 
-    def runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
+    def cuda_runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
         """Returns the CUDA runtime of the run on an accelerator, or on an unnamed accelerator for None."""
         cuda_runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_tried=self.is_tried)
@@ -378,7 +378,7 @@ def _with_draft_model(run: RunQuestion, draft_preset: Preset) -> RunQuestion:
     return replace(run, draft=draft_preset)
 
 
-def _draft_of(run: RunQuestion, target_memory: Memory) -> Draft | None:
+def _draft_of_run(run: RunQuestion, target_memory: Memory) -> Draft | None:
     """Returns the draft model and its cache in the run; None without a draft model."""
     if run.draft is None:
         return None
@@ -407,7 +407,9 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
 
             check_precision(run.settings, framework_of(layout))
         memory_on_one_device = run.memory_on_one_device()
-        return DeviceUse.of_result(memory_on_one_device, **answer_fields, draft=_draft_of(run, memory_on_one_device))
+        return DeviceUse.of_result(
+            memory_on_one_device, **answer_fields, draft=_draft_of_run(run, memory_on_one_device)
+        )
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
@@ -495,13 +497,13 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
         if layout.devices is None:
             usual_engine = UsualEngine.of_run(preset, run_memory, run.hardware)
             has_gguf_file = usual_engine is not None and has_gguf_weights(run_memory)
-            fit_answer = (usual_engine.fitting(run_memory) if usual_engine and has_gguf_file else None) or fit(
-                run_memory, run.hardware
-            )
+            fit_answer = (
+                usual_engine.fit_beside_buffers(run_memory) if usual_engine and has_gguf_file else None
+            ) or fit(run_memory, run.hardware)
             served_users = ServedUsers.of_answer(fit_answer, usual_engine)
             fit_answer = with_decoding_seconds(fit_answer, run.hardware, served_users.users)
             device_options = hardware_options(
-                run_memory, run.accelerators, layout, run.runtime_on, partial(gguf_fit, preset, run_memory)
+                run_memory, run.accelerators, layout, run.cuda_runtime_on, partial(gguf_fit, preset, run_memory)
             )
             if fit_answer.fit.verdict == "no":
                 sufficient_changes = [
@@ -511,7 +513,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
                     run_memory,
                     device_options,
                     layout,
-                    run.runtime_on,
+                    run.cuda_runtime_on,
                     changes_beside_devices(run_memory, run.hardware, sufficient_changes),
                 )
                 setting_changes = (
@@ -556,7 +558,7 @@ def ask_which_hardware(run: RunQuestion, global_batch: int | None = None) -> Rep
         run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
         engine_fit = partial(gguf_fit, preset, run_memory)
-        options = hardware_options(run_memory, accelerators, layout, run.runtime_on, engine_fit)
+        options = hardware_options(run_memory, accelerators, layout, run.cuda_runtime_on, engine_fit)
     has_fitting_option = options[0].fit.verdict != "no"
     return ReportedAnswer(options, lambda: options_report(preset, run_memory, options), has_fitting_option)
 

@@ -67,7 +67,7 @@ def _calibration_of_options(
     """Returns the calibration on measured prompt and decoding times; None without measured runs."""
     if options.calibrate is None:
         return None
-    from .measured_rows import calibration_of
+    from .measured_rows import calibration_of_file
 
     run = RunQuestion(
         preset=preset,
@@ -76,7 +76,7 @@ def _calibration_of_options(
         accelerators=(hardware,),
     )
     time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
-    return calibration_of(options.calibrate, run, time_options, read_model, timed_run)
+    return calibration_of_file(options.calibrate, run, time_options, read_model, timed_run)
 
 
 def serve_study(

@@ -88,9 +88,9 @@ def _calibrated_options(
     """Returns the options with a calibrated software stack, and the calibration; None without `--calibrate`."""
     if options.calibrate is None:
         return options, None
-    from .measured_rows import calibration_of
+    from .measured_rows import calibration_of_file
 
-    calibration = calibration_of(options.calibrate, run, options, read_model, timed_run)
+    calibration = calibration_of_file(options.calibrate, run, options, read_model, timed_run)
     return replace(options, factors=calibration.factors), calibration
 
 
@@ -113,7 +113,7 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     layout_question = run.preset.model, run.layout, run.tokens
     with suggest_nearest_layouts(*layout_question):
         run_memory, framework_record, layout = training_run(run)
-        micro_batches, chosen_options = micro_batches_of(run_memory, layout, options.global_batch), ""
+        micro_batches, chosen_options = micro_batch_count_of_run(run_memory, layout, options.global_batch), ""
         needed_bytes = _peak_training_bytes(run_memory, framework_record, layout, micro_batches)
         fastest_layout_plan = _fastest_fitting_layout(run, options) if needed_bytes > hardware.capacity_bytes else None
         if fastest_layout_plan is not None:
@@ -242,7 +242,7 @@ def _without_adapters(run: RunQuestion) -> RunQuestion:
     )
 
 
-def micro_batches_of(run_memory: Memory, layout: Layout, global_batch: int | None) -> int:
+def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: int | None) -> int:
     """Returns the number of micro-batches per step.
 
     Raises `InputError` for a global batch that replicas and micro-batches do not divide, or that is given twice.

@@ -65,15 +65,15 @@ class UsualEngine:
         }
         return cls(preset, engine_records[0], hardware, int(memory.states.workload.seq), typed_options)
 
-    def memory_of(self, users: int) -> EngineMemory | None:
+    def memory_for_users(self, users: int) -> EngineMemory | None:
         """Returns the engine's memory for this number of users; None if unsupported or unknown."""
         try:
-            engine_memory: EngineMemory = self.record.memory(self._server_of(users))
+            engine_memory: EngineMemory = self.record.memory(self._server_for_users(users))
         except InputError:
             return None
         return engine_memory
 
-    def _server_of(self, users: int) -> Any:
+    def _server_for_users(self, users: int) -> Any:
         """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
         server_options = dict(self.options)
         scheme_name = server_options.pop("quantize", None)
@@ -90,7 +90,7 @@ class UsualEngine:
     def lacks_kernels(self, users: int) -> bool:
         """Whether the engine has no kernels on the accelerator for the weights, the cache or the attention."""
         try:
-            self._server_of(users)
+            self._server_for_users(users)
         except MissingKernels:
             return True
         except InputError:
@@ -99,7 +99,7 @@ class UsualEngine:
 
     def most_users(self, users: int) -> int:
         """Returns the number of users whose requests the engine's cache holds; all users if its memory is unknown."""
-        engine_memory = self.memory_of(users)
+        engine_memory = self.memory_for_users(users)
         if engine_memory is None or engine_memory.holds(users):
             return users
         divides_cache = self.record.serving_flags is None  # one cache for any number of users
@@ -113,7 +113,7 @@ class UsualEngine:
         if not self.record.shows_alternatives:
             return None
         try:
-            server = self._server_of(users)
+            server = self._server_for_users(users)
             memory_terms = self.record.memory(server).terms
         except InputError:
             return None
@@ -126,7 +126,7 @@ class UsualEngine:
         )
         return int(largest_bytes + self.hardware.capacity_bytes - server.free_bytes)
 
-    def change(self, users: int) -> SettingChange | None:
+    def change_to_engine(self, users: int) -> SettingChange | None:
         """Returns the change of a run from torch's kernels to this engine, which reads prompts in chunks.
 
         None where the engine fills a budget, or does not hold the users.
@@ -136,15 +136,17 @@ class UsualEngine:
             return None
         return SettingChange(f"--engine {self.record.name}", Fit(self.hardware, device_bytes))
 
-    def fitting(self, run_memory: Memory) -> FitAnswer | None:
+    def fit_beside_buffers(self, run_memory: Memory) -> FitAnswer | None:
         """Returns whether a run fits beside the engine's buffers; None if the buffers' bytes are unknown."""
         users = int(run_memory.states.workload.batch)
         device_bytes = self.device_bytes(users)
         if device_bytes is None:
             return None
         fit = Fit(self.hardware, device_bytes)
-        batch = self._largest_fitting(self.device_bytes, users, MOST_BATCH)
-        seq = self._largest_fitting(lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ)
+        batch = self._largest_fitting_users(self.device_bytes, users, MOST_BATCH)
+        seq = self._largest_fitting_users(
+            lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MOST_SEQ
+        )
         memory_changes: list[SettingChange] = []
         if fit.verdict == "no":
             for settings in chain(*single_changes(run_memory, self.hardware, batch, seq)):
@@ -156,7 +158,7 @@ class UsualEngine:
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
         return FitAnswer(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
-    def _largest_fitting(self, bytes_function: Callable[[int], int | None], user_count: int, maximum: int) -> int:
+    def _largest_fitting_users(self, bytes_function: Callable[[int], int | None], user_count: int, maximum: int) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
         unfitting_bytes = 2 * self.hardware.capacity_bytes
 
@@ -203,7 +205,7 @@ class ServedUsers:
                 f"{title} has no kernels for it on this accelerator (--engine {usual_engine.record.name} says why)"
             )
             return cls(tuple(user_counts), (kernel_remark,))
-        engine_change = None if is_fitting else usual_engine.change(run_users)
+        engine_change = None if is_fitting else usual_engine.change_to_engine(run_users)
         most_users = {users: usual_engine.most_users(users) for users in user_counts}
         notes = [
             f"by its own budget {usual_engine.record.title} holds {user_limit:,} users, not {users:,} "

@@ -52,7 +52,7 @@ class Answer(ABC):
 
     def __repr__(self) -> str:
         try:
-            return printable(f"<{_headings_of(self.report().tables)}>")
+            return printable(f"<{_answer_heading(self.report().tables)}>")
         except InputError as error:
             return printable(f"<{type(self).__name__}: {error}>")
 
@@ -103,6 +103,6 @@ class ReportedAnswer(Answer):
         return self.make_report()
 
 
-def _headings_of(tables: Any) -> str:
+def _answer_heading(tables: Any) -> str:
     answer_table: Table = next((candidate for candidate in tables if candidate.answer), tables[0])
     return answer_table.heading

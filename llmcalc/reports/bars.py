@@ -14,7 +14,7 @@ WIDTH = 20
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
-class Bar(NamedTuple):
+class TextBar(NamedTuple):
     """A text bar in a table cell.
 
     part: the share that it shows, at most 1.
@@ -27,7 +27,7 @@ class Bar(NamedTuple):
     length: int = WIDTH
 
 
-def share_bar(bar: Bar) -> str:
+def share_bar(bar: TextBar) -> str:
     """Returns a text bar for a fraction of a total. A fraction above 0 is drawn at least as a thin line."""
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 

@@ -21,7 +21,7 @@ from ..workload.execution import Execution
 from ..workload.recompute import Recompute
 from . import bars, conventions, palette, utilization
 from .answer import CountedAnswer
-from .bars import Bar
+from .bars import TextBar
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .inputs import with_inputs
@@ -157,7 +157,7 @@ def _component_table(
         bar = (
             None
             if depth or is_bold
-            else Bar(flops / total_flops, palette.COMPONENTS.get(component_name, palette.OTHER))
+            else TextBar(flops / total_flops, palette.COMPONENTS.get(component_name, palette.OTHER))
         )
         return Row([component_name, flops / tokens, flops, flops / total_flops, bar], depth, is_bold, is_sum=is_bold)
 

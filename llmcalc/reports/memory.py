@@ -11,7 +11,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
 from ..sources.preset import Preset
 from . import bars, palette
-from .bars import Bar
+from .bars import TextBar
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory_data import memory_data
 from .memory_notes import memory_notes, settings_text, stored_weights_notes, term_name, untested_notes
@@ -187,7 +187,7 @@ def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = N
         kind_name: str, dtype: str, byte_count: int, depth: int = 0, is_bold: bool = False, memory_kind: str = ""
     ) -> Row:
         peak_fraction = byte_count / device.device_bytes
-        bar = None if depth or is_bold else Bar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
+        bar = None if depth or is_bold else TextBar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
         formats_cell = [] if device_use is None else [units.short_dtype(dtype) if dtype else None]
         return Row([kind_name, *formats_cell, byte_count, peak_fraction, bar], depth, is_bold, is_sum=is_bold)
 

@@ -14,7 +14,7 @@ from ..sources.preset import Preset
 from ..sources.presets import model_names
 from . import bars, palette
 from .answer import CountedAnswer
-from .bars import Bar
+from .bars import TextBar
 from .document import Column, Report, Row, Table, without_repetitions
 from .nodes import Figures, node_figures_data, tree_data
 from .notes import identity_experts_note, relative_error_text
@@ -163,7 +163,7 @@ def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
         bar = None
         if covered_depth < 0 and all(component == component_kind for component, _ in nested_parts):
             bar, covered_depth = (
-                Bar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER)),
+                TextBar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER)),
                 table_row.depth,
             )
         table_rows.append(table_row._replace(cells=[*table_row.cells, bar]))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .. import units
 from ..parallel.layout import Layout, Schedule
-from ..parallel.schedules import ActionSpan, InFlight, Kind, Timetable, effective_schedule
+from ..parallel.schedules import ActionSpan, InFlightCounts, Kind, Timetable, effective_schedule
 from .document import Column, Report, Row, Table
 from .formats.pipe import GAP, INDENT, width_of_terminal
 
@@ -54,11 +54,11 @@ def costs_text(timetable: Timetable) -> str:
     pass_costs = timetable.costs
     pass_texts = [f"{pass_kind} {pass_costs.duration(pass_kind):g}" for pass_kind in pass_kinds_of(timetable)]
     if any(pass_action.overlapped for actions_of_rank in timetable.pipeline.orders for pass_action in actions_of_rank):
-        pass_texts.append(f"F and B that overlap {pass_costs.pair():g}")
+        pass_texts.append(f"F and B that overlap {pass_costs.overlapped_duration():g}")
     return ", ".join([*pass_texts, f"a send {pass_costs.send:g}"])
 
 
-def in_flight_text(in_flight: InFlight, chunk: int) -> str:
+def in_flight_text(in_flight: InFlightCounts, chunk: int) -> str:
     """Writes micro-batches in flight: `4`, or `1 + 3` if three wait only for the backward pass of the weights."""
     awaiting_backward, awaiting_weights = in_flight.awaiting_backward[chunk], in_flight.weights[chunk]
     return f"{awaiting_backward} + {awaiting_weights}" if awaiting_weights else str(awaiting_backward)
@@ -87,7 +87,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
             stage_cells = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if has_several_chunks else [])]
             table_rows.append(Row([*stage_cells, chart_line, peak_texts[rank][chunk]]))
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
-    sends_text = "" if pipeline.ranks == 1 else f"{timetable.sends:,} sends between ranks"
+    sends_text = "" if pipeline.ranks == 1 else f"{timetable.message_count:,} sends between ranks"
     table = Table(
         schedule_title(layout, timetable),
         table_columns,
@@ -99,7 +99,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     return Report(schedule_data(layout, timetable), [table])
 
 
-def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: TimetableChart) -> Iterator[str]:
+def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlightCounts], chart: TimetableChart) -> Iterator[str]:
     pipeline = timetable.pipeline
     pass_kinds = pass_kinds_of(timetable)
     blank_text = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
@@ -196,7 +196,7 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
         "num_microbatches": pipeline.micro_batches,
         "time": timetable.time,
         "bubble": timetable.bubble,
-        "sends": timetable.sends,
+        "sends": timetable.message_count,
         "by_rank": [
             {
                 "rank": rank,

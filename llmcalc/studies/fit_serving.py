@@ -15,7 +15,7 @@ from ..parallel.divisors import divisors
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_program import model_axes
-from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, refusal
+from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, layout_refusal
 from ..simulator.effort import WorkBudget
 from .decoding import decoded_token
 from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run
@@ -162,7 +162,7 @@ def serving_layouts(model_memory: Memory, layout_request: LayoutRequest, devices
             check_serving(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue
-        if refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(model_memory, layout):
+        if layout_refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _has_program(model_memory, layout):
             yield layout
 
 

@@ -19,7 +19,7 @@ class WithPast(Rows):
     selected: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None for
         all.
     pool: the selected rows are whole pools of that many rows, to which the rows after the last whole pool are added (as
-        in `PooledCore`); None for single rows.
+        in `PooledAttentionCore`); None for single rows.
     """
 
     name: str = "with_past"

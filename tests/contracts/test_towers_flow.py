@@ -28,7 +28,7 @@ from llmcalc.flow.program import Alternatives, Scope, Step
 from llmcalc.flow.record import Flow
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
-from llmcalc.ops import ChunkedCore
+from llmcalc.ops import ConformerAttentionCore
 from llmcalc.optional import EVERY_PART
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.derived_rows import IMAGES, PATCHES
@@ -170,7 +170,7 @@ def test_scores_of_a_conformer_read_what_is_added_to_them(example: Conformer) ->
     beside_them = [maker[id(v.storage)].name for v in attends.ins[3:]]
     assert beside_them == (["r_proj"] if example.attention.relative_keys else ["relative_bias"])
     core, left = attends.op, example.attention.context_left
-    assert isinstance(core, ChunkedCore)
+    assert isinstance(core, ConformerAttentionCore)
     expected = (example.segment, 0) if left is None else (example.attention.chunk_size, left - 1 + 1)
     assert (core.chunk, core.context) == expected
 

@@ -20,9 +20,9 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.torchtitan_file import SCHEDULES
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedules import (
-    Action,
     Deadlock,
-    InFlight,
+    InFlightCounts,
+    PassAction,
     PassDurations,
     Pipeline,
     Timetable,
@@ -61,7 +61,7 @@ def test_1f1b_has_its_distance_to_the_end_in_flight(p: int, m: int) -> None:
     assert Fraction(found.idle) / m / 3 == Fraction(p - 1, m)
     assert over_ideal(found) == pytest.approx((p - 1) / m)
     assert found.bubble == pytest.approx((p - 1) / (m + p - 1))
-    assert found.sends == 2 * m * (p - 1)  # an output and a gradient across each border
+    assert found.message_count == 2 * m * (p - 1)  # an output and a gradient across each border
 
 
 def test_1f1b_of_the_paper() -> None:
@@ -80,7 +80,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks(p: int, v: int, m: int) -
     found = ran(m, pp=p, vpp=v)
     assert over_ideal(found) == pytest.approx((p - 1) / (m * v))
     assert most(found.pipeline) == [min((v - 1) * p + 2 * (p - rank - 1) + 1, m * v) for rank in range(p)]
-    assert found.sends == 2 * m * (p * v - 1)
+    assert found.message_count == 2 * m * (p * v - 1)
 
 
 def test_interleaving_keeps_more_than_1f1b() -> None:
@@ -112,22 +112,26 @@ def test_zb_h1_keeps_what_1f1b_keeps_and_waits_a_third(p: int, m: int) -> None:
     assert max(most(plain.pipeline)) == p
     assert found.idle * 3 == pytest.approx(plain.idle)
     held = [found.pipeline.peak_in_flight(rank)[1] for rank in range(p)]
-    assert held == [InFlight((p - rank,), (rank,)) for rank in range(p)]  # later workers keep weights' inputs alone
+    assert held == [
+        InFlightCounts((p - rank,), (rank,)) for rank in range(p)
+    ]  # later workers keep weights' inputs alone
     uneven = ran(m, PassDurations(4, 3, 2), pp=p, schedule="zb-h1")  # W < B < F
     assert uneven.idle == pytest.approx((p - 1) * (4 + 3 - 2))
-    assert found.sends == plain.sends
+    assert found.message_count == plain.message_count
 
 
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 20), (16, 32)])
 def test_dualpipe_as_its_readme_has_it(p: int, m: int) -> None:
     """deepseek-ai/DualPipe, README: bubble (PP/2 − 1)·(F&B + B − 3W), 2× parameters, PP + 1 activations."""
     found = ran(m, pp=p, schedule="dualpipe")
-    assert found.pipeline.copies() == 2
-    assert pipeline(Layout(pp=p), m).copies() == 1
+    assert found.pipeline.model_copies() == 2
+    assert pipeline(Layout(pp=p), m).model_copies() == 1
     assert most(found.pipeline) == [p + 1] * p
     assert found.idle == pytest.approx((p // 2 - 1) * ((1 + 2) + 2 - 3 * 1))
     faster = ran(m, PassDurations(4, 4, 4, overlapped=9), pp=p, schedule="dualpipe")  # F&B of 9 in place of 4 + 8
-    idle = max(faster.time - faster.busy(rank) for rank in range(p))  # the middle ranks; the others have fewer pairs
+    idle = max(
+        faster.time - faster.busy_time(rank) for rank in range(p)
+    )  # the middle ranks; the others have fewer pairs
     assert idle == pytest.approx((p // 2 - 1) * (9 + 8 - 3 * 4))
 
 
@@ -146,7 +150,7 @@ def test_bubbles_stand_in_the_order_of_the_papers() -> None:
 def test_without_a_pipeline_one_at_a_time() -> None:
     found = ran(3)
     assert words(found.pipeline.orders[0]) == "F0 B0 F1 B1 F2 B2"
-    assert (found.bubble, found.sends, found.pipeline.most_in_flight(0)) == (0, 0, 1)
+    assert (found.bubble, found.message_count, found.pipeline.most_in_flight(0)) == (0, 0, 1)
 
 
 # --- torch's tables ---------------------------------------------------------------------------------------------------
@@ -261,7 +265,7 @@ def runs(draw: st.DrawFn) -> Timetable:
     return timetable(pipeline(Layout(pp=p, vpp=v, schedule=schedule), m, group), costs)
 
 
-def ends(found: Timetable) -> Iterator[tuple[Action, int, float, float]]:
+def ends(found: Timetable) -> Iterator[tuple[PassAction, int, float, float]]:
     """Every action with its stage and its time."""
     for rank, spans in enumerate(found.spans):
         for action, start, end in spans:
@@ -316,27 +320,27 @@ def test_in_flight_is_the_same_counted_three_ways(found: Timetable) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(runs())
 def test_ranks_run_one_thing_at_a_time_and_never_longer_than_one_after_the_other(found: Timetable) -> None:
-    work = sum(found.busy(rank) for rank in range(found.pipeline.ranks))
-    assert found.time <= work + found.costs.send * found.sends
+    work = sum(found.busy_time(rank) for rank in range(found.pipeline.ranks))
+    assert found.time <= work + found.costs.send * found.message_count
     for rank, spans in enumerate(found.spans):
         free = 0.0
         for action, start, end in spans:
             assert start >= free
             free = free if action.overlapped else end
-        assert found.busy(rank) == found.busy(0) or found.pipeline.two_way
+        assert found.busy_time(rank) == found.busy_time(0) or found.pipeline.two_way
     ways = 2 * found.pipeline.micro_batches * (found.pipeline.stages - 1)
-    assert found.sends == ways * (found.pipeline.ranks > 1)
+    assert found.message_count == ways * (found.pipeline.ranks > 1)
 
 
 def test_a_deadlock_is_found() -> None:
     """Rank 1 asks for its backward pass before its forward pass, and rank 0 waits for it too."""
-    forward, backward = Action("F", 0, 0), Action("B", 0, 0)
+    forward, backward = PassAction("F", 0, 0), PassAction("B", 0, 0)
     with pytest.raises(Deadlock, match="rank 0 waits for ever to run B of micro-batch 0 in chunk 0"):
         timetable(Pipeline(2, 1, 1, ((forward, backward), (backward, forward))))
     with pytest.raises(Deadlock, match="twice"):
         timetable(Pipeline(1, 1, 1, ((forward, forward),)))
     with pytest.raises(Deadlock, match="W of micro-batch 0"):
-        timetable(Pipeline(1, 1, 1, ((forward, Action("W", 0, 0), Action("I", 0, 0)),)))
+        timetable(Pipeline(1, 1, 1, ((forward, PassAction("W", 0, 0), PassAction("I", 0, 0)),)))
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.reports.bars import LENGTHS, Bar, share_bar
+from llmcalc.reports.bars import LENGTHS, TextBar, share_bar
 from llmcalc.reports.document import Column, Report, Row, Table, report_in_encoding
 from llmcalc.reports.formats import pipe, table
 from llmcalc.reports.formats.html import tables_html
@@ -25,8 +25,8 @@ def text(report: Report, width: int) -> str:
     return out.getvalue()
 
 
-def bars(report: Report) -> list[Bar]:
-    return [cell for table in report.tables for row in table.rows for cell in row.cells if isinstance(cell, Bar)]
+def bars(report: Report) -> list[TextBar]:
+    return [cell for table in report.tables for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -60,7 +60,7 @@ def test_bars_are_as_long_as_the_width_allows(width: int, length: int) -> None:
 def test_bars_of_several_tables_have_one_scale() -> None:
     def one(name: str, shares: tuple[float, ...]) -> Table:
         columns = (Column("a", "a"), Column("bar", "", share_bar, justify="left", bar=True))
-        return Table("", columns, [Row([name, Bar(part)]) for part in shares])
+        return Table("", columns, [Row([name, TextBar(part)]) for part in shares])
 
     lines = text(Report({}, [one("x" * 40, (1.0,)), one("y", (1.0, 0.5, 0.001))]), 80).splitlines()
     counts = [line.count("█") for line in lines if "x" in line or "y" in line]

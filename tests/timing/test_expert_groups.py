@@ -17,7 +17,7 @@ from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.record import Launch
-from llmcalc.frameworks.megatron.model_from_flags import model_of
+from llmcalc.frameworks.megatron.model_from_flags import model_of_arguments
 from llmcalc.frameworks.megatron.stack import stack as stack_of_launch
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -235,7 +235,7 @@ def test_groups_that_cannot_be(fields: dict[str, Any], error: str) -> None:
 
 def test_megatron_states_groups() -> None:
     grouped = settings(**EXPERTS, moe_router_num_groups=4, moe_router_group_topk=2)
-    assert groups_of(model_of(grouped, "")) == {ExpertGroups(4, 2)}
+    assert groups_of(model_of_arguments(grouped, "")) == {ExpertGroups(4, 2)}
     with pytest.raises(InputError, match="--moe-router-num-groups: 3; expected a divisor of --num-experts 8"):
         settings(**EXPERTS, moe_router_num_groups=3).check()
     with pytest.raises(InputError, match="--moe-router-group-topk: 5; expected 1 to 4 of --moe-router-num-groups 4"):

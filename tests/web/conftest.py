@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.page_server import Handler
+from llmcalc.page_server import PageRequestHandler
 
 from .loading import FIRST, PATIENCE, WEB, Open, bridge, module, settled
 
@@ -98,7 +98,7 @@ def address(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not page.is_dir():
             build.build(FIRST, page)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(page)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(PageRequestHandler, directory=str(page)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()

@@ -59,7 +59,7 @@ def test_export_never_writes_over_anything(page: Path, run: Any, tmp_path: Path)
 
 
 def test_the_server_has_the_types_that_browsers_require(page: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(page_server.Handler, directory=str(page)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(page_server.PageRequestHandler, directory=str(page)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     types = {}
@@ -77,7 +77,7 @@ def test_the_server_has_the_types_that_browsers_require(page: Path) -> None:
 
 def answers(page: Path, *requests: str) -> list[tuple[int, str]]:
     """The status and the text that the server answers to each request, sent as it stands."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(page_server.Handler, directory=str(page)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(page_server.PageRequestHandler, directory=str(page)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     found = []
     for request in requests:
@@ -162,7 +162,7 @@ def test_a_closed_connection_is_no_error(page: Path, capfd: pytest.CaptureFixtur
 
 
 def test_a_port_that_is_taken(page: Path, run: Any) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), page_server.Handler) as taken:
+    with ThreadingHTTPServer(("127.0.0.1", 0), page_server.PageRequestHandler) as taken:
         result = run("web", "--no-browser", "--port", str(taken.server_port))
     assert result.code == 2
     assert f"--port {taken.server_port}: Address already in use; expected a port that is free" in result.err

@@ -21,7 +21,16 @@ from llmcalc.algebra import Number
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import OpUse
 from llmcalc.model import ModelSpec
-from llmcalc.ops import AttentionCore, BlockCore, Conv1d, Elementwise, EntryScores, Linear, Op, PooledCore
+from llmcalc.ops import (
+    AttentionCore,
+    BlockAttentionCore,
+    Conv1d,
+    Elementwise,
+    EntryAttentionCore,
+    Linear,
+    Op,
+    PooledAttentionCore,
+)
 from llmcalc.sources.huggingface.registry import FILES, text_model_of
 from llmcalc.witnesses.deviations import class_total
 from llmcalc.witnesses.measure import count_flops
@@ -50,11 +59,11 @@ def _no_product(op: Op) -> Op:
 
 
 def _every_key(op: Op) -> Op:
-    if isinstance(op, EntryScores):
+    if isinstance(op, EntryAttentionCore):
         return replace(op, chosen=None)
-    if isinstance(op, BlockCore):
+    if isinstance(op, BlockAttentionCore):
         return replace(op, blocks=CONTEXT)
-    if isinstance(op, PooledCore):
+    if isinstance(op, PooledAttentionCore):
         return replace(op, selected=op.pool * CONTEXT)
     if isinstance(op, AttentionCore):
         return replace(op, selected=None)

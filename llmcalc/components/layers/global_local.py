@@ -145,7 +145,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
             "global_tokens": self.num_global_tokens,
             "staggered": self.staggered,
         }
-        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalCore, **key_limits)
+        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.GlobalLocalAttentionCore, **key_limits)
         recorder.hold(out=attn_output)
         attn_output = recorder.linear("o_proj", attn_output, *x.axes)
         return recorder.resized(attn_output, token_rows) if self.staggered else attn_output

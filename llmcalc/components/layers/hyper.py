@@ -98,7 +98,9 @@ class HyperLayer(PreNormLayer):
             recorder.hold(raw=matrix[0])
             softmax_rows = recorder.plus(recorder.act(matrix[0], "softmax"), self.hc_eps)
             softmax_rows = recorder.sinkhorn(softmax_rows, self.hc_sinkhorn_iters, self.hc_eps)
-            x = recorder.core("mix", ops.StreamMix(streams.size, hidden.size, x.rows), softmax_rows, x, axes=x.axes)
+            x = recorder.core(
+                "mix", ops.ResidualStreamMix(streams.size, hidden.size, x.rows), softmax_rows, x, axes=x.axes
+            )
             return weighted_sum, output_weights, x
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -141,7 +143,11 @@ def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> 
     raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), output_axes)
     weight_parts = tuple(Value(x.rows, component) for component in output_axes.parts)
     recorder.record(
-        "core", "offsets", (raw_weights,), weight_parts, ops.StreamOffsets(output_axes.size, len(output_axes.parts))
+        "core",
+        "offsets",
+        (raw_weights,),
+        weight_parts,
+        ops.ResidualStreamOffsets(output_axes.size, len(output_axes.parts)),
     )
     return weight_parts
 

@@ -381,7 +381,9 @@ class Attention(TokenMixer):
         if self.block_indexer is None:
             key_limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
             key_limits |= {} if self.grid_window is None else {"square": self.grid_window}
-            key_limits |= {"core": ops.ReceivedCore} if self.kv_shared and "from_target" in recorder.memo else {}
+            key_limits |= (
+                {"core": ops.ReceivedKeysAttentionCore} if self.kv_shared and "from_target" in recorder.memo else {}
+            )
         else:
             rope_theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, key_limits = self.block_indexer.flow(recorder, x, Rope(rope_theta=rope_theta), keys, values)

@@ -113,7 +113,11 @@ class BlockIndexer(Part):
                 mask, keys, values, block_size=block_size, block_count=block_count
             )
         recorder.hold(k=keys, v=values, mask=mask)
-        return keys, values, {"core": ops.BlockCore, "selection": mask, "block": block_size, "blocks": block_count}
+        return (
+            keys,
+            values,
+            {"core": ops.BlockAttentionCore, "selection": mask, "block": block_size, "blocks": block_count},
+        )
 
     def _chosen_mask(self, recorder: Flow, x: Value, position: Rope) -> Value:
         """Returns the mask of the selected tokens for each indexer head."""

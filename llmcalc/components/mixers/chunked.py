@@ -80,7 +80,9 @@ class ChunkedAttention(MultiHeadMixer):
             "after": self.chunks_after,
             "hashes": self.num_hashes,
         }
-        attn_output = recorder.attention("core", q, k, v, causal=recorder.causal, core=ops.ChunkCore, **key_limits)
+        attn_output = recorder.attention(
+            "core", q, k, v, causal=recorder.causal, core=ops.NeighbourChunkAttentionCore, **key_limits
+        )
         return recorder.linear("o_proj", attn_output, *x.axes)
 
     def describe(self, hidden_size: int) -> str:

@@ -83,7 +83,7 @@ class CompressedAttention(EntryAttention):
             recorder.hold(q=q)
             entry_options: dict[str, Any] = {
                 "is_cross_attention": True,
-                "core": ops.EntryScores,
+                "core": ops.EntryAttentionCore,
                 "rate": self.compress_rate,
             }
             scores = recorder.act(
@@ -137,7 +137,7 @@ class CompressedAttention(EntryAttention):
                 for window_index, zero_window in enumerate(zero_windows)
             )
             recorder.hold(first=first_window, gate_first=first_gate)
-            op = ops.LastWindow(head_dim.size, rate_axis.size, rows=tokens)
+            op = ops.PendingEntryCache(head_dim.size, rate_axis.size, rows=tokens)
             recorder.record("state", "last_window", (delayed_series, gate_delayed_series), op=op)
             delayed_window = recorder.delayed(delayed_series, first_window)
             delayed_gate = recorder.delayed(gate_delayed_series, first_gate)
@@ -149,7 +149,9 @@ class CompressedAttention(EntryAttention):
     def _entry_projection(self, recorder: Flow, projection: str, x: Value, output_axes: Shape) -> Value:
         """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
-        op = ops.EntryLinear(x.width, recorder.element_count(output_axes), rows=x.rows, rate=self.compress_rate)
+        op = ops.CompressedEntryLinear(
+            x.width, recorder.element_count(output_axes), rows=x.rows, rate=self.compress_rate
+        )
         weight = Weight(projection, output_axes, x.axes)
         return recorder.step("linear", projection, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False)
 

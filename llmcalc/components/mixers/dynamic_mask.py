@@ -87,7 +87,9 @@ class DynamicMaskAttention(WindowedMixer):
         recorder.hold(mask=mask)
         k, v, mask = (recorder.repeat(tensor, heads) for tensor in (k, v, mask))
         recorder.hold(k=k, v=v, mask=mask)
-        attn_output = recorder.attention("core", q, k, v, core=ops.MaskedCore, bias=mask, masked=False, **key_limits)
+        attn_output = recorder.attention(
+            "core", q, k, v, core=ops.MaskedAttentionCore, bias=mask, masked=False, **key_limits
+        )
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)
 

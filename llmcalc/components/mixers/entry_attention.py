@@ -154,7 +154,13 @@ class EntryAttention(TokenMixer):
             limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
                 recorder.scores(
-                    "entry_core", q, entries, values=entries, is_cross_attention=True, core=ops.EntryScores, **limits
+                    "entry_core",
+                    q,
+                    entries,
+                    values=entries,
+                    is_cross_attention=True,
+                    core=ops.EntryAttentionCore,
+                    **limits,
                 )
             )
         attention_weights = recorder.joint_softmax(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...ops import DecayScan, LightningCore
+from ...ops import DecayScan, LightningAttentionCore
 from ..base import (
     PUBLISHED,
     ChunkSize,
@@ -87,7 +87,7 @@ class LightningAttention(MultiHeadMixer):
         core_sizes = q.axes[0].size, head_dim.size, x.rows
         attn_output = recorder.alternatives(
             chunked=lambda: recorder.core(
-                "core", LightningCore(*core_sizes, self.block_size), *activated_qkv, axes=head_axes
+                "core", LightningAttentionCore(*core_sizes, self.block_size), *activated_qkv, axes=head_axes
             ),
             by_token=lambda: recorder.core("core", DecayScan(*core_sizes), *activated_qkv, axes=head_axes),
         )

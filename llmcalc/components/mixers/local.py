@@ -86,7 +86,7 @@ class LocalAttention(MultiHeadMixer):
         kv_input = x
         if self.global_block_size is not None:
             global_block = self.global_block_size
-            sum_op, sum_rows = ops.BlockSums(x.width, global_block, x.rows), Blocks(of=x.rows, block=global_block)
+            sum_op, sum_rows = ops.BlockSumMatmul(x.width, global_block, x.rows), Blocks(of=x.rows, block=global_block)
             block_sums = recorder.core("sums", sum_op, x, axes=x.axes, rows=sum_rows)
             recorder.hold(summed=block_sums)
             block_sums = (
@@ -104,7 +104,9 @@ class LocalAttention(MultiHeadMixer):
         recorder.hold(k=keys, v=values)
         self.share_bias(recorder, x)
         key_limits: dict[str, Any] = {"radius": self.local_radius, "global_block": global_block}
-        attn_output = recorder.attention("core", q, keys, values, causal=False, core=ops.LocalCore, **key_limits)
+        attn_output = recorder.attention(
+            "core", q, keys, values, causal=False, core=ops.LocalAttentionCore, **key_limits
+        )
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes)
 

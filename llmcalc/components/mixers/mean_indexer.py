@@ -65,7 +65,9 @@ class MeanIndexer(BlockIndexer):
             block_means = recorder.rope(recorder.norm("k_norm", block_means, self.norm), position, row_stride=pool.size)
             recorder.hold(q=q, k=block_means)
             scores = recorder.act(
-                recorder.scores("core", q, block_means, is_cross_attention=True, core=ops.EntryScores, rate=pool.size),
+                recorder.scores(
+                    "core", q, block_means, is_cross_attention=True, core=ops.EntryAttentionCore, rate=pool.size
+                ),
                 "relu",
             )
             recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool=pool.size)
@@ -74,7 +76,7 @@ class MeanIndexer(BlockIndexer):
         return (
             keys,
             values,
-            {"core": ops.PooledCore, "selection": mask, "selected": chosen_positions, "pool": pool.size},
+            {"core": ops.PooledAttentionCore, "selection": mask, "selected": chosen_positions, "pool": pool.size},
         )
 
     def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:

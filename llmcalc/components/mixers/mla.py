@@ -214,7 +214,7 @@ class MLA(TokenMixer):
             "selection": selection,
             **limits,
         }
-        core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
+        core = ops.AttentionCore if limits.get("pool") is None else ops.PooledAttentionCore
         head_axes, latent_key = JoinedShapes(((nope_axis,), (rope_axis,))), JoinedShapes(((latent,), (rope_axis,)))
 
         def expanded() -> Value:

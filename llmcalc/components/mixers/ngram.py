@@ -125,7 +125,7 @@ class NgramAttention(EqualHeadsMixer):
         attn_output = recorder.core(
             "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, head_dim), rows=tokens
         )
-        predict_core = ops.PredictCore(
+        predict_core = ops.PredictStreamAttentionCore(
             num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
         )
         prediction = recorder.core(

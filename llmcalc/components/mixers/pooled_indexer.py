@@ -86,7 +86,13 @@ class PooledIndexer(Part):
         entries = recorder.weighted_mean(pools, pool_gate)
         recorder.hold(k=entries)
         scores = recorder.scores(
-            "core", q, entries, weights=head_weights, is_cross_attention=True, core=ops.EntryScores, rate=pool.size
+            "core",
+            q,
+            entries,
+            weights=head_weights,
+            is_cross_attention=True,
+            core=ops.EntryAttentionCore,
+            rate=pool.size,
         )
         recorder.hold(scores=scores)
         recorder.select(scores, keys, self.index_topk, pool=pool.size)

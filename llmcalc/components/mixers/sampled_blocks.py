@@ -53,7 +53,7 @@ class SampledBlockAttention(EqualHeadsMixer):
         )
         recorder.hold(q=q, k=k, v=v)
         limits: dict[str, Any] = {"block": self.block_size, "blocks": self.blocks, "approximated": self.approximated}
-        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlocks, **limits)
+        attn_output = recorder.attention("core", q, k, v, causal=False, core=ops.SampledBlockAttentionCore, **limits)
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 

@@ -219,9 +219,9 @@ class SharedEntryAttention(EntryAttention):
         q = recorder.rope(q, rope)
         recorder.hold(q=q)
         block_config = indexer.candidates
-        score_options: dict[str, Any] = {"core": ops.EntryScores, "rate": self.compress_rate}
+        score_options: dict[str, Any] = {"core": ops.EntryAttentionCore, "rate": self.compress_rate}
         if block_config is not None:
-            score_options = {"core": ops.BlockCore, "block": block_config.candidate_block_size}
+            score_options = {"core": ops.BlockAttentionCore, "block": block_config.candidate_block_size}
             score_options["blocks"] = block_config.candidate_topk_blocks
             keys, visible_entries = recorder.candidates(keys, visible_entries, block_config.candidate_block_size)
             recorder.hold(keys=keys, seen=visible_entries)

@@ -72,10 +72,10 @@ class ConformerAttention(Part):
         head_dim = Axis("head_dim", exact_div(x.width, self.num_attention_heads))
         head_axes = (Axis("heads", self.num_attention_heads), head_dim)
         q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=self.bias) for letter in "qkv")
-        chunks: dict[str, Any] = {} if segment is None else {"core": ops.ChunkedCore, "chunk": segment}
+        chunks: dict[str, Any] = {} if segment is None else {"core": ops.ConformerAttentionCore, "chunk": segment}
         if self.context_left is not None:
             context = self.context_left - 1 + self.context_right
-            chunks = {"core": ops.ChunkedCore, "chunk": self.chunk_size, "context": context}
+            chunks = {"core": ops.ConformerAttentionCore, "chunk": self.chunk_size, "context": context}
         if self.relative_keys:
             q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
             distances = Value(Table(name="distances", length=context + 1), x.axes, fixed=True)

@@ -153,7 +153,7 @@ class SamEncoder(TowerPart):
             for table_name in ("row_distances", "column_distances"):
                 recorder.table(table_name, Axis("distances", 2 * window_side - 1), dim, of=distances, by="positions")
         key_limits: dict[str, Any] = {
-            "core": ops.ChunkedCore,
+            "core": ops.ConformerAttentionCore,
             "chunk": window_side * window_side,
             "distances": scored_distances,
         }

@@ -19,7 +19,7 @@ from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize, 
 from ...errors import InputError
 from ...frozen import frozen
 from ...parallel.layout import Layout, Stage
-from ...parallel.schedules import Action, effective_schedule
+from ...parallel.schedules import PassAction, effective_schedule
 from ...simulator.caching_allocator import CachingAllocator
 from ...simulator.event_log import Event, EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
@@ -30,7 +30,7 @@ from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
-from ..torch.pipeline import Chunk, RankRun, RankSetup
+from ..torch.pipeline import ModelChunk, RankRun, RankSetup
 from .lowering import FsdpProfile
 from .param_groups import ALL_REDUCE, CommunicationState, Parameter, ParamGroup
 from .training import TITAN, FsdpSettings, head_sharing_reason, set_resharding_and_prefetch, sharding
@@ -79,7 +79,7 @@ class ShardedSetup(RankSetup):
     schedule_settings: ScheduleSettings = NEWEST
 
 
-class ShardedChunk(Chunk):
+class ShardedChunk(ModelChunk):
     """One stage of a rank, wrapped by `fully_shard`."""
 
     profiles = FsdpProfile, FsdpTensorParallelProfile
@@ -307,7 +307,7 @@ class ShardedRank(RankRun):
             model_chunk.update()
 
 
-def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
+def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[tuple[int, ...]]:
     """Yields for each action the chunks with unsharded parameters, which are the chunks of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()

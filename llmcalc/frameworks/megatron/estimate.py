@@ -11,7 +11,7 @@ from ...simulator.meter import Meter
 from ...simulator.tensor import Tensor
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
 from .rank_run import ForwardOutput, RankRun
-from .settings_from_options import optimizer_bytes, settings_of
+from .settings_from_options import megatron_settings_of, optimizer_bytes
 
 
 def estimate(memory_estimate: Memory) -> PeakEstimate:
@@ -35,7 +35,7 @@ def measure_passes(
     """Returns the measured bytes of a micro-batch on a pipeline stage. repeats: as in `peak_estimate.MeasurePasses`."""
     memory_meter, buffer_meter = Meter(), Meter()
     rank = layout.rank(pp=pipeline_stage.rank)
-    rank_run = RankRun(memory_estimate.spec, settings_of(memory_estimate, layout), rank, memory_meter)
+    rank_run = RankRun(memory_estimate.spec, megatron_settings_of(memory_estimate, layout), rank, memory_meter)
     rank_run.persistent.meter = buffer_meter  # what the first pass makes and later passes use
     stage_chunk = next(
         model_chunk

@@ -35,7 +35,7 @@ from ..launch.shell_arithmetic import evaluated
 from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
 from .arguments import RENAMED, Kind, flag_of
 from .ignored_flags import IGNORED, IGNORED_ONCE
-from .model_from_flags import model_of
+from .model_from_flags import model_of_arguments
 from .settings import MegatronSettings
 from .unsupported import unmodelled_arguments
 
@@ -224,10 +224,10 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         )
     check_env(reader, env)
     reader.check_unknown()
-    spec = model_of(settings, reader.where)
+    spec = model_of_arguments(settings, reader.where)
     layout = settings.layout()
     _check_layers(settings, layout)
-    command_settings = settings_of(settings)
+    command_settings = options_of_arguments(settings)
     if source_file.unset:
         reader.notes.append(f"{', '.join(sorted(source_file.unset)[:10])}: taken as not set")
     launch_settings = LaunchSettings(layout, command_settings, settings)
@@ -285,7 +285,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
             )
         argument = RENAMED.get(argument, argument)
         if argument in _field_types() and flag_of(argument) in flags:
-            field_value = value_of(reader, flag, _field_types()[argument], written_value)
+            field_value = typed_flag_value(reader, flag, _field_types()[argument], written_value)
             if field_value is not None:
                 if argument in field_values and field_values[argument] != field_value:
                     raise reader.wrong(
@@ -309,7 +309,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
     return field_values
 
 
-def value_of(reader: LaunchReader, flag_name: str, value_type: Any, written_value: Any) -> Any:
+def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, written_value: Any) -> Any:
     """Returns an argument's value in the type of the matching field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
@@ -459,7 +459,7 @@ FORMATS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
 """Megatron-LM's name of a number format → the one of `llmcalc memory`."""
 
 
-def settings_of(settings: MegatronSettings) -> dict[str, Any]:
+def options_of_arguments(settings: MegatronSettings) -> dict[str, Any]:
     """Returns `llmcalc memory` option → value, for each argument of Megatron-LM with such an option."""
     is_half_precision = settings.bf16 or settings.fp16
     command_settings: dict[str, Any] = {

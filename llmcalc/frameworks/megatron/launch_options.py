@@ -120,7 +120,7 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
         changed_values["max_position_embeddings"] = max(
             options["seq"], _argument_number(config, "max_position_embeddings") or 0
         )
-    return _with_values(config, changed_values)
+    return _with_changed_arguments(config, changed_values)
 
 
 def _find_arguments(config: Table) -> tuple[str, Table]:
@@ -146,7 +146,7 @@ def _argument_number(config: Table, argument_name: str) -> int | None:
     return int(number_text) if number_text.isascii() and number_text.isdecimal() and len(number_text) < 12 else None
 
 
-def _with_values(config: Table, argument_changes: Mapping[str, Any]) -> Table:
+def _with_changed_arguments(config: Table, argument_changes: Mapping[str, Any]) -> Table:
     """Returns the file's arguments with changed values, without arguments whose new value is None."""
     table_key, arguments_table = _find_arguments(config)
     dropped_arguments = set(argument_changes) | (

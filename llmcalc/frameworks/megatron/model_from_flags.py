@@ -33,7 +33,7 @@ HIDDEN_LAYERS = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts", "
 """Letter of a hybrid pattern → kind of layer."""
 
 
-def model_of(settings: MegatronSettings, model_origin: str) -> ModelSpec:
+def model_of_arguments(settings: MegatronSettings, model_origin: str) -> ModelSpec:
     """Returns the model of Megatron-LM's arguments. Raises `InputError` for an argument without a component."""
     if settings.padded_vocabulary_size is None:
         raise InputError(

@@ -19,7 +19,7 @@ from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import Coordinates, Layout, Stage, stages
 from ...parallel.rank_program import RankFlow, shared_rank_program, similar_stage
-from ...parallel.schedules import check
+from ...parallel.schedules import check_micro_batches
 from ...simulator.autograd import AutogradGraph, backward
 from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import Path
@@ -80,7 +80,7 @@ Source: Megatron-LM, megatron/training/training.py, `get_model`: `torch.cuda.str
 
 
 @dataclass
-class Chunk:
+class ModelChunk:
     """The layers of one virtual pipeline stage on a rank.
 
     stage: which stage of the pipeline; None without a pipeline.
@@ -125,8 +125,8 @@ class ForwardOutput:
 
     __slots__ = ("chunk", "data", "end", "input")
 
-    def __init__(self, model_chunk: Chunk, output_tensor: Tensor, chunk_input: Tensor | None) -> None:
-        self.chunk: Chunk = model_chunk
+    def __init__(self, model_chunk: ModelChunk, output_tensor: Tensor, chunk_input: Tensor | None) -> None:
+        self.chunk: ModelChunk = model_chunk
         self.data: Tensor | None = output_tensor
         self.end: Tensor = Tensor(output_tensor.shape, output_tensor.dtype, Storage(NoMeter(), 0))
         self.end.node, self.end.output = output_tensor.node, output_tensor.output
@@ -151,7 +151,9 @@ class RankRun:
         self.settings: MegatronSettings = settings
         self.meter: Meter | EventRecorder = memory_meter
         self.layout: Layout = settings.layout()
-        check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
+        check_micro_batches(
+            self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage
+        )
         self.coordinates: Coordinates = self.layout.coordinates(rank)
         self.sharding = optimizer_sharding(settings)
         self.spec: ModelSpec = (
@@ -169,7 +171,7 @@ class RankRun:
         self.run_config: RunConfig = RunConfig(
             Workload(settings.micro_batch_size or 1, rank_tokens, source=tokens, phase="training")
         )
-        self.chunks: list[Chunk] = [self._create_chunk(spec_stage, rank) for spec_stage in self._stages()]
+        self.chunks: list[ModelChunk] = [self._create_chunk(spec_stage, rank) for spec_stage in self._stages()]
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.number = chunk_index
         self.buffers: list[GradientBuffer] = []
@@ -198,13 +200,15 @@ class RankRun:
         layers = self.spec.main.num_hidden_layers
         return [stage for stage in stages(self.layout, layers) if stage.rank == self.coordinates.pp]
 
-    def _create_chunk(self, stage: Stage | None, rank: int) -> Chunk:
+    def _create_chunk(self, stage: Stage | None, rank: int) -> ModelChunk:
         """Creates the chunk of layers of a pipeline stage."""
         rank_lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         rank_lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
         rank_lowering.first_layer_index = 0 if stage is None else stage.layers.start
         recorded_stage = None if stage is None else similar_stage(self.spec, stage)
-        return Chunk(stage, partial(shared_rank_program, self.spec, self.layout, rank, recorded_stage), rank_lowering)
+        return ModelChunk(
+            stage, partial(shared_rank_program, self.spec, self.layout, rank, recorded_stage), rank_lowering
+        )
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
@@ -303,7 +307,7 @@ class RankRun:
         self.sharded_weights.accumulate(self.parameter_paths[id(weight_leaf)])
 
     def _gradient_buffers(
-        self, model_chunk: Chunk, bucket_elements: int | None, is_tied: bool
+        self, model_chunk: ModelChunk, bucket_elements: int | None, is_tied: bool
     ) -> Iterator[GradientBuffer]:
         """Yields a chunk's data-parallel buffers, with the experts' buffers last."""
         is_distributed = self.sharding in ("elements", "layout")
@@ -449,7 +453,7 @@ class RankRun:
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
-    def get_batch(self, model_chunk: Chunk) -> list[Tensor]:
+    def get_batch(self, model_chunk: ModelChunk) -> list[Tensor]:
         """Creates the tensors of the batch that a stage reads (training/utils.py, `get_batch_on_this_tp_rank`)."""
         new_tensor, settings = self.graph.new_tensor, self.settings
         token_count = self.run_config.batch * self.run_config.workload.seq
@@ -464,7 +468,7 @@ class RankRun:
             )
         return batch_tensors
 
-    def forward(self, model_chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
+    def forward(self, model_chunk: ModelChunk, chunk_input: Tensor | None) -> ForwardOutput:
         """Runs `forward_step`, whose output on the last stage is the loss."""
         self.meter.place = AllocationPlace("forward")
         batch = self.get_batch(model_chunk)
@@ -481,7 +485,7 @@ class RankRun:
         del batch
         return ForwardOutput(model_chunk, output, chunk_input)
 
-    def _forward_pass(self, model_chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
+    def _forward_pass(self, model_chunk: ModelChunk, chunk_input: Tensor | None) -> Tensor:
         """Runs the layers of a chunk, and on the last stage the loss."""
         self.persistent.entry_of_chunk = chunk_input
         if self.sharded_weights is not None:

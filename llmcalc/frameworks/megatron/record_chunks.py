@@ -25,7 +25,7 @@ from ...simulator.repeat_layers import NotRepeating
 from ...simulator.shortened_passes import ShortenedPasses
 from ...simulator.strides import Shape
 from .kernels import GATHER_BUFFER, Parameter
-from .rank_run import Chunk, RankRun
+from .rank_run import ModelChunk, RankRun
 from .record_passes import record_passes, recorded_steps
 from .settings import MegatronSettings
 
@@ -175,7 +175,7 @@ def _recorded_chunk(
     return _chunks[cache_key]
 
 
-def repeating_stacks(rank_run: RankRun, model_chunk: Chunk) -> list[LayerStack]:
+def repeating_stacks(rank_run: RankRun, model_chunk: ModelChunk) -> list[LayerStack]:
     """Returns a chunk's only layer stack if a few recorded repeats can represent the stack; otherwise no stack."""
     kernel_choices = rank_run.rank_choices
     if kernel_choices.recompute == "block" or any(kernel_choices.bf16_layers):  # the number of a layer matters
@@ -185,7 +185,11 @@ def repeating_stacks(rank_run: RankRun, model_chunk: Chunk) -> list[LayerStack]:
 
 
 def _record_chunk(
-    rank_run: RankRun, model_chunk: Chunk, layer_stacks: Sequence[LayerStack], is_interleaved: bool, by_previous: bool
+    rank_run: RankRun,
+    model_chunk: ModelChunk,
+    layer_stacks: Sequence[LayerStack],
+    is_interleaved: bool,
+    by_previous: bool,
 ) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun.
 

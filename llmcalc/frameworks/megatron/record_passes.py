@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...simulator.event_log import EventRecorder
 from ...simulator.record_microbatches import PassRecorder, RecordedPasses
 from ...simulator.tensor import Tensor
-from .rank_run import Chunk, ForwardOutput, RankRun
+from .rank_run import ForwardOutput, ModelChunk, RankRun
 
 MOST_MICROBATCHES = 3
 """The most micro-batches of a recorded step, with which every case but the first ones comes twice where it can."""
@@ -77,7 +77,7 @@ class MicroBatchesInFlight:
         self.inputs: list[list[Tensor | None]] = [[] for _ in rank_run.chunks]
         self.outputs: list[list[ForwardOutput]] = [[] for _ in rank_run.chunks]
 
-    def forward(self, model_chunk: Chunk) -> None:
+    def forward(self, model_chunk: ModelChunk) -> None:
         """Runs the forward pass of the next micro-batch of a chunk."""
         chunk_input = None if model_chunk.first else self.run.receive_hidden()
         forward_output = self.run.forward(model_chunk, chunk_input)
@@ -85,7 +85,7 @@ class MicroBatchesInFlight:
         self.outputs[model_chunk.number].append(forward_output)
         forward_output.free()
 
-    def backward(self, model_chunk: Chunk) -> None:
+    def backward(self, model_chunk: ModelChunk) -> None:
         """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
         gradient = None if model_chunk.last else self.run.receive_gradient()
         chunk_input, forward_output = self.inputs[model_chunk.number].pop(0), self.outputs[model_chunk.number].pop(0)

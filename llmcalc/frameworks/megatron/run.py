@@ -15,7 +15,7 @@ from ..framework import RunOnRanks
 from . import rank_memory as replay
 from .evidence import check_components
 from .kernels.attention import not_modelled
-from .settings_from_options import settings_of, settings_on
+from .settings_from_options import megatron_settings_of, settings_on
 
 
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
@@ -32,7 +32,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
 def check(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run that Megatron-LM does not support in any layout."""
     check_components(memory_estimate.spec)
-    settings_of(memory_estimate, ONE_DEVICE, version_text)
+    megatron_settings_of(memory_estimate, ONE_DEVICE, version_text)
     for program_step in every_step(memory_estimate.spec.shared_program.root.items):
         if program_step.verb == "attention" and not program_step.options.get("selected") and not_modelled(program_step):
             raise InputError(not_modelled(program_step))

@@ -121,7 +121,7 @@ class InterleavedSchedule:
         self.output_gradient: Tensor | None = None
         self.input_gradient: Tensor | None = None
 
-    def chunk_of(self, slot_number: int, is_forward: bool) -> int:
+    def chunk_of_slot(self, slot_number: int, is_forward: bool) -> int:
         """Returns the chunk that runs in the forward or backward slot number `slot_number` of the schedule."""
         chunk_index = self.order[slot_number % self.total]
         return chunk_index if is_forward else self.chunks - 1 - chunk_index
@@ -137,15 +137,15 @@ class InterleavedSchedule:
     def next_received(self, slot_number: int, is_forward: bool) -> tuple[bool, int]:
         """Returns whether the rank receives a tensor after slot `slot_number`, and for which chunk."""
         if not (self.first if is_forward else self.last):
-            return True, self.chunk_of(slot_number + 1, is_forward)
+            return True, self.chunk_of_slot(slot_number + 1, is_forward)
         if slot_number < self.pp - 1:
-            return False, self.chunk_of(slot_number + 1, is_forward) + (1 if is_forward else -1)
-        chunk_index = self.chunk_of(slot_number - (self.pp - 1), is_forward)
+            return False, self.chunk_of_slot(slot_number + 1, is_forward) + (1 if is_forward else -1)
+        chunk_index = self.chunk_of_slot(slot_number - (self.pp - 1), is_forward)
         return chunk_index != (self.chunks - 1 if is_forward else 0), chunk_index + (1 if is_forward else -1)
 
     def forward(self, slot_number: int) -> ForwardOutput:
         """Runs the forward pass of slot number `slot_number` of the schedule."""
-        chunk_index = self.chunk_of(slot_number, True)
+        chunk_index = self.chunk_of_slot(slot_number, True)
         if self.is_first(chunk_index) and len(self.inputs[chunk_index]) == len(self.outputs[chunk_index]):
             self.inputs[chunk_index].append(None)
         stage_input = self.inputs[chunk_index][len(self.outputs[chunk_index])]
@@ -155,7 +155,7 @@ class InterleavedSchedule:
 
     def backward(self, slot_number: int) -> Tensor | None:
         """Runs the backward pass of schedule slot `slot_number`. Returns the gradient of the chunk's input."""
-        chunk_index = self.chunk_of(slot_number, False)
+        chunk_index = self.chunk_of_slot(slot_number, False)
         if self.is_last(chunk_index) and not self.gradients[chunk_index]:
             self.gradients[chunk_index].append(None)
         stage_input, forward_output = self.inputs[chunk_index].pop(0), self.outputs[chunk_index].pop(0)
@@ -188,7 +188,7 @@ class InterleavedSchedule:
         if self.prefetches and not self.first:
             self.forward_buffer[buffer_index] = self.rank.receive_hidden() if receives_input else None
         self.output = self.forward(slot_number)
-        if self.is_last(self.chunk_of(slot_number, True)):
+        if self.is_last(self.chunk_of_slot(slot_number, True)):
             self.output = None
         if not self.prefetches:
             self.input_tensor = self.rank.receive_hidden() if receives_input else None
@@ -212,9 +212,9 @@ class InterleavedSchedule:
         forward_step = slot_number + self.warmup
         self.output = self.forward(forward_step)
         self.input_gradient = self.backward(slot_number)
-        if self.is_last(self.chunk_of(forward_step, True)):
+        if self.is_last(self.chunk_of_slot(forward_step, True)):
             self.output = None
-        if self.is_first(self.chunk_of(slot_number, False)):
+        if self.is_first(self.chunk_of_slot(slot_number, False)):
             self.input_gradient = None
         receives_input, next_chunk = self.next_received(forward_step, True)
         receives_input = receives_input and slot_number != self.remaining - 1
@@ -234,7 +234,7 @@ class InterleavedSchedule:
         if self.output is not None:
             self.output.free()
         forward_output: ForwardOutput | None = self.forward(forward_step)
-        if self.is_last(self.chunk_of(forward_step, True)):
+        if self.is_last(self.chunk_of_slot(forward_step, True)):
             forward_output = None
         receives_input, next_chunk = self.next_received(forward_step, True)
         receives_input = receives_input and slot_number != self.remaining - 1
@@ -244,7 +244,7 @@ class InterleavedSchedule:
             self.inputs[next_chunk].append(self.forward_buffer[forward_step % buffered_outputs])
             self.forward_buffer[(forward_step + 1) % buffered_outputs] = None
         self.input_gradient = self.backward(slot_number)
-        if self.is_first(self.chunk_of(slot_number, False)):
+        if self.is_first(self.chunk_of_slot(slot_number, False)):
             self.input_gradient = None
         receives_gradient, gradient_chunk = self.next_received(slot_number, False)
         buffered_outputs = len(self.backward_buffer)

@@ -57,7 +57,9 @@ KNOWN: dict[str, tuple[str, ...]] = {
 """Settings of torch's own kernels of which Megatron has some values, and those; it has none of the others."""
 
 
-def settings_of(memory_estimate: Memory, layout: Layout, megatron_version: str = "", gpu: str = "") -> MegatronSettings:
+def megatron_settings_of(
+    memory_estimate: Memory, layout: Layout, megatron_version: str = "", gpu: str = ""
+) -> MegatronSettings:
     """Returns the arguments that run a model in a layout. gpu: name of a device; empty for the run's device.
 
     Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
@@ -115,7 +117,7 @@ def settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> Megatron
         """Returns the arguments that correspond to llmcalc's options."""
         launch_settings = training_run.own_settings
         settings: MegatronSettings = (
-            settings_of(training_run.memory, training_run.layout, training_run.version, cuda_runtime.gpu)
+            megatron_settings_of(training_run.memory, training_run.layout, training_run.version, cuda_runtime.gpu)
             if launch_settings is None
             else launch_settings
         )

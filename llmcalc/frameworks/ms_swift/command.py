@@ -18,7 +18,15 @@ from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Tab
 from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
-from .rlhf import GRPO_BETA, PAIRS, known_names, megatron_rollout_of, rollout_of, sequences_of, with_teacher
+from .rlhf import (
+    GRPO_BETA,
+    PAIRS,
+    known_names,
+    megatron_rollout_of,
+    preference_sequence_count,
+    rollout_of,
+    with_teacher,
+)
 
 READ = field_names("""
     model model_id_or_path tuner_type train_type sft_type torch_dtype per_device_train_batch_size
@@ -211,7 +219,8 @@ def _check_visible_devices(reader: LaunchReader, config: Table) -> None:
     raise reader.wrong(
         "device_map" if config.get("device_map") is not None else "CUDA_VISIBLE_DEVICES",
         f"{len(visible_devices)} devices of {process_count} process{'es' * (process_count > 1)}: layers that "
-        f"transformers divides over devices are not modelled; expected NPROC_PER_NODE={len(visible_devices) or 2} in the script",
+        f"transformers divides over devices are not modelled; "
+        f"expected NPROC_PER_NODE={len(visible_devices) or 2} in the script",
     )
 
 
@@ -297,7 +306,9 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
             trainer_table["use_bnb_nested_quant"] = reader.flag(swift_config, "bnb_4bit_use_double_quant", True)
     if rlhf_type in PAIRS:
         reader.value(swift_config, "rlhf_type", rlhf_type)
-        trainer_table["per_device_train_batch_size"] = sequences_of(reader, rlhf_type, batch, tuner_type == "lora")
+        trainer_table["per_device_train_batch_size"] = preference_sequence_count(
+            reader, rlhf_type, batch, tuner_type == "lora"
+        )
     config = swift_config.get("deepspeed")
     if config is not None:
         trainer_table["deepspeed"] = deepspeed_config(str(config)) or config

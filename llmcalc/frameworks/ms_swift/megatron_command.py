@@ -95,7 +95,7 @@ def run_of_megatron(
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
         distributed_optimizer=reader.flag(config, "use_distributed_optimizer", True),
-        batch=_sequences(reader, rlhf_type, parallel_sizes["micro_batch_size"], adapter_settings),
+        batch=_preference_sequences(reader, rlhf_type, parallel_sizes["micro_batch_size"], adapter_settings),
         seq=size_of(reader, "--max_length", sequence_length),
         recompute_granularity=None if recompute_granularity in ("none", None) else recompute_granularity,
         recompute_method=config.get("recompute_method"),
@@ -148,7 +148,9 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return {**settings, "lora_library": "mcore-bridge", "lora_dtype": "bf16"}
 
 
-def _sequences(reader: LaunchReader, rlhf_type: str, micro_batch: int, adapter_settings: dict[str, Any]) -> int:
+def _preference_sequences(
+    reader: LaunchReader, rlhf_type: str, micro_batch: int, adapter_settings: dict[str, Any]
+) -> int:
     """Adds the reference model of preference training to the run, and returns the number of sequences of a micro-batch.
 
     adapter_settings: the settings of adapters, without which the trained model is the reference.

@@ -88,7 +88,7 @@ def known_names(reader: LaunchReader, config: Table, rlhf_type: str) -> tuple[st
     return (*GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, *OTHER_MODELS, "rlhf_type")
 
 
-def sequences_of(reader: LaunchReader, rlhf_type: str, batch: int, has_adapters: bool) -> int:
+def preference_sequence_count(reader: LaunchReader, rlhf_type: str, batch: int, has_adapters: bool) -> int:
     """Returns a micro-batch's sequences in preference training, and adds the reference model to the run.
 
     batch: pairs of a micro-batch, or answers of KTO.

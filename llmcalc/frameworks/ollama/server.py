@@ -55,14 +55,14 @@ class OllamaRules(RuleRange):
     runner: Literal["estimate", "llama-server"]
 
 
-class ContextByMemory(Record):
+class DefaultContextLength(Record):
     """The default of num_ctx on GPUs whose total memory is at least `at_least_gib` GiB."""
 
     at_least_gib: int
     context: int
 
 
-class FreeMargin(Record):
+class FreeMemoryMargin(Record):
     """The memory that Ollama leaves free on each GPU, in MiB."""
 
     mib: int
@@ -71,8 +71,8 @@ class FreeMargin(Record):
 class OllamaRecord(EngineRecord[OllamaRules]):
     """The contents of `presets/engines/ollama.toml`."""
 
-    contexts: tuple[ContextByMemory, ...] = Field(min_length=1)
-    margin: FreeMargin
+    contexts: tuple[DefaultContextLength, ...] = Field(min_length=1)
+    margin: FreeMemoryMargin
 
 
 @cache
@@ -82,7 +82,7 @@ def read_record() -> OllamaRecord:
 
 
 @cache
-def _llama_cpp() -> GgmlRecord:
+def _llama_cpp_record() -> GgmlRecord:
     return read_engine_record(GgmlRecord, "llama_cpp")
 
 
@@ -144,7 +144,7 @@ class OllamaServer:
         llama_cpp_build = EngineVersion(self.rules.build, self.rules.build)
         margin_bytes = read_record().margin.mib * MIB if self.rules.runner == "estimate" else 0
         server = GgmlServer(
-            self.preset, self.hardware, llama_cpp_build, flags, _llama_cpp(), self.overhead + margin_bytes
+            self.preset, self.hardware, llama_cpp_build, flags, _llama_cpp_record(), self.overhead + margin_bytes
         )
         server.__dict__["model"] = self.model
         return server
@@ -211,12 +211,12 @@ class OllamaServer:
         chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         parallel_choices = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
         for sequences in parallel_choices:
-            fitted_server = self._fitted_with(sequences)
+            fitted_server = self._fit_sequences(sequences)
             if not host_layers(fitted_server):
                 return fitted_server
         return fitted_server
 
-    def _fitted_with(self, sequences: int) -> FittedServer:
+    def _fit_sequences(self, sequences: int) -> FittedServer:
         server = self._unfitted_server(**self._llama_server_flags(sequences, self.micro_batch(sequences)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit(server)

@@ -81,7 +81,7 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     """Returns the training run of a script. Raises `InputError`, which names file and argument."""
     with reading_of(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.where)
-        variables = dict(_variables(syntax_tree.body, {}))
+        variables = dict(_number_assignments(syntax_tree.body, {}))
         sequence_length = next(
             (variables[variable_name] for variable_name in LENGTH_CONSTANTS if variable_name in variables), None
         )
@@ -91,7 +91,7 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
         ):
             variables |= {
                 variable_name: value
-                for variable_name, value in _variables(function_node.body, variables)
+                for variable_name, value in _number_assignments(function_node.body, variables)
                 if variable_name not in LENGTHS
             }
         call_nodes = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)]
@@ -100,7 +100,7 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
         return _launch_of_calls(reader, call_nodes, variables, model_changes, OTHER_TOKENIZERS.search(script_text))
 
 
-def _variables(statements: list[ast.stmt], outer_values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _number_assignments(statements: list[ast.stmt], outer_values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields (variable, value) of plain assignments of known whole numbers."""
     known_values = dict(outer_values)
     for statement in statements:
@@ -137,7 +137,9 @@ def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
     return model_changes
 
 
-def _arguments(call_nodes: list[ast.Call], class_name: str, variables: Mapping[str, Any]) -> dict[str, Any] | None:
+def _class_arguments(
+    call_nodes: list[ast.Call], class_name: str, variables: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Returns the evaluated arguments of the first call of a class; None without such a call."""
     call_node = next((call_node for call_node in call_nodes if dotted(call_node.func) == class_name), None)
     return None if call_node is None else _argument_values(call_node, variables)
@@ -168,7 +170,7 @@ def _model_of(
     )
     preset = MODELS.get(model_name.rpartition(".")[2])
     other_changes = [
-        argument for argument in _arguments(call_nodes, model_name, variables) or {} if argument not in HARMLESS
+        argument for argument in _class_arguments(call_nodes, model_name, variables) or {} if argument not in HARMLESS
     ]
     other_changes += [attribute_name for attribute_name in model_changes if attribute_name != FUSED_LOSS]
     if preset is None or other_changes:
@@ -184,9 +186,9 @@ MODEL = "TransformerConfig."
 
 def _module_arguments(call_nodes: list[ast.Call], variables: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the arguments of the call that configures a training step; None without such a call."""
-    cookbook_arguments = _arguments(call_nodes, COOKBOOK, variables)
+    cookbook_arguments = _class_arguments(call_nodes, COOKBOOK, variables)
     if cookbook_arguments is None:
-        return _arguments(call_nodes, MODULE, variables)
+        return _class_arguments(call_nodes, MODULE, variables)
     module_args = {**COOKBOOK_STEP, **cookbook_arguments}
     if cookbook_arguments.get("activation_memory_budget", 1.0) != 1.0:
         module_args["ac_config"] = {
@@ -251,7 +253,7 @@ def _launch_of_calls(
     }
     if model_changes.get(FUSED_LOSS, "").endswith("fused_linear"):
         run_settings["cross_entropy"] = "chunked"
-    parallel_arguments = _arguments(call_nodes, "TransformerDataParallelConfig", variables) or {}
+    parallel_arguments = _class_arguments(call_nodes, "TransformerDataParallelConfig", variables) or {}
     if "learning_rate" in module:  # the function of the cookbook
         shard_sizes = {"shard_degree": module.get("dp_shard_degree")}
         parallel_arguments = {"name": "DataParallelType.hsdp", "param_dtype": "DType.bfloat16", **shard_sizes}
@@ -265,7 +267,7 @@ def _launch_of_calls(
     own_settings = TitanSettings() if is_sharded else None
     replicas = 1
     if parallel_arguments.get("name") == "DataParallelType.hsdp" and is_sharded:
-        replicas = _replicas(reader, parallel_arguments, world_size, sequence_ranks)
+        replicas = _replica_count(reader, parallel_arguments, world_size, sequence_ranks)
     return sharded_launch(reader, world_size, run_settings, own_settings, replicas=replicas, spec=spec, target=model_id)
 
 
@@ -273,7 +275,9 @@ DEVICES_PER_NODE = 8
 """Devices of a node, of which each is a replica of the shards under `hsdp` without sizes."""
 
 
-def _replicas(reader: LaunchReader, parallel_arguments: Mapping[str, Any], world_size: int, sequence_ranks: int) -> int:
+def _replica_count(
+    reader: LaunchReader, parallel_arguments: Mapping[str, Any], world_size: int, sequence_ranks: int
+) -> int:
     """Returns the number of replicas with hybrid sharding (`DataParallelConfig.get_replicate_and_shard_degree`).
 
     Ranks that have parts of one sequence are among those of the shards (parallel/__init__.py, `get_dp_model_mesh`).
@@ -318,7 +322,7 @@ def _step_settings(
     optimizer = str(module_arguments.get("optim")).rpartition(".")[2]
     if optimizer not in OPTIMIZERS:
         reader.unknown["optim"] = f"{shown(optimizer)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are"
-    arguments = _arguments(call_nodes, optimizer, variables) or {}
+    arguments = _class_arguments(call_nodes, optimizer, variables) or {}
     is_fused = arguments.get("fused") is True
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
     if optimizer == "SkipStepAdamWConfig":
@@ -329,7 +333,7 @@ def _step_settings(
     float8_config = module_arguments.get("float8_config")
     if (
         float8_config is not None
-        and (_arguments(call_nodes, "Float8Config", variables) or {}).get("enabled") is not False
+        and (_class_arguments(call_nodes, "Float8Config", variables) or {}).get("enabled") is not False
     ):
         reader.unknown["float8_config"] = "its products are not modelled; bf16 is"
     step_settings |= _recompute_settings(reader, call_nodes, module_arguments, variables)
@@ -351,7 +355,7 @@ def _recompute_settings(
     if config is None and not any(dotted(call_node.func) == class_name for call_node in call_nodes):
         return {}
     checkpointing_arguments = (
-        config if isinstance(config, Mapping) else _arguments(call_nodes, class_name, variables) or {}
+        config if isinstance(config, Mapping) else _class_arguments(call_nodes, class_name, variables) or {}
     )
     recompute_mode = str(checkpointing_arguments.get("mode", "full")).rpartition(".")[2]
     if recompute_mode == "full":

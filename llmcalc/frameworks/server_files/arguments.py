@@ -22,7 +22,7 @@ MODEL_FLAG, CONFIG_FLAG = "model-of-the-command", "config-of-the-command"
 
 
 @dataclass
-class Arguments:
+class ParsedArguments:
     """The parsed arguments of a server's command.
 
     model: the model's name, with its marks if it is unresolved; empty without one.
@@ -47,7 +47,7 @@ def read_arguments(
     read_named: ReadNamedFile,
     allow_unknown: bool,
     typed_fields: Sequence[str] = (),
-) -> Arguments:
+) -> ParsedArguments:
     """Returns the parsed arguments of a server's command. serving_engine: the engine.
 
     place_in_file: the file and the place in messages.
@@ -55,9 +55,9 @@ def read_arguments(
     typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
-    flags = flags_of(program, serving_engine)
+    flags = flags_of_program(program, serving_engine)
     flags_by_name = flags_by_spelling(reversed(flags))
-    parsed_arguments = Arguments()
+    parsed_arguments = ParsedArguments()
     unknown_flags = parsed_arguments.unknown if allow_unknown else None
     ignored_arguments = [
         command_word
@@ -129,7 +129,7 @@ MOST_FLAGS = 300
 """Number of flags up to which words say their engine."""
 
 
-def flags_of(server_program: ServerProgram, serving_engine: Engine) -> tuple[Flag, ...]:
+def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> tuple[Flag, ...]:
     """Returns the flags of a server program: the program's additional flags, then the engine's flags."""
     return (
         Flag((*server_program.model_flags, f"--{MODEL_FLAG}")),
@@ -149,7 +149,7 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
     for program in PROGRAMS:
         if program.engine not in FOLDERS:
             continue
-        flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
+        flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
         named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
         if all(named_flags) and any(
             flag_match is not None and not flag_match.flag.is_idle for flag_match in named_flags

@@ -24,7 +24,7 @@ SHORT_SWITCHES = re.compile(r"-[ditPq]+")
 """Short options of `docker run` without a value, such as `-it`."""
 
 
-def container_of(command_words: Sequence[str], place_in_file: str) -> Container | None:
+def container_of_command(command_words: Sequence[str], place_in_file: str) -> Container | None:
     """Returns the container that a command starts; None for any other command."""
     program_names = [command_word.rpartition("/")[2] for command_word in command_words[:4]]
     docker_index = next((i for i, option_name in enumerate(program_names) if option_name in CONTAINER_PROGRAMS), None)
@@ -53,7 +53,7 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
             if variable_equals:
                 env[variable_name] = variable_text
         elif option_name in ("-v", "--volume", "--mount"):
-            host_by_folder |= mount_of(option_value)
+            host_by_folder |= parse_mount(option_value)
         elif option_name == "--entrypoint":
             entrypoint = option_value.split()
         elif option_name == "--gpus":
@@ -66,7 +66,7 @@ def container_of(command_words: Sequence[str], place_in_file: str) -> Container 
     )
 
 
-def mount_of(volume_entry: Any) -> dict[str, str]:
+def parse_mount(volume_entry: Any) -> dict[str, str]:
     """Returns container folder → host path of a volume in any notation; empty if the volume lacks one of them.
 
     `/data/Qwen3-8B:/model:ro`, `type=bind,source=/data/Qwen3-8B,target=/model`, or a table with `source` and `target`.

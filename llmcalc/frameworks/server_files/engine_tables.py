@@ -90,7 +90,7 @@ def _recipe_servers(recipe_table: Mapping[str, Any], model: Mapping[str, Any]) -
 
 def _words_of_recipe(recipe_list: Any) -> list[str]:
     """Returns a recipe's arguments as words: the text `--max-model-len auto` becomes two words."""
-    recipe_texts = _texts_of(recipe_list)
+    recipe_texts = _texts_of_list(recipe_list)
     return [
         recipe_word
         for recipe_text in recipe_texts
@@ -152,7 +152,7 @@ def _stack_server(
     all_flags = {**flags, **{key: config_value for key, config_value in vllm_config.items() if key not in WITHOUT_FLAG}}
     return Container(
         "",
-        words=("vllm", "serve", model, *_flags_of_keys(all_flags), *_texts_of(vllm_config.get("extraArgs"))),
+        words=("vllm", "serve", model, *_flags_of_keys(all_flags), *_texts_of_list(vllm_config.get("extraArgs"))),
         image=image_name,
         env={"VLLM_USE_V1": "0"} if str(vllm_config.get("v0", "")) in ("1", "True") else {},
         gpus=int(str(gpus)) if re.fullmatch(r"[0-9]{1,4}", str(gpus)) else None,
@@ -184,7 +184,7 @@ def _environment_texts(environment_table: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _texts_of(list_value: Any) -> list[str]:
+def _texts_of_list(list_value: Any) -> list[str]:
     return (
         [str(list_item) for list_item in list_value if isinstance(list_item, str | int | float)]
         if isinstance(list_value, list)

@@ -18,10 +18,10 @@ from ..launch.unresolved import UNRESOLVED, unresolved
 from ..launch.yaml_text import parse_yaml
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
-from .docker_command import mount_of
+from .docker_command import parse_mount
 from .engine_tables import inner_table, server_of_table, servers_of_table
 from .llama_swap import is_llama_swap, servers_of_llama_swap
-from .scripts import ServerFinder, starts_server, versions_in
+from .scripts import ServerFinder, engine_versions_in, starts_server
 from .server import Container, StartedServer
 
 COMMAND_KEYS = ("entrypoint", "command", "args", "modelCommand", "start_command")
@@ -75,7 +75,7 @@ def servers_in_tables(
         return
     if is_llama_swap(config):
         for container in servers_of_llama_swap(config, server_finder.where, variables):
-            yield from server_finder.in_words(container)
+            yield from server_finder.servers_in_words(container)
         return
     yaml_documents = config if isinstance(config, list) else [config]
     for yaml_document in yaml_documents:
@@ -106,7 +106,7 @@ def servers_in_tables(
         manifest_kind = str(manifest_item.get("kind", ""))
         table_servers = list(servers_of_table(manifest_item))
         for container in table_servers:
-            yield from server_finder.in_words(container)
+            yield from server_finder.servers_in_words(container)
         if table_servers:
             continue
         serving_runtime = serving_runtimes.get(
@@ -153,10 +153,12 @@ def _compose_servers(
             image=str(expanded_fields["image"] or ""),
             env=_environment_variables(expanded_fields["environment"]),
             gpus=_reserved_accelerators(devices, f"{server_finder.where}: {place_in_file}"),
-            mounts={folder: host_folder for volume in volume_list for folder, host_folder in mount_of(volume).items()},
+            mounts={
+                folder: host_folder for volume in volume_list for folder, host_folder in parse_mount(volume).items()
+            },
         )
         command_words = tuple(command_word.replace(DOLLAR_MARK, "$") for command_word in container.words)
-        yield from server_finder.in_words(replace(container, words=command_words))
+        yield from server_finder.servers_in_words(replace(container, words=command_words))
 
 
 DOLLAR_MARK = "\ue024"
@@ -209,10 +211,10 @@ def _skypilot_servers(
         stated_count = accelerator_counts.pop()
         env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(stated_count))
     setup_script = config.get("setup")
-    engine_versions = versions_in(setup_script) if isinstance(setup_script, str) else {}
+    engine_versions = engine_versions_in(setup_script) if isinstance(setup_script, str) else {}
     container = Container("run", image="script", gpu=gpu, gpus=stated_count)
-    for started_server in server_finder.in_script(config["run"], env, (), container):
-        yield started_server.with_version_of(engine_versions)
+    for started_server in server_finder.servers_in_script(config["run"], env, (), container):
+        yield started_server.with_version_in_file(engine_versions)
 
 
 def _task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
@@ -239,7 +241,7 @@ def _config_map_servers(config_map: Mapping[str, Any], server_finder: ServerFind
     """Yields the servers of the scripts in a ConfigMap."""
     for script_name, script_text in inner_table(config_map, "data").items():
         if isinstance(script_text, str) and str(script_name).endswith((".sh", ".bash")) and starts_server(script_text):
-            yield from server_finder.in_script(
+            yield from server_finder.servers_in_script(
                 script_text, {}, (), Container(f"data.{one_line(str(script_name))[:60]}", image="script")
             )
 
@@ -298,7 +300,7 @@ def _llm_inference_service(
                 gpus=_accelerator_limit(container_tables, f"{server_finder.where}: {place_in_file}"),
                 sizes=_parallel_sizes(container_tables),
             )
-            yield from server_finder.in_words(container)
+            yield from server_finder.servers_in_words(container)
 
 
 def _container_servers(
@@ -315,7 +317,7 @@ def _container_servers(
     named_server = server_of_table(manifest_table)
     if named_server is not None:
         gpu = named_server.gpu or _node_accelerator((*outer_tables, manifest_table))
-        yield from server_finder.in_words(replace(named_server, place=_short_location(place_in_file), gpu=gpu))
+        yield from server_finder.servers_in_words(replace(named_server, place=_short_location(place_in_file), gpu=gpu))
         return
     if (
         any(table_key in manifest_table for table_key in COMMAND_KEYS)
@@ -373,7 +375,7 @@ def _servers_of_container(
         engine=_implied_engine(all_tables) or engine_of_flags(command_words),
         sizes=_parallel_sizes(all_tables),
     )
-    yield from server_finder.in_words(container)
+    yield from server_finder.servers_in_words(container)
 
 
 def _short_location(key_path: str) -> str:

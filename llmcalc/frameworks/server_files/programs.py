@@ -292,7 +292,9 @@ def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "")
                 )
             if is_command:
                 return ServerStart(
-                    _fork_of(server_program, f"{image} {command_word}".lower(), command_words[arguments_start:]),
+                    _fork_of_program(
+                        server_program, f"{image} {command_word}".lower(), command_words[arguments_start:]
+                    ),
                     tuple(command_words[arguments_start:]),
                 )
     return None
@@ -310,7 +312,7 @@ def _server_start_of_module(python_module: str, arguments: tuple[str, ...]) -> S
     return ServerStart(server_program, arguments)
 
 
-def _fork_of(server_program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
+def _fork_of_program(server_program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
     """Returns a program's fork, if the path or a flag indicates one.
 
     image_and_path: container image and program path.

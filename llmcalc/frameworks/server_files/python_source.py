@@ -17,7 +17,7 @@ from ..launch.python_source import DEEPEST, UnknownValue, dotted, parse_python, 
 from ..launch.shell_words import UnsplittableText
 from ..launch.unresolved import unresolved
 from .engine_tables import server_of_table
-from .scripts import ServerFinder, starts_server, versions_in
+from .scripts import ServerFinder, engine_versions_in, starts_server
 from .server import Container, StartedServer
 
 MOST_NODES = 200_000
@@ -54,10 +54,10 @@ def servers_in_python(
         )
     module_evaluator = _Evaluator(syntax_tree, variables)
     server_count = 0
-    engine_versions = versions_in(source_text)
+    engine_versions = engine_versions_in(source_text)
     for started_server in module_evaluator.servers(server_finder):
         server_count += 1
-        yield started_server.with_version_of(engine_versions)
+        yield started_server.with_version_in_file(engine_versions)
     if server_count:
         return
     modules_by_name = {
@@ -93,12 +93,12 @@ class _Evaluator:
             for function_node in function_nodes:
                 if isinstance(function_node, ast.FunctionDef | ast.AsyncFunctionDef):
                     self.names = dict(outer_names)
-                    container = self._container_of(
+                    container = self._container_of_decorators(
                         [*function_node.decorator_list, *getattr(statement, "decorator_list", [])]
                     )
                     yield from self._servers_in_statements(function_node.body, container, server_finder)
 
-    def _container_of(self, decorator_nodes: list[ast.expr]) -> Container:
+    def _container_of_decorators(self, decorator_nodes: list[ast.expr]) -> Container:
         """Returns a container with the accelerators that Modal's decorators state."""
         for decorator_node in decorator_nodes:
             for keyword_node in decorator_node.keywords if isinstance(decorator_node, ast.Call) else ():
@@ -133,7 +133,7 @@ class _Evaluator:
                 argument_table = self._configuration_arguments(call_node)
                 named_server = None if argument_table is None else server_of_table(argument_table)
                 if named_server is not None:
-                    yield from server_finder.in_words(replace(named_server, place=f"line {call_node.lineno}"))
+                    yield from server_finder.servers_in_words(replace(named_server, place=f"line {call_node.lineno}"))
                     continue
                 for argument_node in call_node.args[:1]:
                     argument_value = self.evaluate(argument_node)
@@ -153,19 +153,22 @@ class _Evaluator:
         if isinstance(command_value, str):
             script_container = replace(located_container, image="script")
             try:
-                yield from server_finder.in_script(command_value, self.variables, (), script_container)
+                yield from server_finder.servers_in_script(command_value, self.variables, (), script_container)
             except UnsplittableText:
                 return  # a text for people that names a server
         else:
             command_words = [_word_of_value(list_element) for list_element in command_value[:MOST_WORDS]]
-            yield from server_finder.in_words(replace(located_container, words=command_words))
+            yield from server_finder.servers_in_words(replace(located_container, words=command_words))
 
     def _configuration_arguments(self, call_node: ast.Call) -> dict[str, Any] | None:
         """Returns the arguments of a call that configures a server; None for any other call."""
         if dotted(call_node.func).rpartition(".")[2] not in CONFIGURATION_CALLS:
             return None
         keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call_node.keywords if keyword.arg}
-        return {argument_name: _with_marks(argument_value) for argument_name, argument_value in keyword_values.items()}
+        return {
+            argument_name: _with_unresolved_marks(argument_value)
+            for argument_name, argument_value in keyword_values.items()
+        }
 
     def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
@@ -225,7 +228,7 @@ class _Evaluator:
             and len(argument_values) == 1
             and not isinstance(argument_values[0], UnknownValue)
         ):
-            return json.dumps(_with_marks(argument_values[0]))
+            return json.dumps(_with_unresolved_marks(argument_values[0]))
         if function_name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and argument_values:
             return self.variables.get(
                 str(argument_values[0]), argument_values[1] if len(argument_values) > 1 else UnknownValue("$")
@@ -244,12 +247,12 @@ def _word_of_value(evaluated_value: Any) -> str:
     )
 
 
-def _with_marks(evaluated_value: Any) -> Any:
+def _with_unresolved_marks(evaluated_value: Any) -> Any:
     """Returns a value, with marks on the parts that are known only when the file runs."""
     if isinstance(evaluated_value, dict):
-        return {table_key: _with_marks(inner_value) for table_key, inner_value in evaluated_value.items()}
+        return {table_key: _with_unresolved_marks(inner_value) for table_key, inner_value in evaluated_value.items()}
     if isinstance(evaluated_value, list):
-        return [_with_marks(inner_value) for inner_value in evaluated_value]
+        return [_with_unresolved_marks(inner_value) for inner_value in evaluated_value]
     return _word_of_value(evaluated_value) if isinstance(evaluated_value, UnknownValue) else evaluated_value
 
 

@@ -25,7 +25,7 @@ from ..launch.python_source import is_python
 from ..launch.unresolved import is_unresolved, printable
 from ..launch.yaml_text import LARGEST, parse_braces, parse_yaml
 from .accelerators import accelerator_of
-from .arguments import engine_of_flags, flags_of, read_arguments, words_of_tables
+from .arguments import engine_of_flags, flags_of_program, read_arguments, words_of_tables
 from .manifests import servers_in_tables
 from .modelfile import is_modelfile, server_in_modelfile
 from .programs import ServerProgram, ServerStart, program_named
@@ -46,7 +46,7 @@ SERVER_KEYS = re.compile(r"^(services|apiVersion|kind|modelArtifacts|decode|mode
 """Keys of YAML files that start servers."""
 
 
-def servers_of(
+def servers_of_file(
     path: str | Path, allow_unknown: bool = False, typed_flags: Mapping[str, Any] = NO_FLAGS, typed_engine: str = ""
 ) -> list[LaunchedServer]:
     """Returns the servers that a launch file starts; none for other files, such as training scripts.
@@ -101,7 +101,7 @@ def _servers_in_file(launch_path: str | Path) -> Iterator[StartedServer]:
     yield from _find_servers(launch_text, typed_path, launch_folder)
 
 
-def engines_of(launch_path: str | Path) -> list[str]:
+def engines_of_file(launch_path: str | Path) -> list[str]:
     """Returns the names of the engines whose servers a file starts; none for other files."""
     try:
         started_servers = list(_servers_in_file(launch_path))
@@ -122,7 +122,7 @@ def servers_of_text(
     """Returns the servers that a launch file's text starts.
 
     typed_path: the file's name, with variables and arguments of a script. launch_folder: folder of files that it names;
-        None (default) to read no such file. Other parameters as of `servers_of`.
+        None (default) to read no such file. Other parameters as of `servers_of_file`.
     """
     name_in_errors = typed_path.path
     launched_servers: list[LaunchedServer] = []
@@ -179,7 +179,9 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
             return
         if not starts_server(file_text) or file_name.endswith(".toml"):
             return
-        yield from server_finder.in_script(file_text, typed_path.variables, typed_path.arguments, shell_container)
+        yield from server_finder.servers_in_script(
+            file_text, typed_path.variables, typed_path.arguments, shell_container
+        )
         return
     variables = {**_read_env_file(launch_folder), **typed_path.variables}
     yaml_data = []
@@ -243,7 +245,9 @@ def _bare_configuration(config_file: Any) -> Iterator[StartedServer]:
         server_program = program_named(engine_name)
         if server_program is not None and server_program.config_flags:
             command_words = tuple(
-                words_of_tables(config_file, flags_by_spelling(reversed(flags_of(server_program, engine(engine_name)))))
+                words_of_tables(
+                    config_file, flags_by_spelling(reversed(flags_of_program(server_program, engine(engine_name))))
+                )
             )
             yield StartedServer(ServerStart(server_program, command_words), Container(""))
 
@@ -316,7 +320,7 @@ def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Itera
     """Yields the flags equivalent to environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
     if not program.variables or not any(variable_name.startswith(program.variables) for variable_name in env):
         return
-    flags_by_name = flags_by_spelling(reversed(flags_of(program, engine(program.engine))))
+    flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
     for variable_name, variable_value in env.items():
         if variable_name.startswith(program.variables):
             flag_words = variable_name.removeprefix(program.variables).lower().replace("_", "-")

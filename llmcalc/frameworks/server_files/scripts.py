@@ -12,7 +12,7 @@ from ..launch.command_line import WITHOUT_PROGRAMS
 from ..launch.shell import read_script
 from ..launch.shell_words import ShellScript
 from ..launch.unresolved import is_unresolved
-from .docker_command import container_of
+from .docker_command import container_of_command
 from .modelfile import is_modelfile, server_in_modelfile
 from .programs import PROGRAMS, ServerStart, program_named, program_of_image, server_start_of, version_of_image
 from .server import Container, StartedServer
@@ -49,7 +49,7 @@ class ServerFinder:
     where: str
     scripts: int = 0
 
-    def in_script(
+    def servers_in_script(
         self,
         script_text: str,
         variables: Mapping[str, str],
@@ -65,7 +65,7 @@ class ServerFinder:
         if self.scripts > MOST_SCRIPTS:
             raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
         shell_script = read_script(script_text, self.where, variables, arguments)
-        engine_versions = versions_in(script_text)
+        engine_versions = engine_versions_in(script_text)
         for command_line in shell_script.commands:
             command_words = [
                 command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")
@@ -75,11 +75,11 @@ class ServerFinder:
             place_of_line = outer_container.place if outer_container.image else f"line {command_line.line}"
             command_environment = {**outer_container.env, **shell_script.env(), **_known_variables(command_line.env)}
             container = replace(outer_container, place=place_of_line, words=command_words, env=command_environment)
-            for started_server in self.in_words(container, shell_script.files, nesting_depth):
-                yield started_server.with_version_of(engine_versions)
+            for started_server in self.servers_in_words(container, shell_script.files, nesting_depth):
+                yield started_server.with_version_in_file(engine_versions)
         yield from _modelfile_servers(shell_script, self.where, outer_container)
 
-    def in_words(
+    def servers_in_words(
         self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
     ) -> Iterator[StartedServer]:
         """Yields the servers that a container's command starts. files: file name → text that the script writes."""
@@ -94,15 +94,17 @@ class ServerFinder:
             yield StartedServer(ServerStart(image_program, ()), container)  # to be refused by its name
         if depth > DEEPEST or not command_words:
             return
-        inner_container = container_of(command_words, container.place)
+        inner_container = container_of_command(command_words, container.place)
         if inner_container is not None:
             inner_environment = {**container.env, **inner_container.env}
             gpu_count = container.gpus if inner_container.gpus is None else inner_container.gpus
-            yield from self.in_words(replace(inner_container, env=inner_environment, gpus=gpu_count), files, depth + 1)
+            yield from self.servers_in_words(
+                replace(inner_container, env=inner_environment, gpus=gpu_count), files, depth + 1
+            )
             return
         script_text, script_arguments = _quoted_script(command_words)
         if script_text:
-            yield from self.in_script(script_text, container.env, script_arguments, container, depth + 1)
+            yield from self.servers_in_script(script_text, container.env, script_arguments, container, depth + 1)
             return
         server_start = server_start_of(command_words, container.image)
         if server_start is None and server_program is not None and command_words[0].startswith("-"):
@@ -112,7 +114,7 @@ class ServerFinder:
             return
         for command_word in command_words:
             if any(character.isspace() for character in command_word) and starts_server(command_word):
-                yield from self.in_script(command_word, container.env, (), container, depth + 1)
+                yield from self.servers_in_script(command_word, container.env, (), container, depth + 1)
 
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -152,7 +154,7 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
     return "", ()
 
 
-def versions_in(file_text: str) -> Mapping[str, str]:
+def engine_versions_in(file_text: str) -> Mapping[str, str]:
     """Returns engine → the single version that a text installs or names in an image's tag."""
     versions_by_engine: dict[str, set[str]] = {}
     for server_program in PROGRAMS:

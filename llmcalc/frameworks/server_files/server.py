@@ -61,7 +61,7 @@ class StartedServer:
     files: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
 
-    def with_version_of(self, engine_versions: Mapping[str, str]) -> StartedServer:
+    def with_version_in_file(self, engine_versions: Mapping[str, str]) -> StartedServer:
         """Returns the start with the engine version in the file's text, unless its command states a version.
 
         engine_versions: engine → version.

@@ -28,7 +28,7 @@ from .flags import SCHEMES
 from .graphs import decode_graphs_mib, prompt_graphs_mib
 from .host_experts import host_expert_notes, host_experts_bytes
 from .states import RankLoad, StatePool, state_pool
-from .versions import Rules, SGLangRecord, sglang_record
+from .versions import SGLangRecord, SGLangRules, sglang_record
 from .weights import unused_segment_bytes
 
 GIB, MIB = 2**30, 2**20
@@ -59,7 +59,7 @@ BLACKWELL_CAPABILITY = 10
 """Compute capability from which SGLang stores latents that an indexer selects in 8 bits."""
 
 
-class Server(EngineServer):
+class SGLangServer(EngineServer):
     """An SGLang server: model, accelerator, version and flags."""
 
     name = "sglang"
@@ -99,7 +99,7 @@ class Server(EngineServer):
         return sglang_record()
 
     @cached_property
-    def rules(self) -> Rules:
+    def rules(self) -> SGLangRules:
         return self.engine_record.rules(self.version_numbers)
 
     def __post_init__(self) -> None:
@@ -293,7 +293,7 @@ class Server(EngineServer):
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"]) * self.aiter_share
         if self.rules.fraction == "by_tp":
-            return self.engine_record.fraction_of_tp(self.tp)
+            return self.engine_record.memory_fraction_of_tp(self.tp)
         memory_gib = self.nvidia_smi_gib
         reserved_gib = self.reserve_gib
         if reserved_gib >= memory_gib:
@@ -458,7 +458,7 @@ class Server(EngineServer):
             None if request_limit is None else max(1, request_limit // replicas), replicas, self.speculation.tokens
         )
 
-    def state_pool_in(self, rank: EngineRank, available_bytes: int) -> StatePool | None:
+    def state_pool_in_bytes(self, rank: EngineRank, available_bytes: int) -> StatePool | None:
         """Returns a rank's pool of recurrent states; None for a model without recurrent states.
 
         available_bytes: bytes for states and KV cache together. Raises `InputError` for versions without such pools.
@@ -469,7 +469,7 @@ class Server(EngineServer):
             raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
         return state_pool(rank, self.rules, self.flags, available_bytes, self.pool_ratios[0], self.rank_load)
 
-    def compressed_tokens_in(self, rank: EngineRank, available_bytes: int) -> int:
+    def compressed_tokens_in_bytes(self, rank: EngineRank, available_bytes: int) -> int:
         """Returns the tokens of a rank's cache with compressed attention."""
         if self.is_amd:
             raise InputError("--engine sglang: compressed attention on AMD's accelerators is not modelled")
@@ -485,10 +485,10 @@ class Server(EngineServer):
             self.chunked_prefill_size,
         )
 
-    def cache_tokens_in(self, rank: EngineRank, available_bytes: int) -> int:
+    def cache_tokens_in_bytes(self, rank: EngineRank, available_bytes: int) -> int:
         """Returns the tokens of a rank's KV cache in `available_bytes`. Raises `InputError` if there is no cache."""
         if compressed_layers(rank):
-            return self.compressed_tokens_in(rank, available_bytes)
+            return self.compressed_tokens_in_bytes(rank, available_bytes)
         token_caches = replace(rank, with_mtp=False).token_caches
         has_separate_pools = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         _, window_ratio = self.pool_ratios
@@ -509,7 +509,7 @@ class Server(EngineServer):
         return max(0, int(available_bytes // token_bytes))
 
 
-def memory(server: Server) -> EngineMemory:
+def memory(server: SGLangServer) -> EngineMemory:
     """Returns the memory of SGLang on its devices. Raises `InputError` for flags that contradict the model."""
     version_rules, memory_fraction, flags = server.rules, server.cache_fraction, server.flags
     budget_bytes = int(server.free_bytes_before_loading * memory_fraction)
@@ -519,8 +519,8 @@ def memory(server: Server) -> EngineMemory:
         rank = server.rank_of_stage(stage_number)
         weight_bytes = server.logged_or_computed_bytes("weights", server.loaded_bytes(rank))
         cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weight_bytes - server.multimodal_bytes)
-        slot_pool = server.state_pool_in(rank, cache_bytes)
-        cache_tokens = server.cache_tokens_in(rank, cache_bytes if slot_pool is None else slot_pool.left)
+        slot_pool = server.state_pool_in_bytes(rank, cache_bytes)
+        cache_tokens = server.cache_tokens_in_bytes(rank, cache_bytes if slot_pool is None else slot_pool.left)
         has_slots = slot_pool is None or slot_pool.requests > 0
         stage_memories.append((cache_tokens if has_slots else 0, cache_bytes, weight_bytes, rank, slot_pool))
     cache_tokens, cache_bytes, weight_bytes, rank, slot_pool = min(
@@ -581,7 +581,7 @@ def memory(server: Server) -> EngineMemory:
     )
 
 
-def _server_notes(server: Server) -> list[str]:
+def _server_notes(server: SGLangServer) -> list[str]:
     """Returns notes on a missing class, on draft models, and on data-parallel attention with a KV cache per replica."""
     class_note = server.engine_record.missing_class_note(architectures(server.preset), server.version)
     server_notes = [

@@ -7,13 +7,13 @@ from typing import Any
 
 from ..engines.engine import EngineMemory
 from ..engines.layouts import layouts_of
-from .budget import Server, memory
+from .budget import SGLangServer, memory
 
 HIGHEST_FRACTION = 0.93
 """The highest fraction that is tried: above it little is left for activations."""
 
 
-def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: SGLangServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     if server.cached_element_bytes > 1:
         yield "--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}
@@ -22,7 +22,7 @@ def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"--tp-size {2 * server.tp}", {"tp_size": 2 * server.tp}
 
 
-def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def layouts(server: SGLangServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, SGLang's memory) of tensor parallelism over up to 16 devices, the fewest first.
 
     most_devices: the largest number of devices.

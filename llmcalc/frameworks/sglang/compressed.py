@@ -14,7 +14,7 @@ from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
 from ..engines.rank import EngineRank, compressed_key_bytes, compressed_layers, float8_bytes
 from .states import RankLoad
-from .versions import Rules
+from .versions import SGLangRules
 
 PAGE_TOKENS = 256
 """Tokens of a page."""
@@ -79,7 +79,7 @@ def _cache_sizes(rank: EngineRank) -> CacheSizes:
 
 def compressed_tokens(
     rank: EngineRank,
-    version_rules: Rules,
+    version_rules: SGLangRules,
     flags: Mapping[str, Any],
     available_bytes: int,
     rank_load: RankLoad,

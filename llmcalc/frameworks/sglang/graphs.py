@@ -12,7 +12,7 @@ from typing import Any
 from ...accelerator import Hardware
 from ...components.mixers.kda import KimiDeltaAttention
 from ..engines.rank import EngineRank, mixers
-from .versions import Rules
+from .versions import SGLangRules
 
 PROMPT_LENGTHS = (
     (4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, 10**12, 512),
@@ -29,7 +29,7 @@ FLAGS_WITHOUT_PROMPT_GRAPHS = (
 """Flags with which prompts are not compiled into pieces, so have no graphs."""
 
 
-def decode_graphs_mib(version_rules: Rules, flags: Mapping[str, Any], sequences: int) -> int:
+def decode_graphs_mib(version_rules: SGLangRules, flags: Mapping[str, Any], sequences: int) -> int:
     """Returns the MiB reserved for graphs of decoding steps. sequences: sequences in the largest graph."""
     has_no_decode_graphs = flags.get("disable_cuda_graph") or flags.get("cuda_graph_backend_decode") == "disabled"
     if version_rules.reserves_used_graphs and (has_no_decode_graphs or flags.get("disaggregation_mode") == "prefill"):
@@ -38,7 +38,7 @@ def decode_graphs_mib(version_rules: Rules, flags: Mapping[str, Any], sequences:
 
 
 def prompt_graphs_mib(
-    version_rules: Rules,
+    version_rules: SGLangRules,
     flags: Mapping[str, Any],
     rank: EngineRank,
     hardware: Hardware,
@@ -66,7 +66,7 @@ def prompt_graphs_mib(
 
 
 def _has_prompt_graphs(
-    version_rules: Rules,
+    version_rules: SGLangRules,
     flags: Mapping[str, Any],
     rank: EngineRank,
     hardware: Hardware,

@@ -17,7 +17,7 @@ from ...components.mixers.mamba2 import Mamba2
 from ...components.mixers.selective_mamba2 import SelectiveMamba2
 from ...units import DTYPE_BITS
 from ..engines.rank import SAME_FORMATS, EngineRank, mixers
-from .versions import Rules
+from .versions import SGLangRules
 
 SLOTS_OF_A_REQUEST = 3
 """Slots of a running request where prefixes are cached (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`)."""
@@ -54,7 +54,7 @@ class StatePool(NamedTuple):
 
 def state_pool(
     rank: EngineRank,
-    version_rules: Rules,
+    version_rules: SGLangRules,
     flags: Mapping[str, Any],
     available_bytes: int,
     state_share: float,
@@ -113,7 +113,7 @@ def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
     )
 
 
-def _slots_of_request(rank: EngineRank, version_rules: Rules, flags: Mapping[str, Any]) -> int:
+def _slots_of_request(rank: EngineRank, version_rules: SGLangRules, flags: Mapping[str, Any]) -> int:
     """Returns the number of state slots that a running request takes with prefix caching."""
     scheduler_strategy = flags.get("mamba_scheduler_strategy", "auto")
     schedules_ahead = version_rules.overlaps_states and any(

@@ -21,7 +21,7 @@ from ..engines.versions import (
 )
 
 
-class Rules(RuleRange):
+class SGLangRules(RuleRange):
     """The memory rules of a range of SGLang versions.
 
     divided_pools: whether windowed layers and states have pools of their own.
@@ -69,7 +69,7 @@ class Rules(RuleRange):
     compressed_states: Literal["off", "pages", "requests", "paged"] = "off"
 
 
-class FractionByTp(Record):
+class TpMemoryFraction(Record):
     """The default memory fraction for `tp` or more tensor-parallel ranks."""
 
     tp: int
@@ -93,14 +93,14 @@ class PoolRatios(Record):
     window: float
 
 
-class SGLangRecord(EngineRecord[Rules]):
+class SGLangRecord(EngineRecord[SGLangRules]):
     """The contents of `presets/engines/sglang.toml`.
 
     unscaled_tables: classes whose tables of cosines and sines ignore scaled positions.
     """
 
     unscaled_tables: tuple[str, ...]
-    fractions_by_tp: tuple[FractionByTp, ...] = Field(min_length=1)
+    fractions_by_tp: tuple[TpMemoryFraction, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
     context: tuple[MeasuredContext, ...] = Field(min_length=1)
     ratios: PoolRatios
@@ -117,7 +117,7 @@ class SGLangRecord(EngineRecord[Rules]):
         """Returns the device memory in use before the weights are loaded, from logs."""
         return measured_context(self.context, hardware, devices)
 
-    def fraction_of_tp(self, tp: int) -> float:
+    def memory_fraction_of_tp(self, tp: int) -> float:
         """Returns the default memory fraction of early versions, by the number of tensor-parallel ranks."""
         return max(
             (tp_fraction for tp_fraction in self.fractions_by_tp if tp_fraction.tp <= tp),

@@ -16,7 +16,7 @@ from ...parallel.layout import Layout
 from ..engines.engine import EngineMemory, MemoryTerm
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
-from .versions import Rules, TensorRTLLMRecord, tensorrt_llm_record
+from .versions import TensorRTLLMRecord, TensorRTLLMRules, tensorrt_llm_record
 
 MIB = 2**20
 
@@ -30,7 +30,7 @@ HIDDEN_VECTORS = 10
 """Vectors of the hidden size that are alive per token in a layer; compared with published capacities."""
 
 
-class Server(EngineServer):
+class TensorRTLLMServer(EngineServer):
     """A TensorRT-LLM server: model, accelerator, version and flags."""
 
     name = "tensorrt-llm"
@@ -53,7 +53,7 @@ class Server(EngineServer):
         return tensorrt_llm_record()
 
     @cached_property
-    def rules(self) -> Rules:
+    def rules(self) -> TensorRTLLMRules:
         return self.engine_record.rules(self.version_numbers)
 
     @cached_property
@@ -195,7 +195,7 @@ class StageMemory(NamedTuple):
     blocks: int
 
 
-def memory(server: Server) -> EngineMemory:
+def memory(server: TensorRTLLMServer) -> EngineMemory:
     """Returns TensorRT-LLM's memory on a device of the pipeline stage with the fewest KV cache blocks.
 
     Raises `InputError` for flags that contradict the model.
@@ -221,7 +221,7 @@ def memory(server: Server) -> EngineMemory:
     )
 
 
-def _cache_notes(server: Server, cache_tokens: int, is_startup_error: bool) -> list[str]:
+def _cache_notes(server: TensorRTLLMServer, cache_tokens: int, is_startup_error: bool) -> list[str]:
     """Returns notes on sliding windows, and on a KV cache that is too small for the longest request."""
     cache_notes = []
     if not is_startup_error and cache_tokens < server.longest_request:

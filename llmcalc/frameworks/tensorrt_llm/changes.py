@@ -7,7 +7,7 @@ from typing import Any
 
 from ..engines.engine import EngineMemory
 from ..engines.layouts import layouts_of
-from .budget import Server, memory
+from .budget import TensorRTLLMServer, memory
 
 FEWER_TOKENS = 2048
 """The value of `--max_num_tokens` that is tried."""
@@ -16,7 +16,7 @@ HIGHEST_FRACTION = 0.95
 """The highest fraction of the free memory that is tried."""
 
 
-def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: TensorRTLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     if server.max_num_tokens > FEWER_TOKENS:
         yield f"--max_num_tokens {FEWER_TOKENS}", {"max_num_tokens": FEWER_TOKENS}
@@ -30,7 +30,7 @@ def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"--tp_size {2 * server.tp}", {"tp_size": 2 * server.tp}
 
 
-def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def layouts(server: TensorRTLLMServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, TensorRT-LLM's memory) of each possible layout, fewest devices first.
 
     most_devices: the largest number of devices.

@@ -12,13 +12,13 @@ from ...record import Record
 from ..engines.versions import EngineRecord, MeasuredOverhead, RuleRange, read_engine_record
 
 
-class Rules(RuleRange):
+class TensorRTLLMRules(RuleRange):
     """The memory rules of a range of versions. limits: flags that cap the KV cache in addition to the fraction."""
 
     limits: tuple[Literal["max_tokens", "max_gpu_total_bytes"], ...]
 
 
-class Defaults(Record):
+class ServeDefaults(Record):
     """The default flag values of `trtllm-serve`."""
 
     free_gpu_memory_fraction: float = Field(gt=0, le=1)
@@ -33,10 +33,10 @@ class MemoryOutsideTorch(MeasuredOverhead):
     devices: int
 
 
-class TensorRTLLMRecord(EngineRecord[Rules]):
+class TensorRTLLMRecord(EngineRecord[TensorRTLLMRules]):
     """The contents of `presets/engines/tensorrt_llm.toml`."""
 
-    defaults: Defaults
+    defaults: ServeDefaults
     non_torch: tuple[MemoryOutsideTorch, ...] = Field(min_length=1)
 
     def outside_torch(self, hardware: Hardware, devices: int) -> MemoryOutsideTorch:

@@ -20,7 +20,7 @@ from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage, stages
 from ...parallel.rank_program import rank_program
-from ...parallel.schedules import Action, effective_schedule, pipeline, torch_group_size
+from ...parallel.schedules import PassAction, effective_schedule, pipeline, torch_group_size
 from ...simulator.autograd import backward, record
 from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import ENTRY
@@ -61,7 +61,7 @@ class RankSetup:
     workspace: int = 0
 
 
-class Chunk(TrainingRun):
+class ModelChunk(TrainingRun):
     """The layers of one pipeline stage on a rank.
 
     number: index of the chunk on its rank. passes: recorder or player of its passes; None (default) if they run.
@@ -230,7 +230,7 @@ class RankRun:
     Raises `InputError` for layouts that torch does not support, and for more micro-batches than are replayed.
     """
 
-    chunk_type: type[Chunk] = Chunk
+    chunk_type: type[ModelChunk] = ModelChunk
 
     def __init__(self, rank_setup: RankSetup, memory_meter: Meter | EventRecorder) -> None:
         layout, training_config = rank_setup.layout, rank_setup.training
@@ -249,12 +249,14 @@ class RankRun:
         self.meter: Meter | EventRecorder = memory_meter
         layers = sum(layer_stack.num_hidden_layers for _, layer_stack in rank_setup.spec.stacks())
         rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
-        self.chunks: list[Chunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
+        self.chunks: list[ModelChunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.number, model_chunk.workspace = chunk_index, rank_setup.workspace
             model_chunk.workspaces = self.chunks[0].workspaces
         group_size = torch_group_size(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
-        self.order: Sequence[Action] = pipeline(layout, training_config.microbatches, group_size).orders[coordinates.pp]
+        self.order: Sequence[PassAction] = pipeline(layout, training_config.microbatches, group_size).orders[
+            coordinates.pp
+        ]
         self.buckets: list[Storage] = []
 
     def check(self, layout: Layout) -> None:
@@ -347,7 +349,7 @@ class RankRun:
     def before_action(self, i: int) -> None:
         """Does nothing before action `i` of the schedule; a run with sharding overrides this hook."""
 
-    def _one_forward_one_backward(self, model_chunk: Chunk) -> None:
+    def _one_forward_one_backward(self, model_chunk: ModelChunk) -> None:
         """Runs `Schedule1F1B._step_microbatches`, where each sent tensor stays referenced until the next send."""
         is_last_stage, microbatch_count = model_chunk.stage.last, self.training.microbatches
         warmup_chunks = min(microbatch_count, self.layout.pp - model_chunk.stage.rank)

@@ -19,7 +19,7 @@ from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
-from .pipeline import Chunk, MicroBatchInFlight, RankRun, RankSetup
+from .pipeline import MicroBatchInFlight, ModelChunk, RankRun, RankSetup
 
 STEPS = 3, 3
 """Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
@@ -56,7 +56,7 @@ class RecordedRank:
         """Returns the stored allocator states, with or without expandable segments."""
         return self.prefix_caches.setdefault(expandable_segments, PrefixCache(expandable_segments))
 
-    def layer_offsets(self, model_chunks: Sequence[Chunk]) -> list[int]:
+    def layer_offsets(self, model_chunks: Sequence[ModelChunk]) -> list[int]:
         """Returns, for each chunk, its first layer's index minus the first layer's index of the recorded chunk."""
         chunk_pairs = zip(model_chunks, self.layers_before, strict=True)
         return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in chunk_pairs]
@@ -66,7 +66,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """`passes_key` of a rank → its recorded passes."""
 
 
-def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[Chunk], micro_batches: int) -> int:
+def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk], micro_batches: int) -> int:
     """Returns the number of micro-batches to replay on the allocator.
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
@@ -204,7 +204,7 @@ def _record_without_pipeline(rank_run: RankRun, microbatch_count: int) -> None:
         in_flight = None
 
 
-def run_in_groups(model_chunks: Sequence[Chunk], microbatch_count: int, group_size: int) -> None:
+def run_in_groups(model_chunks: Sequence[ModelChunk], microbatch_count: int, group_size: int) -> None:
     """Runs micro-batches in groups: a group's forward passes, chunk by chunk, then its backward passes.
 
     In the chunk with the loss each backward pass comes before the next forward pass, as on the last stage of a

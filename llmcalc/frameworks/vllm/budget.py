@@ -37,12 +37,12 @@ from .encoder_run import (
     EncoderRequest,
     EncoderRun,
     encoder_run,
+    has_chunked_images,
     image_limit,
     image_size,
     image_tower,
     input_limit,
     patch_of_long_videos,
-    reads_chunks_of_images,
 )
 from .flags import CPU_CONNECTORS
 from .flashinfer_sampler import SAMPLER_VARIABLE, assumes_torch_sampler, rules_with_sampler
@@ -53,7 +53,7 @@ from .profile_run import ProfileRun
 from .recurrent_states import state_blocks
 from .sparse_workspace import sparse_workspace
 from .speculation import Speculation, speculation_of
-from .versions import Rules, SecondRunner, StateRules, VLLMRecord, vllm_record
+from .versions import SecondRunner, StateRules, VLLMRecord, VLLMRules, vllm_record
 
 GIB, MIB = 2**30, 2**20
 
@@ -106,7 +106,7 @@ COMPILATION_KEYS = (
 """Keys of `--compilation-config` that are read, or that change no memory."""
 
 
-class Server(EngineServer):
+class VLLMServer(EngineServer):
     """A vLLM server: model, accelerator, version and flags."""
 
     name = "vllm"
@@ -168,7 +168,7 @@ class Server(EngineServer):
     @property
     def refuses_float16(self) -> bool:
         """Whether the version refuses to run the model's class in float16."""
-        return self.has_class_of(self.engine_record.classes_without_float16(self.version_numbers))
+        return self.has_model_class(self.engine_record.classes_without_float16(self.version_numbers))
 
     @property
     def falls_back_to_float32(self) -> bool:
@@ -263,14 +263,14 @@ class Server(EngineServer):
             return self.rules.subtracts_graphs
         return bool(variable_value)
 
-    def has_class_of(self, class_names: tuple[str, ...]) -> bool:
+    def has_model_class(self, class_names: tuple[str, ...]) -> bool:
         """Returns whether the model's class is one of `class_names`."""
         return not {*architectures(self.preset)}.isdisjoint(class_names)
 
     @cached_property
     def graphs(self) -> CUDAGraphs:
         """The CUDA graphs that the server captures."""
-        captures_larger_batches = self.has_class_of(self.engine_record.larger_graphs)
+        captures_larger_batches = self.has_model_class(self.engine_record.larger_graphs)
         default_limit = GRAPH_SIZES[-1] if captures_larger_batches else min(2 * self.decoded_tokens, LARGEST_SIZE)
         return cuda_graphs(
             self.flags, self.compilation, self.decoded_tokens, self.max_num_batched_tokens, default_limit
@@ -305,7 +305,7 @@ class Server(EngineServer):
         return second_runner(self.engine_record, self.version_of_rules, self.rank_of_stage(0), self.flags)
 
     @cached_property
-    def rules(self) -> Rules:
+    def rules(self) -> VLLMRules:
         """The version's memory rules, with the model runner and sampler of this server."""
         version_rules = self.engine_record.rules(self.version_of_rules)
         if self.second_runner is not None:
@@ -331,7 +331,7 @@ class Server(EngineServer):
 
     def needs_blocks_of_sequences(self, kv_pool: BlockPool) -> bool:
         """Whether each sequence occupies a cache block, as with recurrent states decoded in full CUDA graphs."""
-        decodes_in_graphs = self.graphs.number > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
+        decodes_in_graphs = self.graphs.graph_count > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return kv_pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
     @property
@@ -498,7 +498,7 @@ class Server(EngineServer):
         patch_size = patch_of_long_videos(self.preset.model) if has_videos else 0
         ranks_have_whole_encoder = self.flags.get("mm_encoder_tp_mode") == "data"
         videos_as_images, chunk_bytes = self.engine_record.videos_as_images(self.version_of_rules), None
-        if videos_as_images is not None and not reads_chunks_of_images(self.preset.model):
+        if videos_as_images is not None and not has_chunked_images(self.preset.model):
             videos_as_images = None
         if videos_as_images is not None:
             free_bytes = self.free_bytes_at_start - self.stored_weights(self.rank_of_stage(0))
@@ -524,12 +524,12 @@ class Server(EngineServer):
         V0 captures whole passes from the largest on, which share one pool (0.13 GiB of Qwen3 0.6B, in one log).
         """
         if self.rules.generation == "v0":
-            return int(self.engine_record.cuda_graphs.shared_mib * MIB) if self.graphs.number else 0
+            return int(self.engine_record.cuda_graphs.shared_mib * MIB) if self.graphs.graph_count else 0
         uses_flash_attention = self.flags.get("attention_backend", FLASH) == FLASH
         splits_sequences = (
             uses_flash_attention
             and self.version_numbers >= FULL_GRAPHS_FROM
-            and not self.has_class_of(self.engine_record.triton_attention)
+            and not self.has_model_class(self.engine_record.triton_attention)
         )
         compute_capability = self.hardware.compute_capability if splits_sequences else None
         split_buffer_bytes = self.graphs.split_buffer_bytes(rank, self.element_bytes, compute_capability)
@@ -539,7 +539,7 @@ class Server(EngineServer):
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of vLLM's stored weights, with RoPE tables, padded experts and copies for MLA."""
         rank.check_divided_blocks()
-        rope_element_bytes = 4 if self.has_class_of(self.engine_record.float32_tables) else self.element_bytes
+        rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
         _, _, experts = rank.widths
         padding_bytes = 0
@@ -726,7 +726,7 @@ class StageMemory(NamedTuple):
     graphs: int
 
 
-def memory(server: Server) -> EngineMemory:
+def memory(server: VLLMServer) -> EngineMemory:
     """Returns the memory that vLLM plans for a device of the pipeline stage with the fewest cache blocks."""
     if server.flags.get("max_model_len") in AUTO_WORDS:
         return memory(server.with_flags(max_model_len=longest_request(server) or server.longest_request))
@@ -755,7 +755,7 @@ def memory(server: Server) -> EngineMemory:
     )
 
 
-def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float) -> str:
+def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: float) -> str:
     """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
     message_texts, version_rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
     budget_bytes, batch_tokens, block_tokens = (
@@ -785,7 +785,7 @@ def _startup_error(server: Server, stage_memory: StageMemory, concurrency: float
     return ""
 
 
-def _server_notes(server: Server) -> list[str]:
+def _server_notes(server: VLLMServer) -> list[str]:
     server_notes = [*filter(None, [*_class_notes(server), server.long_request_note])]
     if server.falls_back_to_float32:
         server_notes.append(
@@ -813,11 +813,11 @@ def _server_notes(server: Server) -> list[str]:
     return server_notes
 
 
-def _class_notes(server: Server) -> list[str]:
+def _class_notes(server: VLLMServer) -> list[str]:
     """Returns notes if the version lacks a class for the model: not yet added, or already removed."""
     engine_record, class_names = server.engine_record, architectures(server.preset)
     server_notes = [engine_record.missing_class_note(class_names, server.version)]
-    last_version = engine_record.last_version_of(class_names, server.version_numbers)
+    last_version = engine_record.last_supported_version(class_names, server.version_numbers)
     if last_version is not None:
         server_notes.append(
             f"vLLM {last_version} was the last version with a class for {class_names[0]}: a later one starts only if "
@@ -826,7 +826,7 @@ def _class_notes(server: Server) -> list[str]:
     return server_notes
 
 
-def _compilation_notes(server: Server) -> list[str]:
+def _compilation_notes(server: VLLMServer) -> list[str]:
     """Returns a note if a first start, which compiles the model, has a smaller or unknown KV cache."""
     if server.preset.model.towers:
         return ["a restart is counted; a first start, which compiles, may have less cache (vLLM issues 54122, 54383)"]
@@ -838,7 +838,7 @@ def _compilation_notes(server: Server) -> list[str]:
     return [f"a restart is counted; a first start, which compiles, has {lost_gib} less cache ({CACHE_VARIABLE}=1)"]
 
 
-def longest_request(server: Server) -> int:
+def longest_request(server: VLLMServer) -> int:
     """Returns the largest `--max-model-len` for which the cache holds one request; 0 if there is none."""
     fullest_stage = server.fullest_stage
     return fullest_stage.pool.longest_request(fullest_stage.blocks, server.tokens_in_flight, server.longest_request)

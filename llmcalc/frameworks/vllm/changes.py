@@ -8,7 +8,7 @@ from typing import Any
 from ..engines.engine import EngineMemory
 from ..engines.layouts import layouts_of
 from ..engines.rank import compressed_layers
-from .budget import Server, longest_request, memory
+from .budget import VLLMServer, longest_request, memory
 from .flashinfer_sampler import SAMPLER_VARIABLE
 
 FEWER_SEQUENCES = 64
@@ -21,7 +21,7 @@ FP8_SCHEME = "fp8-dynamic"
 """The scheme of a quantized checkpoint that is tried."""
 
 
-def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server_memory = memory(server)
     most_sequences, block_tokens = server_memory.most_sequences, server_memory.block_size
@@ -47,7 +47,7 @@ def flag_changes(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "--quantization fp8", {"quantize": FP8_SCHEME}
 
 
-def layouts(server: Server, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+def layouts(server: VLLMServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields (flags, vLLM's memory) of each possible layout, fewest devices first.
 
     Where vLLM refuses its own default number of sequences, as many as the cache has blocks. most_devices: the largest

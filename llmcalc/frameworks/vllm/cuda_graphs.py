@@ -49,7 +49,7 @@ class CUDAGraphs(NamedTuple):
     copies: int = 1
 
     @property
-    def number(self) -> int:
+    def graph_count(self) -> int:
         """The number of all graphs."""
         return (self.piecewise + self.full) * self.copies
 
@@ -60,7 +60,7 @@ class CUDAGraphs(NamedTuple):
 
         split_bytes: from `split_buffer_bytes`. graphs_ratio: bytes of a graph by those of the first runner's estimate.
         """
-        if not self.number:
+        if not self.graph_count:
             return 0
         complex_layers = layers_with_many_kernels(rank)
         simple_layers = rank.number_of_layers - complex_layers

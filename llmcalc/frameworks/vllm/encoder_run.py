@@ -16,7 +16,7 @@ from ...components.inputs.smart_resize import SmartResize
 from ...components.towers.vision import VisionTower
 from ...errors import InputError, shown
 from ...model import ModelSpec
-from .versions import VideosOfImages
+from .versions import VideosAsImages
 
 DEFAULT_IMAGE_LIMIT = 999
 """Images of a prompt where `--limit-mm-per-prompt` does not say (vllm/config/multimodal.py)."""
@@ -56,7 +56,7 @@ class EncoderRequest(NamedTuple):
     element_bytes: int
     frames: int = 0
     size: tuple[int, int] | None = None
-    videos: VideosOfImages | None = None
+    videos: VideosAsImages | None = None
     chunk_bytes: int | None = None
 
 
@@ -118,7 +118,7 @@ def patch_of_long_videos(spec: ModelSpec) -> int:
     return tower.patches.patch_size if tower.image.frames == 1 and tower.patches.temporal_patch_size == 2 else 0
 
 
-def reads_chunks_of_images(spec: ModelSpec) -> bool:
+def has_chunked_images(spec: ModelSpec) -> bool:
     """Whether the encoder scales images to a token budget, as in Gemma 4; vLLM then encodes a few images at a time."""
     vision_tower = image_tower(spec)
     return vision_tower is not None and isinstance(vision_tower.image, Budget)

@@ -10,15 +10,19 @@ from typing import Any
 
 from ...errors import InputError
 from ..engines.versions import Numbers, ranges_at
-from .versions import Rules, VLLMRecord
+from .versions import VLLMRecord, VLLMRules
 
 SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
 """The variable that chooses FlashInfer's sampler, or torch's."""
 
 
 def rules_with_sampler(
-    record: VLLMRecord, version_numbers: Numbers, base_rules: Rules, flags: Mapping[str, Any], has_second_runner: bool
-) -> Rules:
+    record: VLLMRecord,
+    version_numbers: Numbers,
+    base_rules: VLLMRules,
+    flags: Mapping[str, Any],
+    has_second_runner: bool,
+) -> VLLMRules:
     """Returns the memory rules with FlashInfer's sampler if the variable selects it; otherwise `base_rules` unchanged.
 
     Raises `InputError` where FlashInfer's sampler is not modelled.

@@ -16,7 +16,7 @@ from ...errors import InputError
 from ...frozen import frozen
 from ..engines.rank import EngineRank, StateCache, TokenCache
 from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
-from .versions import Rules
+from .versions import VLLMRules
 
 PADDING_RATIO = 1.5
 """Kinds of layers are padded to the largest kind where it has less than this times the layers of the smallest."""
@@ -80,7 +80,9 @@ class BlockPool:
             return block_count * self.block_size / request_length
         return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))
 
-    def printed_tokens(self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: Rules) -> int:
+    def printed_tokens(
+        self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: VLLMRules
+    ) -> int:
         """Returns the tokens of the KV cache in this vLLM version's log format.
 
         A block of a request's current state counts as `request_length` tokens, those of the longest request.
@@ -112,7 +114,7 @@ def block_pool(
     rank: EngineRank,
     element_bytes: Fraction,
     block_size: int,
-    version_rules: Rules,
+    version_rules: VLLMRules,
     has_full_windows: bool = False,
     draft_caches: Sequence[TokenCache] = (),
     context_ranks: int = 1,

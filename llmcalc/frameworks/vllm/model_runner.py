@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import InputError
 from ..engines.rank import EngineRank, architectures
 from ..engines.versions import Numbers, ranges_at
-from .versions import Rules, SecondRunner, VLLMRecord
+from .versions import SecondRunner, VLLMRecord, VLLMRules
 
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """The variable that chooses the model runner."""
@@ -74,7 +74,7 @@ def _is_default_runner(
     return is_listed_architecture and (runner_rules.models == "named" or (is_dense and not is_quantized))
 
 
-def rules_with_runner(version_rules: Rules, runner_rules: SecondRunner) -> Rules:
+def rules_with_runner(version_rules: VLLMRules, runner_rules: SecondRunner) -> VLLMRules:
     """Returns the memory rules of a version with the second model runner."""
     return version_rules.model_copy(
         update={

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..engines.rank import EngineRank
 from .encoder_run import EncoderRun
 from .fused_projections import layer_embedding_bytes
-from .versions import Rules
+from .versions import VLLMRules
 
 HIDDEN_VECTORS = 3.75
 """Vectors of the hidden size that are alive per token in a compiled dense network."""
@@ -64,7 +64,7 @@ class ProfileRun(NamedTuple):
             return 0
         return self.encoder.output_bytes + (self.encoder.pixel_bytes if self.keeps_pixels else 0)
 
-    def layer_bytes(self, rank: EngineRank, version_rules: Rules) -> int:
+    def layer_bytes(self, rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
         intermediate_size, is_gated, experts = rank.widths
         h, tokens = rank.hidden_size, self.tokens
@@ -81,7 +81,7 @@ class ProfileRun(NamedTuple):
         sent_bytes = 2 * self.tokens * hidden_size * 2 if self.stages > 1 else 0
         return (self.tokens + self.sequences) * hidden_size * self.element_bytes + sent_bytes
 
-    def sampler_bytes(self, rank: EngineRank, engine_rules: Rules) -> int:
+    def sampler_bytes(self, rank: EngineRank, engine_rules: VLLMRules) -> int:
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
         logits_bytes = self.sequences * rank.vocab_size * 4
         logits_copies = engine_rules.logits_copies
@@ -91,7 +91,7 @@ class ProfileRun(NamedTuple):
             logits_copies += 0.5  # the logits themselves are float32 already
         return int(logits_copies * logits_bytes) + engine_rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
 
-    def peak_bytes(self, rank: EngineRank, version_rules: Rules) -> int:
+    def peak_bytes(self, rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes of the profile run above the weights."""
         text_model_bytes = (
             max(self.layer_bytes(rank, version_rules), self.bytes_after_layers(rank, version_rules))
@@ -100,11 +100,11 @@ class ProfileRun(NamedTuple):
         pass_bytes = max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.workspace
         return max(pass_bytes, self.compilation_bytes)
 
-    def bytes_after_layers(self, rank: EngineRank, version_rules: Rules) -> int:
+    def bytes_after_layers(self, rank: EngineRank, version_rules: VLLMRules) -> int:
         """The peak after the layers: hidden states and, on the last stage, the sampler."""
         return self.hidden_bytes(rank) + (self.sampler_bytes(rank, version_rules) if self.last_stage else 0)
 
-    def origin(self, rank: EngineRank, version_rules: Rules) -> str:
+    def origin(self, rank: EngineRank, version_rules: VLLMRules) -> str:
         """Returns a short description of the tensors at the peak."""
         layer_bytes, bytes_after_layers = (
             self.layer_bytes(rank, version_rules),

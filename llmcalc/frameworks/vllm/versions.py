@@ -25,7 +25,7 @@ from ..engines.versions import (
 )
 
 
-class Rules(RuleRange):
+class VLLMRules(RuleRange):
     """The memory rules of a range of vLLM versions; the TOML file explains the fields."""
 
     budget: str
@@ -93,7 +93,7 @@ class VideoFrames(VersionRange):
     frames: int
 
 
-class VideosOfImages(VersionRange):
+class VideosAsImages(VersionRange):
     """Encoders that read a video as images of fewer tokens, by vLLM version; the TOML file explains the fields."""
 
     frames: int
@@ -171,27 +171,27 @@ class GraphEstimate(Record):
         return f"{self.logs} logs of h100-sxm"
 
 
-class WithoutFloat16(VersionRange):
+class ClassesWithoutFloat16(VersionRange):
     """Classes of models that refuse float16 in a range of vLLM versions."""
 
     classes: tuple[str, ...]
 
 
-class VLLMRecord(EngineRecord[Rules]):
+class VLLMRecord(EngineRecord[VLLMRules]):
     """The contents of `presets/engines/vllm.toml`; the file explains the fields."""
 
     whole_projections: tuple[str, ...] = ()
     larger_graphs: tuple[str, ...] = ()
     triton_attention: tuple[str, ...] = ()
     float32_tables: tuple[str, ...] = ()
-    without_float16: tuple[WithoutFloat16, ...] = ()
+    without_float16: tuple[ClassesWithoutFloat16, ...] = ()
     last_versions: dict[str, tuple[str, ...]] = {}
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
     flashinfer_sampler: tuple[FlashInferSampler, ...] = Field(min_length=1)
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
     compressed_pages: tuple[CompressedPages, ...] = Field(min_length=1)
     video_frames: tuple[VideoFrames, ...] = ()
-    videos_of_images: tuple[VideosOfImages, ...] = ()
+    videos_of_images: tuple[VideosAsImages, ...] = ()
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
     non_torch: tuple[MemoryOutsideTorch, ...] = Field(min_length=1)
@@ -209,7 +209,7 @@ class VLLMRecord(EngineRecord[Rules]):
             and not any(device_name_part in device_names for device_name_part in batch_defaults.not_on)
         )
 
-    def last_version_of(self, class_names: tuple[str, ...], version_numbers: Numbers) -> str | None:
+    def last_supported_version(self, class_names: tuple[str, ...], version_numbers: Numbers) -> str | None:
         """Returns the last version with a class for a model; None if the version `version_numbers` has such a class.
 
         class_names: the classes in `architectures` of the model's config.
@@ -233,7 +233,7 @@ class VLLMRecord(EngineRecord[Rules]):
         version_rows = ranges_at(self.video_frames, version_numbers)
         return max((video_row.frames for video_row in version_rows if video_row.patch_size == patch_size), default=0)
 
-    def videos_as_images(self, version_numbers: Numbers) -> VideosOfImages | None:
+    def videos_as_images(self, version_numbers: Numbers) -> VideosAsImages | None:
         """Returns the rules by which a version reads videos as images; None for a version without such encoders."""
         version_rows = ranges_at(self.videos_of_images, version_numbers)
         return version_rows[-1] if version_rows else None

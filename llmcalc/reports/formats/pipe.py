@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from ..bars import LENGTHS, Bar
+from ..bars import LENGTHS, TextBar
 from ..document import Report, Row, Table, cell_text, printable_report
 
 INDENT = "  "
@@ -75,7 +75,7 @@ def with_fitting_bars(tables: Sequence[Table], line_width: int) -> list[Table]:
 
 def _bar_length(table: Table, line_width: int) -> int:
     """Returns the length of a full bar that fits beside the other columns; 0 without room or bars."""
-    bar_parts = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, Bar)]
+    bar_parts = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
     if not bar_parts:
         return 0
     free_width = (
@@ -89,7 +89,9 @@ def _bar_length(table: Table, line_width: int) -> int:
 def _with_bars(table: Table, bar_length: int) -> Table:
     def row_with_bars(row: Row) -> Row:
         return row._replace(
-            cells=[column._replace(length=bar_length) if isinstance(column, Bar) else column for column in row.cells]
+            cells=[
+                column._replace(length=bar_length) if isinstance(column, TextBar) else column for column in row.cells
+            ]
         )
 
     return table._replace(rows=[row_with_bars(row) for row in table.rows])

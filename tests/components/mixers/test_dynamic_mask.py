@@ -18,7 +18,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear
 from llmcalc.ops.products import ExpertRows
-from llmcalc.ops.sparse import MaskedCore
+from llmcalc.ops.sparse import MaskedAttentionCore
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.with_past import WithPast
 from tests.builders import run_config
@@ -46,7 +46,7 @@ def test_decoding_maps_every_value_again() -> None:
 @pytest.mark.parametrize("window", [None, 3, 9])
 @pytest.mark.parametrize("keep", [1, 4, 6, 50])
 def test_all_keys_are_computed_with_and_some_are_kept(keep: int, window: int | None) -> None:
-    core = MaskedCore(1, 1, 1, window=window, keep=keep)
+    core = MaskedAttentionCore(1, 1, 1, window=window, keep=keep)
     assert core.pairs(run_config(seq=7)) == 7 * 7
     held = 12 if window is None else window - 1
     assert core.pairs(run_config(seq=1, context=12, phase="decode")) == held + 1

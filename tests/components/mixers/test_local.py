@@ -19,8 +19,8 @@ from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear, Op
-from llmcalc.ops.products import BlockSums
-from llmcalc.ops.sparse import LocalCore
+from llmcalc.ops.products import BlockSumMatmul
+from llmcalc.ops.sparse import LocalAttentionCore
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.workload.counting import Pairs
 from llmcalc.workload.derived_rows import WithSums
@@ -50,12 +50,12 @@ def test_blocks_are_computed_whole() -> None:
     """11 tokens are 3 blocks of 4; each of 3 · 4 queries is multiplied with 3 · 4 keys, and with block summaries with 3
     more.
     """
-    assert LocalCore(1, 1, 1, radius=3).pairs(run_config(seq=11)) == 12 * 12
-    assert LocalCore(1, 1, 1, radius=3, global_block=3).pairs(run_config(seq=11)) == 12 * (12 + 3)
+    assert LocalAttentionCore(1, 1, 1, radius=3).pairs(run_config(seq=11)) == 12 * 12
+    assert LocalAttentionCore(1, 1, 1, radius=3, global_block=3).pairs(run_config(seq=11)) == 12 * (12 + 3)
 
 
 def test_one_token_over_a_block_is_one_block_more() -> None:
-    one, two = (LocalCore(1, 1, 1, radius=127).pairs(run_config(seq=n)) for n in (128, 129))
+    one, two = (LocalAttentionCore(1, 1, 1, radius=127).pairs(run_config(seq=n)) for n in (128, 129))
     assert (one, two) == (128 * 384, 256 * 384)
 
 
@@ -65,17 +65,17 @@ def test_one_token_over_a_block_is_one_block_more() -> None:
 def test_the_mask_lets_through_what_is_near_and_all_sums(radius: int, seq: int) -> None:
     w = run_config(seq=seq, pairs="causal")
     near = sum(abs(q - k) <= radius for q in range(seq) for k in range(seq))
-    assert LocalCore(1, 1, 1, causal=False, radius=radius).pairs(w) == near
-    assert LocalCore(1, 1, 1, causal=False, radius=radius, global_block=4).pairs(w) == near + seq * (seq // 4)
+    assert LocalAttentionCore(1, 1, 1, causal=False, radius=radius).pairs(w) == near
+    assert LocalAttentionCore(1, 1, 1, causal=False, radius=radius, global_block=4).pairs(w) == near + seq * (seq // 4)
 
 
 @pytest.mark.parametrize("pairs", ["full", "causal"])
 @pytest.mark.parametrize(
     "op",
     [
-        LocalCore(4, 6, 6, causal=False, radius=3),
-        LocalCore(4, 6, 6, causal=False, radius=3, global_block=5),
-        BlockSums(7, 3),
+        LocalAttentionCore(4, 6, 6, causal=False, radius=3),
+        LocalAttentionCore(4, 6, 6, causal=False, radius=3, global_block=5),
+        BlockSumMatmul(7, 3),
         Linear(7, 5, rows=WithSums(block=3)),
     ],
     ids=["near", "with sums", "sums", "map"],

@@ -14,7 +14,7 @@ from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.deepspeed.rank_memory import replay_zero, tensor_status
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.deepspeed.zero import ZeroSetup
-from llmcalc.frameworks.nccl import with_nccl
+from llmcalc.frameworks.nccl import with_nccl_buffers
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.layer_loops import layer_stacks
@@ -58,7 +58,7 @@ def outcome(row: Row) -> Outcome:
         ZeroSetup(model, training(row), settings, devices, 0, A100.workspace), A100.expandable
     )
     answer = summarize(replay_result, A100.context, layer_stacks(model), tensor_status(settings, training(row)))
-    answer = with_nccl(
+    answer = with_nccl_buffers(
         answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
     )
     measured = row["measured"]["total_mem_gb"] / devices

@@ -42,7 +42,7 @@ def _tables_of_names(file: Path) -> list[tuple[str, frozenset[str]]]:
     ]
 
 
-def _texts_of(folder: Path) -> set[str]:
+def _texts_of_list(folder: Path) -> set[str]:
     """The strings in the code of a folder, and the constant ends of its formatted strings."""
     return {
         node.value.removeprefix("--")
@@ -57,7 +57,7 @@ FOLDERS = sorted({file.parent for file in FRAMEWORKS.rglob("*.py") if _tables_of
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_each_name_that_is_read_is_looked_up(folder: Path) -> None:
-    texts = _texts_of(folder) | _texts_of(FRAMEWORKS / "launch")
+    texts = _texts_of_list(folder) | _texts_of_list(FRAMEWORKS / "launch")
     ends = tuple(text for text in texts if text[:1] in ("_", ".") and len(text) > 2)
     forgotten = {
         name

@@ -10,7 +10,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import read_launch
-from llmcalc.frameworks.server_files.read import servers_of
+from llmcalc.frameworks.server_files.read import servers_of_file
 from tests.in_process import Result
 
 CONFIG = "model_name_or_path: Qwen/Qwen3-0.6B\nstage: sft\nfinetuning_type: lora\ncutoff_len: 256\n"
@@ -35,7 +35,7 @@ def test_the_command_of_a_trainer_has_the_answer_of_its_file(
     ],
 )
 def test_the_command_of_a_server_is_read(command: str, engine: str, version: str) -> None:
-    server = servers_of(command)[0]
+    server = servers_of_file(command)[0]
     assert (server.where, server.engine.replace("-", "_").replace(".", "_"), server.version) == (
         "--launch",
         engine,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.megatron.model_from_flags import model_of
+from llmcalc.frameworks.megatron.model_from_flags import model_of_arguments
 from llmcalc.frameworks.megatron.rank_run import RankRun
 from llmcalc.frameworks.megatron.schedule import run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
@@ -76,7 +76,7 @@ HYBRID: dict[str, Any] = {
 
 
 def run_of(one: MegatronSettings) -> RankRun:
-    run = RankRun(model_of(one, ""), one, one.world_size - 1, Meter())
+    run = RankRun(model_of_arguments(one, ""), one, one.world_size - 1, Meter())
     run.set_up()
     return run
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmcalc.errors import InputError
-from llmcalc.frameworks.megatron.model_from_flags import model_of
+from llmcalc.frameworks.megatron.model_from_flags import model_of_arguments
 from llmcalc.frameworks.megatron.rank_memory import rank_memory
 from llmcalc.frameworks.megatron.rank_run import RankRun
 from llmcalc.frameworks.megatron.schedule import run_step
@@ -60,7 +60,7 @@ def settings(layers: int = 2, **changes: Any) -> MegatronSettings:
 def saved(layers: int, **changes: Any) -> int:
     """Bytes that a forward pass leaves."""
     one, meter = settings(layers, **changes), Meter()
-    run = RankRun(model_of(one, ""), one, 0, meter)
+    run = RankRun(model_of_arguments(one, ""), one, 0, meter)
     run.set_up()
     run.backward(None, run.forward(run.chunks[0], None), None)  # weights in 8 bits are made
     before = meter.now
@@ -136,8 +136,8 @@ def test_layers_that_run_again_save_their_inputs() -> None:
     assert of_a_layer(**again) == 2 * ROWS // TP * H
     one = settings(**again)
     assert (
-        rank_memory(model_of(one, ""), one, 0).peak_bytes
-        < rank_memory(model_of(settings(), ""), settings(), 0).peak_bytes
+        rank_memory(model_of_arguments(one, ""), one, 0).peak_bytes
+        < rank_memory(model_of_arguments(settings(), ""), settings(), 0).peak_bytes
     )
 
 
@@ -161,13 +161,13 @@ def test_experts_save_a_byte_for_each_input_of_a_product(recipe: str) -> None:
 def test_rows_of_experts_that_would_be_padded_are_refused() -> None:
     one = settings(**EXPERTS, micro_batch_size=1, seq_length=24)
     with pytest.raises(InputError, match="expected a multiple of 16 rows of each"):
-        rank_memory(model_of(one, ""), one, 0)
+        rank_memory(model_of_arguments(one, ""), one, 0)
 
 
 def after_step(layers: int, **changes: Any) -> int:
     one = settings(layers, **changes)
     meter = Meter()
-    run = RankRun(model_of(one, ""), one, 0, meter)
+    run = RankRun(model_of_arguments(one, ""), one, 0, meter)
     run.set_up()
     run_step(run)
     run_step(run)
@@ -202,7 +202,7 @@ def test_first_and_last_layers_stay_wide() -> None:
     one = by_hand("bf16") - by_hand()
     assert all_wide - narrow == 6 * one
     assert saved(6, **wide) - narrow == 3 * one
-    run = RankRun(model_of(settings(6, **wide), ""), settings(6, **wide), 0, Meter())
+    run = RankRun(model_of_arguments(settings(6, **wide), ""), settings(6, **wide), 0, Meter())
     made = run.chunks[0].lowering.parameters_of(run.chunks[0].program)
     assert sorted({one.path[2] for one in made if one.is_fp8}) == [1, 2, 3]
 
@@ -215,7 +215,7 @@ def test_layers_are_numbered_over_stages() -> None:
         "pipeline_model_parallel_size": 2,
     }
     one = settings(4, **changes)
-    run = RankRun(model_of(one, ""), one, 2, Meter())
+    run = RankRun(model_of_arguments(one, ""), one, 2, Meter())
     made = run.chunks[0].lowering.parameters_of(run.chunks[0].program)
     narrow = {one.path for one in made if one.is_fp8}
     assert {path[2] for path in narrow} == {2}
@@ -242,4 +242,4 @@ def test_other_8_bit_products_are_refused(changes: dict[str, Any]) -> None:
     one = settings(**changes)
     assert "--fp8-format" in unmodelled_arguments(one)
     with pytest.raises(InputError, match="--fp8-format"):
-        rank_memory(model_of(one, ""), one, 0)
+        rank_memory(model_of_arguments(one, ""), one, 0)

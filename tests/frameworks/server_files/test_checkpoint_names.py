@@ -9,7 +9,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.quantization.named import scheme_named
 from llmcalc.errors import InputError
-from llmcalc.frameworks.server_files.read import servers_of
+from llmcalc.frameworks.server_files.read import servers_of_file
 from llmcalc.sources.presets import known_checkpoint
 
 COMPOSE_WITH_ARGUMENTS = """
@@ -31,7 +31,7 @@ def test_a_dollar_that_begins_no_variable_stays_for_the_shell(text: str, tmp_pat
     """Compose replaces `$NAME` and `${NAME}` alone, so `"$@"` may stand there once or doubled."""
     file = tmp_path / "compose.yml"
     file.write_text(text)
-    server = servers_of(file)[0]
+    server = servers_of_file(file)[0]
     assert (server.target, server.values) == ("Qwen/Qwen3-8B", {"max_model_len": "8192"})
 
 
@@ -101,7 +101,7 @@ def test_a_repository_of_gguf_files_states_preset_and_type(name: str, preset: st
 def test_a_file_of_a_repository_states_how_it_is_quantized(tmp_path: Path) -> None:
     file = tmp_path / "serve.sh"
     file.write_text("llama-server --hf-repo ggml-org/Qwen3-8B-GGUF --hf-file Qwen3-8B-Q8_0.gguf -c 8192\n")
-    assert servers_of(file)[0].target == "ggml-org/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf"
+    assert servers_of_file(file)[0].target == "ggml-org/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf"
     answer = llmcalc.memory(launch=file, hardware="rtx-4090")
     assert any("qwen3-8b in q8_0" in text for text in answer.document["notes"])
 

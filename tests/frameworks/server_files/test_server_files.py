@@ -14,7 +14,7 @@ from llmcalc.frameworks.engines.registry import FOLDERS
 from llmcalc.frameworks.launch.command_line import typed_launch
 from llmcalc.frameworks.server_files.accelerators import accelerator_of
 from llmcalc.frameworks.server_files.programs import server_start_of, version_of_image
-from llmcalc.frameworks.server_files.read import servers_of, servers_of_text
+from llmcalc.frameworks.server_files.read import servers_of_file, servers_of_text
 from tests.in_process import command
 from tests.samples import in_one_test
 
@@ -208,7 +208,7 @@ OTHER_ENGINES = {
 @in_one_test
 @pytest.mark.parametrize("name", FORMS)
 def test_what_a_file_says(name: str) -> None:
-    servers = servers_of(SERVING / name)
+    servers = servers_of_file(SERVING / name)
     assert [(s.engine, s.version, s.target, dict(s.values)) for s in servers] == FORMS[name]
 
 
@@ -224,7 +224,7 @@ def test_what_a_file_says(name: str) -> None:
     ],
 )
 def test_a_file_names_its_accelerators(name: str, hardware: str, gpus: int | None) -> None:
-    server = servers_of(SERVING / name)[0]
+    server = servers_of_file(SERVING / name)[0]
     assert (server.hardware, server.gpus) == (hardware, gpus)
 
 
@@ -232,19 +232,19 @@ def test_an_engine_inside_a_program_is_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "offline.py"
     file.write_text('from vllm import LLM\nllm = LLM(model="Qwen/Qwen3-8B")\n')
     with pytest.raises(InputError, match=r"line 2: LLM\(…\) starts vLLM inside a program"):
-        servers_of(file)
+        servers_of_file(file)
 
 
 def test_what_a_python_file_computes_is_known_only_when_it_runs(tmp_path: Path) -> None:
     file = tmp_path / "app.py"
     file.write_text('words = ["vllm", "serve", "qwen3-8b", "--max-num-seqs", str(choose())]\n')
     with pytest.raises(InputError, match=r"--max-num-seqs: 'choose\(…\)' is known only when the script runs"):
-        servers_of(file)
+        servers_of_file(file)
     file.write_text('words = ["vllm", "serve", "qwen3-8b"]\nwords += more_flags()\n')
     with pytest.raises(InputError, match="is known only when the script runs"):
-        servers_of(file)
+        servers_of_file(file)
     file.write_text('words = ["vllm", "serve", "qwen3-8b"]\nwords = words_of(words)\n')
-    assert servers_of(file) == []
+    assert servers_of_file(file) == []
 
 
 def test_letters_of_a_compose_file_are_no_commands_of_a_shell(tmp_path: Path) -> None:
@@ -253,14 +253,14 @@ def test_letters_of_a_compose_file_are_no_commands_of_a_shell(tmp_path: Path) ->
     lines += ["    - |", '      echo "a `quoted` word \\\\" >&2', '      vllm serve "$$@"', "    - --"]
     lines += ["    command: --model qwen3-8b --max-num-seqs ${SEQS:-8}"]
     file.write_text("\n".join(lines))
-    assert dict(servers_of(file)[0].values) == {"max_num_seqs": "8"}
+    assert dict(servers_of_file(file)[0].values) == {"max_num_seqs": "8"}
 
 
 def test_a_template_is_refused_as_one(tmp_path: Path) -> None:
     file = tmp_path / "serve.sh"
     file.write_text("vllm serve qwen3-8b {{- if .Eager }}--enforce-eager{{- end }} --max-num-seqs 8\n")
     with pytest.raises(InputError, match="a template"):
-        servers_of(file)
+        servers_of_file(file)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_template_is_refused_as_one(tmp_path: Path) -> None:
 def test_variables_stand_for_flags(variables: str, values: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "serve.sh"
     file.write_text("".join(f"export {word}\n" for word in variables.split()) + "llama-server -m llama3.1-8b.gguf\n")
-    assert dict(servers_of(file)[0].values) == values
+    assert dict(servers_of_file(file)[0].values) == values
 
 
 def test_a_fork_is_known_by_its_image_or_by_a_flag_of_its_own(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_fork_is_known_by_its_image_or_by_a_flag_of_its_own(tmp_path: Path) ->
     }
     for (image, flags), engine in texts.items():
         file.write_text(service.format(image, flags))
-        assert servers_of(file)[0].engine == engine
+        assert servers_of_file(file)[0].engine == engine
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -302,10 +302,10 @@ def test_every_file_is_answered(name: str) -> None:
 @pytest.mark.parametrize(("name", "engine"), OTHER_ENGINES.items())
 def test_other_engines_are_asked_by_name(name: str, engine: str) -> None:
     if engine in FOLDERS:
-        assert [server.engine for server in servers_of(SERVING / name)] == [engine]
+        assert [server.engine for server in servers_of_file(SERVING / name)] == [engine]
     else:
         with pytest.raises(InputError, match=f"starts a server of {engine}, which is not modelled"):
-            servers_of(SERVING / name)
+            servers_of_file(SERVING / name)
 
 
 def test_experts_on_the_cpu_leave_the_weights_of_the_device() -> None:
@@ -336,7 +336,7 @@ def test_a_file_is_answered_as_its_flags() -> None:
 
 def test_variables_and_arguments_are_typed_beside_a_script() -> None:
     file = SERVING / "vllm_serve.sh"
-    (server,) = servers_of(f"TP=4 NAME=qwen3-8b EXTRA=1 {file} --kv-cache-dtype fp8")
+    (server,) = servers_of_file(f"TP=4 NAME=qwen3-8b EXTRA=1 {file} --kv-cache-dtype fp8")
     assert server.target == "qwen3-8b"
     assert {
         "tensor_parallel_size": "4",

@@ -11,7 +11,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.rank import EngineRank, architectures
 from llmcalc.frameworks.engines.registry import engine_and_version
-from llmcalc.frameworks.sglang.budget import Server
+from llmcalc.frameworks.sglang.budget import SGLangServer
 from llmcalc.frameworks.sglang.graphs import prompt_graphs_mib
 from llmcalc.frameworks.sglang.states import slot_bytes_of
 from llmcalc.frameworks.sglang.versions import sglang_record
@@ -167,10 +167,10 @@ def test_graphs_that_are_not_captured_need_no_reserve() -> None:
 def test_compressed_attention_of_a_log() -> None:
     """index:54684172587, DeepSeek-V4-Flash: 15,955.85 bytes of a token; 45.78 and 19.58 GiB hold so many tokens."""
     record, version = engine_and_version("sglang==0.5.12")
-    server = Server(llmcalc.load("deepseek-v4-flash"), find_hardware("rtx-pro-6000"), version, {"tp_size": 8})
+    server = SGLangServer(llmcalc.load("deepseek-v4-flash"), find_hardware("rtx-pro-6000"), version, {"tp_size": 8})
     rank = server.rank_of_stage(0)
     for gib, tokens in ((45.78, 3_080_960), (19.58, 1_317_632)):
-        assert server.cache_tokens_in(rank, int(gib * GIB)) == pytest.approx(tokens, abs=256 * 2)
+        assert server.cache_tokens_in_bytes(rank, int(gib * GIB)) == pytest.approx(tokens, abs=256 * 2)
     assert record.name == "sglang"
 
 

@@ -309,7 +309,7 @@ def rwkv4(s: Of) -> nn.Module:
     return module  # type: ignore[no-any-return]
 
 
-class LightningCore(nn.Module):
+class LightningAttentionCore(nn.Module):
     """The core of the reference, by the library's kernel."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: Any) -> tuple[Any, None]:
@@ -334,7 +334,7 @@ def lightning(s: Of) -> LightningAttention:
 
 def lightning_with_kernel(s: Of) -> nn.Module:
     part: Any = lightning(s).reference(ModelProperties(s.h))
-    part.core = LightningCore()
+    part.core = LightningAttentionCore()
     return Alone(part)
 
 

@@ -97,7 +97,7 @@ class Fp8Kernels(DeltaKernels):
         layer_index = next(
             (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), None
         )
-        if layer_index is None or self.in_multi_token_prediction:
+        if layer_index is None or self.is_in_multi_token_prediction:
             return True
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layers
         return first_bf16_layers <= layer_index < kernel_choices.layers - last_bf16_layers
@@ -192,7 +192,7 @@ class Fp8Kernels(DeltaKernels):
         if deferred_norm is not None:
             norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.like(x)
             has_mean = deferred_norm.options["spec"].type == "layernorm"
-            norm_statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
+            norm_statistics = [self.new_row_statistics(local_rows) for _ in range(2 if has_mean else 1)]
         quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rowwise_only and self.graph.enabled)
         del norm_output
         self.quantize_weight(weight)

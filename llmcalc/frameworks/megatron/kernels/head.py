@@ -32,7 +32,7 @@ class HeadKernels(ElementwiseKernels):
         saved_for_backward = [] if token_ids is None else [token_ids]
         self.node_with_new_gradients("embedding", (embedding_table,), embeddings, *saved_for_backward)
         del saved_for_backward
-        self.bind(table_output, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
+        self.bind(table_output, self.enter_layers(embeddings) if self.is_in_multi_token_prediction else embeddings)
 
     def do_unread_table(self, operation: Step) -> None:
         """Allocates an embedding table that no pass reads."""
@@ -206,7 +206,7 @@ class HeadKernels(ElementwiseKernels):
     def do_linear(self, operation: Step) -> None:
         """Runs a linear layer, or the input projection of a multi-token-prediction module."""
         if (
-            self.in_multi_token_prediction
+            self.is_in_multi_token_prediction
             and self.frames[-1].scope.about.get("kind") == "mtp"
             and not self.is_output_layer(operation)
         ):
@@ -237,9 +237,9 @@ class HeadKernels(ElementwiseKernels):
 
     def output(self, operation: Step, x: Tensor) -> Tensor:
         """Computes the logits. The losses of multi-token prediction join the graph before the output layer."""
-        if self.in_multi_token_prediction or self.further_outputs:
+        if self.is_in_multi_token_prediction or self.further_outputs:
             x = self.dense_copy(x)
-        if self.further_outputs and not self.in_multi_token_prediction:
+        if self.further_outputs and not self.is_in_multi_token_prediction:
             mtp_losses, self.further_outputs = self.further_outputs, []
             scaled_hidden, loss_shapes = Tensor(x.shape, x.dtype, x.storage), [tensor.shape for tensor in mtp_losses]
             new_tensor = self.graph.new_tensor
@@ -279,13 +279,13 @@ class HeadKernels(ElementwiseKernels):
         autograd_graph, (rows, vocab_width) = self.graph, logits.shape
         is_fused = self.rank_choices.loss_implementation == "native"
         logits_fp32 = autograd_graph.new_tensor((rows, vocab_width), FLOAT32)
-        row_max = self.statistics(rows)
+        row_max = self.new_row_statistics(rows)
         mask, target_indices = autograd_graph.new_tensor((rows, 1), BOOL), autograd_graph.new_tensor((rows, 1), INT64)
         target_index = autograd_graph.new_tensor((rows, 1), INT64)
-        target_logits = self.statistics(rows)
-        exp_sums = self.statistics(rows)
+        target_logits = self.new_row_statistics(rows)
+        exp_sums = self.new_row_statistics(rows)
         del row_max, target_index
-        loss = self.statistics(rows)
+        loss = self.new_row_statistics(rows)
         del target_logits, exp_sums
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:

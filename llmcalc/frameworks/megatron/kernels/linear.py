@@ -59,7 +59,7 @@ class LinearKernels(RankKernels):
         weights, spec = self.norm_weights(operation, module_path), operation.options["spec"]
         x = self.contiguous(x)
         norm_output = self.like(x)
-        norm_statistics = [self.statistics(row_count) for _ in range(2 if spec.type == "layernorm" else 1)]
+        norm_statistics = [self.new_row_statistics(row_count) for _ in range(2 if spec.type == "layernorm" else 1)]
         return self.node_with_new_gradients("norm", (x, *weights), norm_output, x, *norm_statistics)
 
     def has_norm_before(self, operation: Step) -> bool:
@@ -88,7 +88,7 @@ class LinearKernels(RankKernels):
         return operation.outs[0].axes[0].name == "vocab"
 
     @property
-    def in_multi_token_prediction(self) -> bool:
+    def is_in_multi_token_prediction(self) -> bool:
         """Whether the current module belongs to multi-token prediction."""
         return any(module_call.scope.about.get("kind") == "mtp" for module_call in self.frames)
 
@@ -255,7 +255,7 @@ class LinearKernels(RankKernels):
     def _fused_norm(self, x: Tensor, deferred_norm: Step) -> tuple[Tensor, list[Tensor]]:
         """Returns the output and the statistics of a norm that is fused with a product."""
         norm_output, has_mean = self.like(x), deferred_norm.options["spec"].type == "layernorm"
-        return norm_output, [self.statistics(x.shape[0]) for _ in range(2 if has_mean else 1)]
+        return norm_output, [self.new_row_statistics(x.shape[0]) for _ in range(2 if has_mean else 1)]
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
         """Runs Megatron-Core's ColumnParallelLinear, which gathers rows in a buffer shared by all such layers."""

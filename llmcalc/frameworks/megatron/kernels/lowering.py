@@ -562,7 +562,7 @@ class RankKernels(Lowering):
         adapters = self.rank_choices.adapters
         return adapters is not None and adapters.library == "megatron-bridge"
 
-    def statistics(self, row_count: Number) -> Tensor:
+    def new_row_statistics(self, row_count: Number) -> Tensor:
         """Allocates a norm's statistics, one fp32 number per row."""
         return self.graph.new_tensor((row_count, 1), FLOAT32)
 

@@ -8,7 +8,7 @@ from ....algebra import ceil_div, floor_div
 from ....components.base import BY_TORCH
 from ....evidence import kernels_compared
 from ....flow.program import Step
-from ....ops import BlockSums, LocalCore
+from ....ops import BlockSumMatmul, LocalAttentionCore
 from ...tensor import BOOL, FLOAT32, INT64, Tensor
 from .positions import PositionKernels
 
@@ -24,7 +24,7 @@ class LocalKernels(PositionKernels):
         return block_of_token, self.token_positions(floor_div(tokens, block_size))
 
     def core_BlockSums(self, operation: Step) -> None:
-        assert isinstance(operation.op, BlockSums)
+        assert isinstance(operation.op, BlockSumMatmul)
         aten, x = self.t, self.flat_tensor(operation.ins[0])
         block_of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block)
         block_membership = aten.to(
@@ -129,7 +129,7 @@ class LocalKernels(PositionKernels):
         if self.choices.attention != "eager":
             raise self.unsupported("local attention runs with eager attention alone", operation.name)
         q, k, v = map(self.tensor_of, operation.ins)
-        assert isinstance(operation.op, LocalCore)
+        assert isinstance(operation.op, LocalAttentionCore)
         tokens, op = self.run_config.new_rows(operation.outs[0].rows), operation.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
         dropout = operation.options["dropout"]

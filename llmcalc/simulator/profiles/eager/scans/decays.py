@@ -7,7 +7,7 @@ from typing import Any
 from .....components.base import PUBLISHED
 from .....evidence import kernels_compared
 from .....flow.program import Step
-from .....ops import DecayScan, LightningCore, MatrixMemory
+from .....ops import DecayScan, LightningAttentionCore, MatrixMemory
 from ....published import lightning_attn, mlstm_kernels, rwkv
 from ....tensor import FLOAT32, INT64, Tensor
 from ..attention import AttentionKernels
@@ -21,7 +21,7 @@ class DecayKernels(AttentionKernels, ScanModules):
 
     def module_LightningCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a lightning attention layer like the reference, but with the authors' training kernel."""
-        aten, op = self.t, operations.op("core", LightningCore)
+        aten, op = self.t, operations.op("core", LightningAttentionCore)
         if self.has_earlier_tokens:
             return self.decode_tokens(operations, x)
         q, k, v = self._lightning_heads(operations, x, op.head_dim)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from .....ops import Op
-from .....ops.attention import AttentionCore, OverlappingChunks
+from .....ops.attention import AttentionCore, OverlappingChunkAttentionCore
 from ...config import Config, is_whole
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, module_names
@@ -50,7 +50,7 @@ def window_stack(config: Config, depth: int) -> Table:
 def _chunked_op(op: Op) -> Op:
     if not isinstance(op, AttentionCore) or op.window is None:
         return op
-    return OverlappingChunks(*(getattr(op, field.name) for field in fields(op)))
+    return OverlappingChunkAttentionCore(*(getattr(op, field.name) for field in fields(op)))
 
 
 CHUNKS = Deviation(

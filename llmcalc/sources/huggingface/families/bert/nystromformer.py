@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .....ops import Op, SampledBlocks
+from .....ops import Op, SampledBlockAttentionCore
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, module_names
@@ -70,7 +70,7 @@ def _read_mra(config: Config) -> Table:
 
 
 def _without_kernel(op: Op) -> Op:
-    return replace(op, heads=0) if isinstance(op, SampledBlocks) else op
+    return replace(op, heads=0) if isinstance(op, SampledBlockAttentionCore) else op
 
 
 NO_KERNEL = Deviation(

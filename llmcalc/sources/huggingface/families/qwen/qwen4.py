@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .....algebra import ceil_div
 from .....frozen import frozen
 from .....ops import Op
-from .....ops.sparse import EntryScores
+from .....ops.sparse import EntryAttentionCore
 from ...absent import require_present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
@@ -154,7 +154,7 @@ def _is_prime(number: int) -> bool:
 
 
 @frozen(slots=True)
-class _VisibleBlocks(EntryScores):
+class _VisibleBlocks(EntryAttentionCore):
     """The indexer's scores of only the complete blocks before each token."""
 
     def pairs(self, run_config: RunConfig) -> Any:
@@ -164,7 +164,7 @@ class _VisibleBlocks(EntryScores):
 
 def _visible_blocks(op: Op) -> Op:
     """Returns an operation with the indexer's scores as in the `transformers` class."""
-    if not isinstance(op, EntryScores):
+    if not isinstance(op, EntryAttentionCore):
         return op
     return _VisibleBlocks(op.heads, op.qk_dim, op.v_dim, rows=op.rows, keys=op.keys, rate=op.rate)
 
