@@ -122,7 +122,7 @@ class ModelSpec(Part):
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         self._check_main()
         self._check_from_target()
-        is_read_by_encoder = self.kind == "encoder-decoder" and not self._reads_own_input
+        is_read_by_encoder = self.kind == "encoder-decoder" and not self._has_separate_encoder_input
         if self.additional_vocab_size is not None and (self.tie_word_embeddings or is_read_by_encoder):
             raise ValueError(
                 "additional_vocab_size: is for an embedding that the decoder alone reads, with tie_word_embeddings = "
@@ -217,7 +217,7 @@ class ModelSpec(Part):
 
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if the embeddings of an encoder-decoder do not fit the encoder's input."""
-        has_own_input = encoder.vocab_size is not None or encoder.stem is not None
+        has_separate_input = encoder.vocab_size is not None or encoder.stem is not None
         position_rows = (encoder.position, None if self.decoder is None else self.decoder.position)
         if self.shared_positions and (
             position_rows[0] != position_rows[1] or getattr(position_rows[0], "type", "") != "learned"
@@ -227,11 +227,11 @@ class ModelSpec(Part):
             raise ValueError(
                 "encoder.input_size: embeddings narrower than the layers are for a model of one stack; expected none"
             )
-        if self.embedding_size is not None and not has_own_input:
+        if self.embedding_size is not None and not has_separate_input:
             raise ValueError(
                 "embedding_size: two stacks read the embedding; expected none, or an encoder.vocab_size of its own"
             )
-        if encoder.hidden_size is not None and not has_own_input:
+        if encoder.hidden_size is not None and not has_separate_input:
             raise ValueError(
                 "encoder.vocab_size: missing; an encoder of another width than the decoder has a token embedding "
                 "of its own"
@@ -344,7 +344,7 @@ class ModelSpec(Part):
         )
         embedding_axis = hidden_axis if self.embedding_size is None else Axis("embedding", self.embedding_size)
         has_two_stacks = self.kind == "encoder-decoder"
-        if has_two_stacks and self._reads_own_input:
+        if has_two_stacks and self._has_separate_encoder_input:
             embedding_table = recorder.unread_table("embed_tokens", token_rows, embedding_axis, kind="embedding")
             x = Value(self._source_rows, (embedding_axis,))
         elif self.main.has_no_embedding:
@@ -374,7 +374,10 @@ class ModelSpec(Part):
             )
             with recorder.scope(stack_name) as stack_scope:
                 if stack_name == "encoder":
-                    stack_scope.is_separate_model, stack_scope.argument = True, None if self._reads_own_input else x
+                    stack_scope.is_separate_model, stack_scope.argument = (
+                        True,
+                        None if self._has_separate_encoder_input else x,
+                    )
                     x = recorder.memory = stack_scope.output = self._encoder_output(recorder, stack, x)
                 else:
                     stack_scope.argument = x
@@ -384,7 +387,7 @@ class ModelSpec(Part):
         return recorder
 
     @property
-    def _reads_own_input(self) -> bool:
+    def _has_separate_encoder_input(self) -> bool:
         """Whether the encoder has a separate stem or token embedding."""
         return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
 
@@ -520,7 +523,7 @@ def _reference_class() -> type[nn.Module]:
             embedding_width = spec.embedding_size or hidden
             output_stack = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert output_stack is not None
-            mapped_width = self._output_embedding_width(spec, output_stack)
+            output_embedding_width = self._output_embedding_width(spec, output_stack)
             self._build_embedding(embedding_width, output_stack)
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(
@@ -546,15 +549,17 @@ def _reference_class() -> type[nn.Module]:
             self.scores_pooled = (
                 hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
-            if mapped_width is not None:
+            if output_embedding_width is not None:
                 has_tied_projection = spec.tied_projection
                 self.head_proj = (
-                    Transposed(self.embed_proj) if has_tied_projection else nn.Linear(hidden, mapped_width, bias=False)
+                    Transposed(self.embed_proj)
+                    if has_tied_projection
+                    else nn.Linear(hidden, output_embedding_width, bias=False)
                 )
             if spec.head.type == "classification":
-                self.classifier = spec.head.reference(ModelProperties(mapped_width or hidden))
+                self.classifier = spec.head.reference(ModelProperties(output_embedding_width or hidden))
             if spec.head.type == "projection":
-                self.projection = spec.head.reference(ModelProperties(mapped_width or hidden))
+                self.projection = spec.head.reference(ModelProperties(output_embedding_width or hidden))
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(
                     ModelProperties(hidden),

@@ -55,8 +55,8 @@ class PageRequestHandler(SimpleHTTPRequestHandler):
                 raise ValueError("a NUL in the path")
             if os.path.isdir(file_path):
                 file_path = os.path.join(file_path, "index.html")
-            is_inside = Path(os.path.realpath(file_path)).is_relative_to(os.path.realpath(self.directory))
-            is_file = is_inside and os.path.isfile(file_path)
+            is_inside_folder = Path(os.path.realpath(file_path)).is_relative_to(os.path.realpath(self.directory))
+            is_file = is_inside_folder and os.path.isfile(file_path)
         except ValueError:  # a lone surrogate is one too
             return self._refuse_request(HTTPStatus.BAD_REQUEST, "expected the path of a file")
         return super().send_head() if is_file else self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")

@@ -409,18 +409,18 @@ class PeakEstimate:
         The gradients of the head come first, those of the first layer last.
         """
         parameters, (forward_peak, head_peak, layer_peak) = self.stage_parameters(layout, stage), pass_peaks
-        gradients = self.static_bytes(layout, stage, gradients_only=True)
+        gradients = self.static_bytes(layout, stage, only_gradients=True)
         head_elements = min(parameters.outside_layers, parameters.largest_tensor)
         head_gradients = round(gradients * head_elements / parameters.total)
         first_layer = layer_peak - pass_bytes.saved
         last_layer = max(head_peak, layer_peak) - gradients + head_gradients
         return max(forward_peak - gradients, last_layer, first_layer) - pass_bytes.saved
 
-    def static_bytes(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
+    def static_bytes(self, layout: Layout, stage: Stage, only_gradients: bool = False) -> int:
         """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
         parameters = self.stage_parameters(layout, stage)
         weight_bytes, gradient_bytes, optimizer_bytes, adamw_extra = self.per_parameter
-        if gradients_only:
+        if only_gradients:
             weight_bytes = optimizer_bytes = adamw_extra = 0
         static_bytes = adamw_extra * (parameters.outside_layers + parameters.experts)
         for parameter_count, shards in ((parameters.dense, layout.shards), (parameters.experts, layout.expert_shards)):
@@ -445,26 +445,33 @@ class PeakEstimate:
     def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
         """Counts a pipeline stage's parameters; the count `dense` includes the routed experts."""
         node_tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
-        count_of = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
+        count_parameters = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
         tree_nodes = [
             tree_node for tree_node in node_tree.walk() if not tree_node.optional or tree_node.optional in self.include
         ]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
         layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
-        parameter_count = node_tree.total(count_of, include=self.include)
+        parameter_count = node_tree.total(count_parameters, include=self.include)
         return StageParameters(
             dense=parameter_count,
             experts=sum(
-                times(tree_node.own_cost(count_of), tree_node.times)
+                times(tree_node.own_cost(count_parameters), tree_node.times)
                 for tree_node in tree_nodes
                 if _has_routed_experts(tree_node)
             ),
-            outside_layers=parameter_count - sum(tree_node.total(count_of, self.include) for tree_node in layers),
-            largest_layer=max((tree_node.cost_per_repeat(count_of, self.include) for tree_node in layers), default=0),
-            largest_tensor=max(tree_node.own_cost(count_of) for tree_node in tree_nodes),
-            largest_in_layers=max((tree_node.own_cost(count_of) for tree_node in layer_nodes), default=0),
+            outside_layers=parameter_count
+            - sum(tree_node.total(count_parameters, self.include) for tree_node in layers),
+            largest_layer=max(
+                (tree_node.cost_per_repeat(count_parameters, self.include) for tree_node in layers), default=0
+            ),
+            largest_tensor=max(tree_node.own_cost(count_parameters) for tree_node in tree_nodes),
+            largest_in_layers=max((tree_node.own_cost(count_parameters) for tree_node in layer_nodes), default=0),
             largest_matrix=max(
-                (tree_node.own_cost(count_of) for tree_node in layer_nodes if not _has_routed_experts(tree_node)),
+                (
+                    tree_node.own_cost(count_parameters)
+                    for tree_node in layer_nodes
+                    if not _has_routed_experts(tree_node)
+                ),
                 default=0,
             ),
         )
@@ -621,16 +628,16 @@ class RingChunk(ModelChunk):
         self.lowering.ring = rank_ring(rank_setup.layout, rank_setup.rank)
 
 
-def torch_passes(spec: ModelSpec, training_config: TrainingConfig) -> MeasurePasses:
+def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> MeasurePasses:
     """Returns a function that measures the memory of passes with torch's kernels. Raises `Unsupported`."""
 
-    def measure_passes(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
+    def measure_passes(layout: Layout, stage: Stage, repeat_counts: Sequence[int | None]) -> list[MicroBatchBytes]:
         memory_meter = Meter()
         ring_chunk = RingChunk(RankSetup(spec, training_config, layout, 0), stage, memory_meter)
         if ring_chunk.lowering.ring is not None:
             ring_chunk.lowering.ring = replace(ring_chunk.lowering.ring, peaks_only=True)
         pass_bytes: list[MicroBatchBytes] = []
-        for run_repeats in (repeats[0], *repeats):  # the first pass makes the gradients
+        for run_repeats in (repeat_counts[0], *repeat_counts):  # the first pass makes the gradients
             ring_chunk.lowering.run_only = {} if run_repeats is None else {0: run_repeats}
             if not pass_bytes:
                 ring_chunk.set_up()
@@ -650,8 +657,10 @@ def torch_passes(spec: ModelSpec, training_config: TrainingConfig) -> MeasurePas
             if not pass_bytes:  # tables, and tensors that live until the next micro-batch
                 remaining_bytes = memory_meter.now - set_up_bytes - sum(gradient.bytes for gradient, _ in gradients)
             extra_bytes = sum(gradient.bytes - weight.bytes for gradient, weight in gradients)  # some are whole
-            if extra_bytes and len(repeats) > 1:  # each number of layers has other gradients
-                return [batch for run_repeats in repeats for batch in measure_passes(layout, stage, [run_repeats])]
+            if extra_bytes and len(repeat_counts) > 1:  # each number of layers has other gradients
+                return [
+                    batch for run_repeats in repeat_counts for batch in measure_passes(layout, stage, [run_repeats])
+                ]
             extra_elements = sum(gradient.count - weight.count for gradient, weight in gradients)
             constant_bytes = extra_bytes + remaining_bytes
             pass_bytes.append(
@@ -713,7 +722,7 @@ def estimate_with_torch_kernels(
     pads_rows: whether shards are equally many rows of every tensor, rounded up.
     """
     fixed_bytes = memory_estimate.runtime.context + THREADS * memory_estimate.runtime.workspace
-    measure_passes = torch_passes(memory_estimate.spec, training_config)
+    measure_passes = make_pass_measurement(memory_estimate.spec, training_config)
     frees_gradients = not memory_estimate.training().keeps_gradients
     return PeakEstimate(
         memory_estimate.spec,

@@ -63,7 +63,7 @@ class Cluster:
         layout: Layout,
         framework: Framework | str,
         framework_version: str = "",
-        own_settings: Any = None,
+        framework_settings: Any = None,
         frozen_model: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
         """Returns the memory of a layout's devices. framework: record or name.
@@ -72,7 +72,7 @@ class Cluster:
         """
         framework_record = framework if isinstance(framework, Framework) else framework_named(framework)
         return Cluster(
-            RunOnRanks(memory_estimate, layout, framework_version, own_settings, frozen_model), framework_record
+            RunOnRanks(memory_estimate, layout, framework_version, framework_settings, frozen_model), framework_record
         )
 
     @property
@@ -205,8 +205,8 @@ class Cluster:
         if self.layout.dp < self.layout.world or not keeps_on_host:
             return ()
         training_config = self.memory.training()
-        host_terms_ = host_terms(self.spec, self.memory.states, training_config, training_config.layer_period)
-        return host_terms_ if self.layout.world == 1 else host_terms_[: int(training_config.offload)]
+        host_memory_terms = host_terms(self.spec, self.memory.states, training_config, training_config.layer_period)
+        return host_memory_terms if self.layout.world == 1 else host_memory_terms[: int(training_config.offload)]
 
     @cached_property
     def evidence(self) -> list[Evidence]:

@@ -160,19 +160,19 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
             gradient_copy=copy_bytes,
             gradient_element_bytes=width,
         )
-    peak_of_1, peak_of_2, peak_of_3 = (
+    peak_of_1_matrix, peak_of_2_matrices, peak_of_3_matrices = (
         _step_peak(training_config, gradient_type, has_copies, layer_count) / matrix_elements
         for layer_count in (1, 2, 3)
     )
-    bytes_per_parameter = max(0.0, peak_of_3 - peak_of_2)
-    bytes_of_largest = max(0.0, peak_of_1 - bytes_per_parameter)
-    bytes_of_second_largest = max(0.0, peak_of_2 - 2 * bytes_per_parameter - bytes_of_largest)
+    bytes_per_parameter = max(0.0, peak_of_3_matrices - peak_of_2_matrices)
+    largest_matrix_bytes = max(0.0, peak_of_1_matrix - bytes_per_parameter)
+    second_matrix_bytes = max(0.0, peak_of_2_matrices - 2 * bytes_per_parameter - largest_matrix_bytes)
     bytes_per_adamw_parameter = None
     if optimizer(training_config.optimizer).by_matrix:
         adamw_bytes = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / matrix_elements
         bytes_per_adamw_parameter = max(0.0, adamw_bytes - bytes_per_parameter)
     return OptimizerStepBytes(
-        bytes_per_parameter, bytes_of_largest, bytes_of_second_largest, bytes_per_adamw_parameter, copy_bytes, width
+        bytes_per_parameter, largest_matrix_bytes, second_matrix_bytes, bytes_per_adamw_parameter, copy_bytes, width
     )
 
 

@@ -195,16 +195,16 @@ def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) ->
 
     Squares at the edges of an image are smaller, and so is the last stretch.
     """
-    image_run = run_config.workload
-    if not isinstance(image_run, EncoderPass):
+    image_workload = run_config.workload
+    if not isinstance(image_workload, EncoderPass):
         raise TypeError("squares of patches: an image is read by an encoder's pass")
     pair_count: Number = 1
     for grid_side in (
-        (run_config.new_rows(rows),) if isinstance(rows, InChunks) else (image_run.rows, image_run.columns)
+        (run_config.new_rows(rows),) if isinstance(rows, InChunks) else (image_workload.rows, image_workload.columns)
     ):
         whole_squares = floor_div(grid_side, square_side)
-        last_rows = grid_side - whole_squares * square_side
-        pair_count = pair_count * (whole_squares * square_side * square_side + last_rows * last_rows)
+        remaining_rows = grid_side - whole_squares * square_side
+        pair_count = pair_count * (whole_squares * square_side * square_side + remaining_rows * remaining_rows)
     return pair_count
 
 

@@ -196,8 +196,8 @@ class LightningAttentionCore(DecayScan):
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        d, last_block, seq = self.head_dim, self._last_block_tokens(run_config), run_config.new_rows(self.rows)
-        pair_count = (seq - last_block) * self.block + last_block * last_block
+        d, last_block_tokens, seq = self.head_dim, self._last_block_tokens(run_config), run_config.new_rows(self.rows)
+        pair_count = (seq - last_block_tokens) * self.block + last_block_tokens * last_block_tokens
         return 4 * run_config.batch * self.heads * (times(d, pair_count) + seq * d * d)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
@@ -205,9 +205,9 @@ class LightningAttentionCore(DecayScan):
 
         They are those of the first state, which is not computed, and of the last state, which is not used.
         """
-        d, first_block = self.head_dim, minimum(run_config.new_rows(self.rows), self.block)
+        d, first_block_tokens = self.head_dim, minimum(run_config.new_rows(self.rows), self.block)
         skipped_flops = (
-            2 * run_config.batch * self.heads * d * d * (first_block + 2 * self._last_block_tokens(run_config))
+            2 * run_config.batch * self.heads * d * d * (first_block_tokens + 2 * self._last_block_tokens(run_config))
         )
         return 2 * self.forward_flops(run_config) - skipped_flops
 

@@ -67,8 +67,8 @@ class BlockAttentionCore(VisibleKeysAttentionCore):
         tokens_within_limit = minimum(tokens, self.block * self.blocks)
         limited_tokens = tokens - tokens_within_limit
         whole_blocks = floor_div(limited_tokens, self.block)
-        own_block_pairs = whole_blocks * triangle(self.block) + triangle(limited_tokens - whole_blocks * self.block)
-        return triangle(tokens_within_limit) + limited_tokens * (self.blocks - 1) * self.block + own_block_pairs
+        current_block_pairs = whole_blocks * triangle(self.block) + triangle(limited_tokens - whole_blocks * self.block)
+        return triangle(tokens_within_limit) + limited_tokens * (self.blocks - 1) * self.block + current_block_pairs
 
 
 @frozen(slots=True)

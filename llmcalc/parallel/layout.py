@@ -200,9 +200,9 @@ class Layout:
 
 def stage_layers_option(layers: Sequence[int]) -> str:
     """Writes numbers of layers for `--pp-layout`: 2,2,2,3 as `2x3,3`."""
-    equal_stages = [(layer_count, len(list(stages))) for layer_count, stages in groupby(layers)]
+    equal_stage_runs = [(layer_count, len(list(stages))) for layer_count, stages in groupby(layers)]
     return ",".join(
-        f"{layer_count}x{stages}" if stages > 1 else str(layer_count) for layer_count, stages in equal_stages
+        f"{layer_count}x{stages}" if stages > 1 else str(layer_count) for layer_count, stages in equal_stage_runs
     )
 
 

@@ -67,13 +67,13 @@ def nearest_layouts_text(
     """
     nearby_layouts = nearest_layouts(spec, layout_request, seq)
     accepted_layouts = (
-        layout for layout in nearby_layouts if check_layout is None or _is_accepted(layout, check_layout)
+        layout for layout in nearby_layouts if check_layout is None or _is_accepted_layout(layout, check_layout)
     )
     suggestions = [_options_text(layout, layout_request.devices) for layout in islice(accepted_layouts, most_layouts)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
 
 
-def _is_accepted(layout: Layout, check_layout: Callable[[Layout], object]) -> bool:
+def _is_accepted_layout(layout: Layout, check_layout: Callable[[Layout], object]) -> bool:
     """Whether `check_layout` raises no error for a layout."""
     try:
         check_layout(layout)
@@ -97,14 +97,18 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
     """
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     yielded_layouts: set[Layout] = set()
-    near_layouts = _near_layouts(spec, layout_request, layers)
-    for _, layout in sorted(near_layouts, key=lambda candidate: (candidate[0], candidate[1].options())):
-        if layout not in yielded_layouts and _divides_sequence(layout, seq) and _is_possible(spec, layout, layers):
+    nearby_layouts = _nearby_layouts(spec, layout_request, layers)
+    for _, layout in sorted(nearby_layouts, key=lambda candidate: (candidate[0], candidate[1].options())):
+        if (
+            layout not in yielded_layouts
+            and _divides_sequence(layout, seq)
+            and _is_possible_layout(spec, layout, layers)
+        ):
             yield layout
         yielded_layouts.add(layout)
 
 
-def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
+def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
     """Yields layouts with group sizes near the requested sizes, each with the distance."""
     experts = routed_experts(spec)
     axes = model_axes(spec)
@@ -124,9 +128,9 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
 
     expert_sizes = divisors(experts) if experts else [1]
     ep = [1] if layout_request.ep is None or not experts else _nearest_sizes(requested_sizes["ep"], expert_sizes)
-    instead_of_ep = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
+    tp_sizes_for_ep = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
     tensor_sizes = filter(divides_axes, _tensor_sizes(axes, requested_sizes["tp"]))
-    tp = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(divides_axes, instead_of_ep))
+    tp = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(divides_axes, tp_sizes_for_ep))
     stage_counts = range(1, min(layers, FAR * requested_sizes["pp"]) + 1)
     pp = _nearest_sizes(requested_sizes["pp"], stage_counts, *_nearest_sizes(requested_sizes["pp"], divisors(layers)))
     chunk_counts = range(1, min(layers, FAR * requested_sizes["vpp"]) + 1)
@@ -141,10 +145,10 @@ def _near_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -
             {layout_request.etp or size_table["tp"], 1} if size_table["ep"] > 1 or layout_request.etp else {None}
         ):
             for dp in _replica_counts(layout_request, requested_sizes["dp"], size_table, etp or size_table["tp"]):
-                near_sizes = size_table | {"dp": dp, "etp": etp}
-                layout = _layout_of_sizes(layout_request, layers, requested_sizes, near_sizes)
+                nearby_sizes = size_table | {"dp": dp, "etp": etp}
+                layout = _layout_of_sizes(layout_request, layers, requested_sizes, nearby_sizes)
                 if layout is not None:
-                    yield _layout_distance(layout_request, requested_sizes, near_sizes, layout), layout
+                    yield _layout_distance(layout_request, requested_sizes, nearby_sizes, layout), layout
 
 
 def _nearest_sizes(requested_size: int, possible_sizes: Iterable[int], *extra_sizes: int) -> list[int]:
@@ -245,7 +249,7 @@ def _divides_sequence(layout: Layout, seq: int | None) -> bool:
     return seq is None or (seq % ranks == 0 and seq % tokens_multiple(layout.cp) == 0)
 
 
-def _is_possible(spec: ModelSpec, layout: Layout, layers: int) -> bool:
+def _is_possible_layout(spec: ModelSpec, layout: Layout, layers: int) -> bool:
     """Whether every pipeline stage of the layout has a program."""
     try:
         list(stages(layout, layers))

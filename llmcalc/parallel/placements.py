@@ -179,16 +179,16 @@ class Placements:
             if item_attributes.get("kind") == "layer":
                 self._repeat_recomputed(message_count, program_item)
 
-    def _repeat_recomputed(self, first_message: int, layer: Scope) -> None:
+    def _repeat_recomputed(self, first_message_index: int, layer: Scope) -> None:
         """Adds the messages that a recomputed layer repeats before the backward pass.
 
-        first_message: number of messages before the layer. The newer form of checkpointing stops at the last step that
-        saves a tensor for the backward pass; the reduction of the last product's output comes after it.
+        first_message_index: number of messages before the layer. The newer form of checkpointing stops at the last
+        step that saves a tensor for the backward pass; the reduction of the last product's output comes after it.
         Messages of attention's core alone are added beside it. Raises `InputError` for other recomputation of a layer
         that sends anything.
         """
         recompute = self.recompute
-        forward_messages = [message for message in self.messages[first_message:] if not message.backward]
+        forward_messages = [message for message in self.messages[first_message_index:] if not message.backward]
         if not forward_messages or recompute == NONE or recompute.core:
             return
         if recompute.saved_operations or recompute.nodes:
@@ -196,10 +196,10 @@ class Placements:
                 f"--recompute: what ranks send again in {self.where} is modelled of whole layers alone; expected "
                 "--recompute none or full"
             )
-        last_message = len(self.messages) if recompute.reentrant else self.last_saved
+        message_end_index = len(self.messages) if recompute.reentrant else self.last_saved
         layer_indices, layer_repeats = layer.about["indices"], layer.about["repeat"]
         recomputed_count = layer_repeats if layer_indices is None else sum(map(recompute.includes_layer, layer_indices))
-        for message in self.messages[first_message:last_message]:
+        for message in self.messages[first_message_index:message_end_index]:
             if not message.backward:
                 message_count = exact_div(times(message.times, recomputed_count), layer_repeats)
                 self.messages.append(message._replace(backward=True, times=message_count))
@@ -232,7 +232,7 @@ class Placements:
             Collective(self.where, collective_kind, process_group, ranks, backward, message_bytes, message_count)
         )
 
-    def _make_whole(self, flow_value: Value, process_group: Group = "tp") -> None:
+    def _gather_whole_value(self, flow_value: Value, process_group: Group = "tp") -> None:
         """All-gathers a sharded tensor, once for all operations that read it."""
         if self.placement(flow_value) == "partial":
             self._reduce_partial_sum(flow_value)
@@ -274,13 +274,13 @@ class Placements:
         input_axes = (
             operation.ins[0].axes if operation.ins else () if weight is None else weight.ins
         )  # a table has no input
-        is_product = weight is not None and operation.verb in ("linear", "experts", "table", "conv")
-        is_by_channels = operation.verb == "conv" and is_output_divided
-        if is_product and is_divided(input_axes) and not is_by_channels:
+        has_weight_product = weight is not None and operation.verb in ("linear", "experts", "table", "conv")
+        splits_channels = operation.verb == "conv" and is_output_divided
+        if has_weight_product and is_divided(input_axes) and not splits_channels:
             self.placements[id(output.storage)] = "partial"
         elif is_output_divided:
             for flow_value in operation.ins:
-                self._make_whole(flow_value, "etp" if operation.verb == "experts" else "tp")
+                self._gather_whole_value(flow_value, "etp" if operation.verb == "experts" else "tp")
         else:
             for flow_value in operation.ins:
                 self._reduce_partial_sum(flow_value)
@@ -329,7 +329,7 @@ class Placements:
             flow_value.width if flow_value.once is None else flow_value.once.width for flow_value in (k, v)
         )
         ranks, exchange_kind, row_value = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
-        first_message = len(self.messages)
+        first_message_index = len(self.messages)
         if exchange_kind == "a2a":
             output_width = operation.outs[0].width
             for backward in (False, True):
@@ -345,7 +345,9 @@ class Placements:
                 self._add_message("send", row_value, "cp", backward, key_width + value_width, (ranks - 1) * tensors)
         if self.recompute.core and self.has_gradient:
             self.messages += [
-                message._replace(backward=True) for message in self.messages[first_message:] if not message.backward
+                message._replace(backward=True)
+                for message in self.messages[first_message_index:]
+                if not message.backward
             ]
 
     def _mamba_exchange_widths(self, operation: Step) -> list[Number] | None:
@@ -368,7 +370,7 @@ class Placements:
         row_values = [flow_value for flow_value in operation.ins if self.placement(flow_value) == "rows"]
         if row_values and not self.has_gradient:
             for flow_value in row_values:
-                self._make_whole(flow_value)
+                self._gather_whole_value(flow_value)
             row_values = []
         if row_values and operation.ins[0].rows is SEQUENCES:
             for (

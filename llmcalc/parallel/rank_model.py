@@ -106,18 +106,20 @@ class RankModel(ModelSpec):
             )
         )
 
-    def copied_parameters(self, extra_parts: frozenset[str] = frozenset()) -> dict[str, Number]:
+    def copied_parameters(self, extra_part_names: frozenset[str] = frozenset()) -> dict[str, Number]:
         """Counts the rank's parameters that tensor parallelism replicates, by component."""
         parameters_by_component: dict[str, Number] = {}
         for node_position, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if (
                 node_position.use is None
                 or undivided_place.use is None
-                or (node_position.optional and node_position.optional not in extra_parts)
+                or (node_position.optional and node_position.optional not in extra_part_names)
             ):
                 continue
-            for tensor, whole_tensor in zip(node_position.use.tensors(), undivided_place.use.tensors(), strict=True):
-                if self._is_copied(node_position, tensor.size, whole_tensor.size):
+            for tensor, undivided_tensor in zip(
+                node_position.use.tensors(), undivided_place.use.tensors(), strict=True
+            ):
+                if self._is_copied(node_position, tensor.size, undivided_tensor.size):
                     parameters_by_component[node_position.kind] = parameters_by_component.get(
                         node_position.kind, 0
                     ) + times(tensor.size, node_position.times)
@@ -211,7 +213,7 @@ def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
     """Returns the rank's tree with operations on the rank's tokens. undivided_node: node of the undivided tree."""
     node_pairs = zip(node.children, undivided_node.children, strict=True)
-    children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in node_pairs)
+    children = tuple(_divide_tokens(child, undivided_child, layout) for child, undivided_child in node_pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
     op_forms = {
         option_name: _divide_op_tokens(op_form, undivided_node.forms[option_name], layout)

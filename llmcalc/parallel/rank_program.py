@@ -196,9 +196,11 @@ class RankFlow(Flow):
         ranks do not divide.
     """
 
-    def __init__(self, rank_axes: RankAxes, stage: Stage | RankChunks | None, whole_towers: bool = False) -> None:
+    def __init__(
+        self, rank_axes: RankAxes, stage: Stage | RankChunks | None, has_undivided_towers: bool = False
+    ) -> None:
         super().__init__()
-        self.whole_towers: bool = whole_towers
+        self.whole_towers: bool = has_undivided_towers
         self.rank_axes: RankAxes = rank_axes
         self.stage: Stage | RankChunks | None = stage
         self.exit: Value | None = None
@@ -263,16 +265,16 @@ class RankFlow(Flow):
         shard_degrees: dict[str, int] = {}
         for flow_value in (*ins, *outputs):
             if flow_value.of is not None and is_divided(flow_value.axes) != is_divided(flow_value.storage.axes):
-                raise self._not_modelled(verb, step_name, "groups values across the parts of ranks")
+                raise self._unmodelled_error(verb, step_name, "groups values across the parts of ranks")
             for axis in flat_axes(flow_value.axes):
                 shard_degree = axis.degree if isinstance(axis, AxisShard) else 1
                 if shard_degrees.setdefault(axis.name, shard_degree) != shard_degree:
                     axis_label = FIELDS.get(axis.name, axis.name)
-                    raise self._not_modelled(verb, step_name, f"joins a part of {axis_label} with all of it")
+                    raise self._unmodelled_error(verb, step_name, f"joins a part of {axis_label} with all of it")
         if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outputs[0].axes):
-            raise self._not_modelled(verb, step_name, "reads divided values and makes divided ones")
+            raise self._unmodelled_error(verb, step_name, "reads divided values and makes divided ones")
 
-    def _not_modelled(self, verb: str, step_name: str, refusal_reason: str) -> InputError:
+    def _unmodelled_error(self, verb: str, step_name: str, refusal_reason: str) -> InputError:
         """Creates the error for an unmodelled operation. refusal_reason: the verb phrase after the operation's path."""
         step_path = ".".join(path_part for path_part in (*self.path, step_name or verb) if path_part)
         return InputError(
@@ -282,7 +284,7 @@ class RankFlow(Flow):
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
         heads = self.rank_part(heads)
         if is_divided(x.axes[:1]) != is_divided((heads,)):
-            raise self._not_modelled("repeat", "", "repeats undivided heads for divided ones")
+            raise self._unmodelled_error("repeat", "", "repeats undivided heads for divided ones")
         return super().repeat(x, heads, tiled)
 
     def absorb(self, name: str, x: Value, weight: Weight, *output: Axis | JoinedShapes) -> Value:
@@ -290,12 +292,12 @@ class RankFlow(Flow):
 
     def linear(self, name: str, x: Value, *output: Axis | JoinedShapes, **options: Any) -> Value:
         if options.get("weight") is not None:
-            whole_weight = options["weight"]
-            options["weight"] = weight = self._stage_copy(whole_weight)
+            undivided_weight = options["weight"]
+            options["weight"] = weight = self._stage_copy(undivided_weight)
             if (
-                weight is not whole_weight and not weight.is_counted
+                weight is not undivided_weight and not weight.is_counted
             ):  # the stage's head is a matrix of its own, transposed
-                weight.out, weight.ins = whole_weight.ins, whole_weight.out
+                weight.out, weight.ins = undivided_weight.ins, undivided_weight.out
         return super().linear(name, x, *map(self.rank_part, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
@@ -554,8 +556,13 @@ def shared_rank_program(
         cp_comm=layout.cp_comm,
     )
     rank_axes = RankAxes(layout_of_sizes, Coordinates(coordinates.tp, 0, 0, 0, coordinates.etp, coordinates.ep, 0))
-    stages_apart = replace(layout_of_sizes, pp=1)  # the number of stages is in errors alone
-    program_key = id(spec), stages_apart, rank_axes.coordinates, stage and (stage.layers, stage.first, stage.last)
+    layout_without_stages = replace(layout_of_sizes, pp=1)  # the number of stages is in errors alone
+    program_key = (
+        id(spec),
+        layout_without_stages,
+        rank_axes.coordinates,
+        stage and (stage.layers, stage.first, stage.last),
+    )
     if program_key not in _shared_programs:
         if len(_shared_programs) >= MAX_SHARED_PROGRAMS:
             _shared_programs.clear()

@@ -109,13 +109,13 @@ class Pipeline:
 
     def in_flight(self, rank: int) -> Iterator[tuple[PassAction, InFlightCounts]]:
         """Yields every action of a rank, with the micro-batches in flight."""
-        awaiting_backward, weights_only = [0] * self.chunks, [0] * self.chunks
+        awaiting_backward, awaiting_weights = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
             pass_kind, chunk = action[:2]
             awaiting_backward[chunk] += pass_kind == "F"
-            yield action, InFlightCounts(tuple(awaiting_backward), tuple(weights_only))
+            yield action, InFlightCounts(tuple(awaiting_backward), tuple(awaiting_weights))
             awaiting_backward[chunk] -= pass_kind in "BI"
-            weights_only[chunk] += (pass_kind == "I") - (pass_kind == "W")
+            awaiting_weights[chunk] += (pass_kind == "I") - (pass_kind == "W")
 
     def most_in_flight(self, rank: int) -> int:
         """Returns the largest number of micro-batches in flight on a rank, over all chunks."""
@@ -132,12 +132,12 @@ class Pipeline:
         awaiting_backward = (1,) * self.chunks if awaiting_backward is None else awaiting_backward
         weights = awaiting_backward if weights is None else weights
         change_by_action: dict[tuple[str, int], int] = {}
-        for chunk, (weight, weights_only) in enumerate(zip(awaiting_backward, weights, strict=True)):
+        for chunk, (weight, awaiting_weights) in enumerate(zip(awaiting_backward, weights, strict=True)):
             change_by_action |= {
                 ("F", chunk): weight,
                 ("B", chunk): -weight,
-                ("I", chunk): weights_only - weight,
-                ("W", chunk): -weights_only,
+                ("I", chunk): awaiting_weights - weight,
+                ("W", chunk): -awaiting_weights,
             }
         rank_passes = [action[:2] for action in self.orders[rank]]
         chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))

@@ -105,7 +105,9 @@ def search(
             dp = devices // (tp * cp * pp)
             for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
                 group_sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
-                if not _matches_request(layout_request, group_sizes) or not _follows_rules(layout_rules, group_sizes):
+                if not _matches_request(layout_request, group_sizes) or not _follows_layout_rules(
+                    layout_rules, group_sizes
+                ):
                     continue
                 if pipeline_refusal and pp > 1:
                     layout_search.refused[pipeline_refusal] += 1
@@ -134,11 +136,11 @@ def _with_other_zero_stages(
 ) -> Iterator[Layout | None]:
     """Yields the layout, and copies with the framework's other ZeRO stages if the user chose no ZeRO option."""
     yield layout
-    stage_options = ("zero", "fsdp", "hsdp_replicas", "zero_group", "reshard", "prefetch")
+    zero_option_names = ("zero", "fsdp", "hsdp_replicas", "zero_group", "reshard", "prefetch")
     if (
         layout is None
         or not layout.zero
-        or any(getattr(layout_request, option) is not None for option in stage_options)
+        or any(getattr(layout_request, option) is not None for option in zero_option_names)
     ):
         return
     for stage in layout_rules.other_stages:
@@ -208,7 +210,7 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
 def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, micro_batch: int) -> None:
     """Raises `ImpossibleLayout` if a search does not try the layout, or if replicas do not divide the global batch."""
     group_sizes = {option_name: getattr(layout, option_name) for option_name in layout_rules.untried}
-    if not _follows_rules(layout_rules, group_sizes):
+    if not _follows_layout_rules(layout_rules, group_sizes):
         raise ImpossibleLayout(f"--framework {layout_rules.name}: {layout.options()} is not tried")
     if global_batch % (layout.dp * micro_batch):
         raise ImpossibleLayout(BATCH)
@@ -234,7 +236,7 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
     )
 
 
-def _follows_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
+def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
     """Whether the size is 1 for every kind of parallelism that the framework's search does not try."""
     return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried)
 

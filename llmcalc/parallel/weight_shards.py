@@ -42,33 +42,37 @@ class WeightShard(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def weight_shards(program: RankFlow, extra_parts: frozenset[str] = frozenset()) -> tuple[WeightShard, ...]:
+def weight_shards(program: RankFlow, extra_part_names: frozenset[str] = frozenset()) -> tuple[WeightShard, ...]:
     """Returns the parameters of a rank's program, a tied parameter once.
 
-    extra_parts: optional parts of the model that the program has, none by default.
+    extra_part_names: optional parts of the model that the program has, none by default.
     """
     layout = program.rank_axes.layout
     expert_groups = layout.ep > 1 or layout.expert_tp != layout.tp
-    return tuple(_weight_shards(program.root.items, (), 1, extra_parts, expert_groups))
+    return tuple(_weight_shards(program.root.items, (), 1, extra_part_names, expert_groups))
 
 
 def _weight_shards(
     program_items: Iterable[Item],
     module_path: Path,
     module_count: Number,
-    extra_parts: frozenset[str],
+    extra_part_names: frozenset[str],
     expert_groups: bool,
 ) -> Iterator[WeightShard]:
     """Yields the parameters of a program's items. expert_groups: whether experts have separate replica groups."""
     for scope_item in program_items:
         if isinstance(scope_item, Alternatives):
             yield from _weight_shards(
-                next(iter(scope_item.branches.values())).items, module_path, module_count, extra_parts, expert_groups
+                next(iter(scope_item.branches.values())).items,
+                module_path,
+                module_count,
+                extra_part_names,
+                expert_groups,
             )
             continue
         item_attributes = scope_item.about
         optional_part = item_attributes.get("optional")
-        if item_attributes.get("role") == "shared" or (optional_part and optional_part not in extra_parts):
+        if item_attributes.get("role") == "shared" or (optional_part and optional_part not in extra_part_names):
             continue
         layer_indices = item_attributes.get("indices")
         layer_indices = tuple(layer_indices) if isinstance(layer_indices, list) else layer_indices
@@ -78,7 +82,7 @@ def _weight_shards(
                 scope_item.items,
                 child_path,
                 times(module_count, item_attributes.get("repeat", 1)),
-                extra_parts,
+                extra_part_names,
                 expert_groups,
             )
         elif scope_item.op is not None and "params" in scope_item.op.effects:

@@ -158,7 +158,7 @@ def label_points(
             name_box = Box(
                 text_extent.x0 - side_margin, text_extent.y0 - 1, text_extent.x1 + side_margin, text_extent.y1 + 1
             )
-            is_inside = (
+            is_inside_axes = (
                 axes_box.x0 + EDGE <= name_box.left
                 and name_box.right <= axes_box.x1 - EDGE
                 and axes_box.y0 + EDGE <= name_box.bottom
@@ -170,7 +170,7 @@ def label_points(
                 for x, y, circle_radius in point_circles
                 if (x, y) != tuple(point_in_pixels)
             )
-            has_line = (shift_right, shift_up, alignment) not in PLACES
+            has_connecting_line = (shift_right, shift_up, alignment) not in PLACES
             half_height = text_extent.height / 2 / pixels_per_point if alignment == "center" else 0
             line_end = text_position[0], text_position[1] - math.copysign(half_height, text_position[1])
             line_points = [
@@ -179,15 +179,15 @@ def label_points(
                     point_in_pixels[1] + line_share * line_end[1] * pixels_per_point,
                 )
                 for line_share in LINE_SAMPLES
-                if has_line
+                if has_connecting_line
             ]
             has_overlap = any(
                 name_box.overlaps(text_box) or any(text_box.contains(*line_point) for line_point in line_points)
                 for text_box in placed_boxes
             )
-            if is_inside and not covers_point and not has_overlap:
+            if is_inside_axes and not covers_point and not has_overlap:
                 point_circles += [(*line_point, 0.0) for line_point in line_points]
-                if has_line:
+                if has_connecting_line:
                     connecting_line = {
                         "arrowstyle": "-",
                         "color": INK,

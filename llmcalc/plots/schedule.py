@@ -89,8 +89,10 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
         colour = tuple(
             channel + (1 - channel) * paleness * chunk_index for channel in to_rgb(palette.PASSES[pass_kind])
         )
-        has_room = time_ranges[0][1] * axes_inches > LINE
-        hatch, edge_colour, edge_width = (palette.HATCHES[pass_kind], "white", 0.6) if has_room else (None, None, 0)
+        has_letter_room = time_ranges[0][1] * axes_inches > LINE
+        hatch, edge_colour, edge_width = (
+            (palette.HATCHES[pass_kind], "white", 0.6) if has_letter_room else (None, None, 0)
+        )
         ax.broken_barh(
             time_ranges,
             (lower_edge, bar_height),

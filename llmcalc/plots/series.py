@@ -22,9 +22,9 @@ class CurveStyle(NamedTuple):
 
 def curve_style(curve_index: int) -> CurveStyle:
     """Returns the style of curve number `curve_index`, counted from 0. The styles repeat after 24 curves."""
-    round_index = curve_index // len(SERIES) % len(LINES)
+    line_index = curve_index // len(SERIES) % len(LINES)
     colour = SERIES[curve_index % len(SERIES)]
     channels = [
-        round(int(colour[channel_start : channel_start + 2], 16) * SHADES[round_index]) for channel_start in (1, 3, 5)
+        round(int(colour[channel_start : channel_start + 2], 16) * SHADES[line_index]) for channel_start in (1, 3, 5)
     ]
-    return CurveStyle("#" + "".join(f"{colour_channel:02x}" for colour_channel in channels), LINES[round_index])
+    return CurveStyle("#" + "".join(f"{colour_channel:02x}" for colour_channel in channels), LINES[line_index])

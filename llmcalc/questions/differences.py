@@ -93,12 +93,12 @@ def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str
     seq: tokens per sequence; default the shorter context length of a pair.
     """
     differences, reports = [], []
-    for earlier_preset, later_preset, pair_title, unread_text in compared_changes.pairs:
+    for earlier_preset, later_preset, pair_title, unread_reason in compared_changes.pairs:
         with name_in_errors(later_preset or earlier_preset):
             compared_presets = [preset for preset in (earlier_preset, later_preset) if preset is not None]
             tokens = min(usual_context(preset.model) for preset in compared_presets) if seq is None else seq
             differences.append(diff(earlier_preset, later_preset, tokens, kv_dtype))
-            reports.append(report(differences[-1], pair_title, unread_text))
+            reports.append(report(differences[-1], pair_title, unread_reason))
     if compared_changes.skipped:
         reports.append(skipped_files_report(compared_changes.skipped))
     return ReportedAnswer(tuple(differences), lambda: join_reports(reports))
@@ -144,20 +144,23 @@ def _versions_of_file(
         raise InputError(f"{path}: with --git expected a file, a config.json or a .toml description")
     file_text = text_at_commit(commit, path)
     model_name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-    model_before, unread_text = None, ""
-    model_now = read_model(str(path)) if path.exists() else None
+    earlier_model, unread_reason = None, ""
+    current_model = read_model(str(path)) if path.exists() else None
     try:
-        model_before = (
+        earlier_model = (
             None
             if file_text is None
             else load_text(file_text, f"{model_name} ({commit})", f"{commit}:{path}", (), head_choice, allow_unknown)
         )
     except InputError as error:
-        if model_now is None:
+        if current_model is None:
             raise
-        unread_text = str(error)
-    if model_before is None and model_now is None:
+        unread_reason = str(error)
+    if earlier_model is None and current_model is None:
         raise InputError(f"{path}: exists neither here nor in {commit}; expected a config.json or a .toml description")
     return ModelPair(
-        model_before, model_now, f"{path} since {commit[:SHORT] if COMMIT.fullmatch(commit) else commit}", unread_text
+        earlier_model,
+        current_model,
+        f"{path} since {commit[:SHORT] if COMMIT.fullmatch(commit) else commit}",
+        unread_reason,
     )

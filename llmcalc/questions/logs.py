@@ -158,8 +158,8 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
         if preset is not None and hardware is not None:
             version, engine_memory, helpful_flag = _engine_run(logged_run, preset, hardware)
         elif preset is not None:
-            unplaced_run = _LoggedRun(log_reading, log_question, scheme_in_name=logged_run.scheme_in_name)
-            _, engine_memory, _ = _engine_run(unplaced_run, preset, ANY_DEVICE, uses_logged_cache=True)
+            schemeless_run = _LoggedRun(log_reading, log_question, scheme_in_name=logged_run.scheme_in_name)
+            _, engine_memory, _ = _engine_run(schemeless_run, preset, ANY_DEVICE, uses_logged_cache=True)
     if engine_memory is not None:
         computed_bytes = {
             (memory_term.name, memory_term.device): memory_term.bytes

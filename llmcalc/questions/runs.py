@@ -577,7 +577,7 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
     """
     from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
-    layout, refusal_error, is_planned = run.layout, None, False
+    layout, refusal_error, has_planned_run = run.layout, None, False
     first_framework, *other_frameworks = frameworks_for_plans(layout, run.hardware)
     yields_every_framework = run.settings.lora_rank is not None and bool(other_frameworks)
     if yields_every_framework:
@@ -601,11 +601,11 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
                 group_name: getattr(layout, group_name) or 1 for group_name in ("tp", "cp", "pp", "ep")
             }
             run_layout = replace(layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
-        is_planned = True
+        has_planned_run = True
         yield run_memory, replace(run_layout, framework=framework_record.name)
         if framework_record is first_framework or not yields_every_framework:
             return
-    if not is_planned:
+    if not has_planned_run:
         assert refusal_error is not None
         raise refusal_error
 

@@ -110,8 +110,8 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
             raise InputError(f"{option(field)}: is of inference; expected --phase prefill or decode")
     hardware = run.hardware
     assert hardware is not None
-    layout_question = run.preset.model, run.layout, run.tokens
-    with suggest_nearest_layouts(*layout_question):
+    layout_arguments = run.preset.model, run.layout, run.tokens
+    with suggest_nearest_layouts(*layout_arguments):
         run_memory, framework_record, layout = training_run(run)
         micro_batches, chosen_options = micro_batch_count_of_run(run_memory, layout, options.global_batch), ""
         needed_bytes = _peak_training_bytes(run_memory, framework_record, layout, micro_batches)
@@ -125,7 +125,7 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     adapters = run_memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES
     check_layout = partial(framework_record.check_layout, run_memory) if divides_adapters else None
-    with suggest_nearest_layouts(*layout_question, check_layout=check_layout):
+    with suggest_nearest_layouts(*layout_arguments, check_layout=check_layout):
         if check_layout is not None:  # as `memory` refuses it
             check_layout(layout)
         timed_run = time_training(run_memory, hardware, layout, micro_batches, time_settings_of_run)

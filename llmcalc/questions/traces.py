@@ -133,8 +133,10 @@ def _cell_value(cell_value: Any) -> Any:
 def _arrival_seconds(place_in_error: str, cell_value: Any) -> float:
     """Returns a request's arrival time in seconds, from a number or a text with a unit."""
     is_number = isinstance(cell_value, int | float) and not isinstance(cell_value, bool)
-    is_plain = isinstance(cell_value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", cell_value) is not None
-    seconds = float(cell_value) if is_number or is_plain else parse_duration(place_in_error, cell_value)
+    is_plain_number = (
+        isinstance(cell_value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,20})?", cell_value) is not None
+    )
+    seconds = float(cell_value) if is_number or is_plain_number else parse_duration(place_in_error, cell_value)
     if not 0 <= seconds <= MOST_SECONDS:
         raise InputError(f"{place_in_error}: {shown(cell_value)}; expected seconds from 0 up to 30 days")
     return seconds

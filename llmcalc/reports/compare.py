@@ -180,13 +180,13 @@ def _ratio_text(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.2f}"
 
 
-def _whole_text(whole_number: int | None) -> str:
-    return "–" if whole_number is None else f"{whole_number:,}"
+def _whole_text(integer: int | None) -> str:
+    return "–" if integer is None else f"{integer:,}"
 
 
-def aspect_text(aspect_ratio: float, in_band: bool) -> str:
+def aspect_text(aspect_ratio: float, is_in_band: bool) -> str:
     """Writes the aspect ratio h/L, marked if in the range of large dense decoders."""
-    return f"{aspect_ratio:.1f}" + (f" {IN_BAND}" if in_band else "")
+    return f"{aspect_ratio:.1f}" + (f" {IN_BAND}" if is_in_band else "")
 
 
 def _width_ratio(stack_shape: StackShape) -> str:
@@ -215,8 +215,8 @@ def _quantity_lines(quantities: Sequence[Quantities], decoding_load: DecodingLoa
     flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
     cache_sizes = [counts.kv_bytes_per_token for counts in quantities if counts.kv_bytes_per_token]
     cache_scale = units.memory_scale(min(cache_sizes, default=0))
-    whole_caches = [counts.kv_bytes for counts in quantities if counts.kv_bytes]
-    whole_cache = units.memory_scale(min(whole_caches, default=0))
+    whole_cache_sizes = [counts.kv_bytes for counts in quantities if counts.kv_bytes]
+    whole_cache_scale = units.memory_scale(min(whole_cache_sizes, default=0))
     has_windows = any(
         counts.kv_bytes_per_token and counts.kv_bytes != counts.kv_bytes_per_token * counts.seq for counts in quantities
     )
@@ -238,8 +238,8 @@ def _quantity_lines(quantities: Sequence[Quantities], decoding_load: DecodingLoa
         *(
             [
                 (
-                    f"KV {whole_cache.name} at {quantities[0].seq:,}",
-                    lambda counts: "–" if counts.kv_bytes is None else whole_cache.write(counts.kv_bytes),
+                    f"KV {whole_cache_scale.name} at {quantities[0].seq:,}",
+                    lambda counts: "–" if counts.kv_bytes is None else whole_cache_scale.write(counts.kv_bytes),
                 )
             ]
             if has_windows

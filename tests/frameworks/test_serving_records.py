@@ -207,7 +207,10 @@ def test_what_torch_does_not_divide_is_an_estimate() -> None:
             ("llama3-8b", Layout(tp=8)),
         )
     }
-    assert [one.device_rank.device.terms[0].status for one in known.values()] == ["estimate"] * 3 + ["source", "exact"]
+    assert [one.device_rank.device.terms[0].status for one in known.values()] == ["estimate"] * 3 + [
+        "source",
+        "exact",
+    ]
 
 
 def test_a_quantised_model_is_divided() -> None:

@@ -30,9 +30,9 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
 
 
 def measure_passes(
-    memory_estimate: Memory, layout: Layout, pipeline_stage: Stage, repeats: Sequence[int | None]
+    memory_estimate: Memory, layout: Layout, pipeline_stage: Stage, repeat_counts: Sequence[int | None]
 ) -> list[MicroBatchBytes]:
-    """Returns the measured bytes of a micro-batch on a pipeline stage. repeats: as in `peak_estimate.MeasurePasses`."""
+    """Returns the measured bytes of a micro-batch on a stage. repeat_counts: as in `peak_estimate.MeasurePasses`."""
     memory_meter, buffer_meter = Meter(), Meter()
     rank = layout.rank(pp=pipeline_stage.rank)
     rank_run = RankRun(memory_estimate.spec, megatron_settings_of(memory_estimate, layout), rank, memory_meter)
@@ -42,7 +42,7 @@ def measure_passes(
         for model_chunk in rank_run.chunks
         if model_chunk.stage is None or model_chunk.stage.chunk == pipeline_stage.chunk
     )
-    rank_run.set_up_tables()
+    rank_run.set_up_rope_tables()
     rank_run.make_first_rope_tables()  # of all layers of the stage, not only of those that run
     set_up_bytes = memory_meter.now
 
@@ -51,14 +51,14 @@ def measure_passes(
         return chunk_input, rank_run.forward(stage_chunk, chunk_input)
 
     if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
-        stage_chunk.lowering.run_only = {} if repeats[0] is None else {0: repeats[0]}
+        stage_chunk.lowering.run_only = {} if repeat_counts[0] is None else {0: repeat_counts[0]}
         with rank_run.graph.no_grad():
             run_forward()
     if not stage_chunk.first:  # so does the chunk: its input, which has a gradient
         stage_chunk.input_tensor = rank_run.receive_hidden()
         stage_chunk.input_tensor.grad = rank_run.receive_gradient()
     pass_bytes: list[MicroBatchBytes] = []
-    for layer_repeats in repeats:
+    for layer_repeats in repeat_counts:
         stage_chunk.lowering.run_only = {} if layer_repeats is None else {0: layer_repeats}
         start_bytes = memory_meter.now
         memory_meter.restart()

@@ -63,8 +63,8 @@ def _rope_table(settings: MegatronSettings) -> Table | None:
     """Returns the model-spec table of rotary positions; None for other positions."""
     if settings.position_type not in ("rope", "yarn", "mrope"):
         return None
-    partial_fields = {} if settings.rotary_percent >= 1 else {"partial_rotary_factor": settings.rotary_percent}
-    return {"type": "rope", "rope_theta": float(settings.rotary_base), **partial_fields}
+    partial_rope_fields = {} if settings.rotary_percent >= 1 else {"partial_rotary_factor": settings.rotary_percent}
+    return {"type": "rope", "rope_theta": float(settings.rotary_base), **partial_rope_fields}
 
 
 def _position_fields(settings: MegatronSettings) -> Table:
@@ -259,11 +259,11 @@ def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
 def _gpt_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a GPT."""
     layer_tables, layer_names = {}, []
-    for has_experts, is_unrotated, has_delta_rule in zip(
+    for has_experts, has_no_rope, has_delta_rule in zip(
         settings.has_experts_by_layer, _layers_without_rope(settings), settings.has_delta_rule_by_layer, strict=True
     ):
         layer_name = ("experts" if has_experts else "dense") + (
-            "_delta" if has_delta_rule else "_unrotated" if is_unrotated else ""
+            "_delta" if has_delta_rule else "_unrotated" if has_no_rope else ""
         )
         if layer_name not in layer_tables:
             network_table = (
@@ -273,7 +273,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
             )
             layer_tables[layer_name] = _layer_table(
                 settings,
-                _delta_table(settings) if has_delta_rule else _mixer_table(settings, not is_unrotated),
+                _delta_table(settings) if has_delta_rule else _mixer_table(settings, not has_no_rope),
                 network_table,
             )
         layer_names.append(layer_name)

@@ -93,8 +93,8 @@ def make_buffer(
 
     for parameter in reversed(parameters):
         next_start = round_up(next_start, ALIGNED)
-        needs_own_bucket = is_tied and parameter.role in ("table", "head")
-        if needs_own_bucket and is_bucket_open:
+        needs_separate_bucket = is_tied and parameter.role in ("table", "head")
+        if needs_separate_bucket and is_bucket_open:
             bucket_start = next_start = close_bucket(next_start)
             is_bucket_open = False
         parameter_ranges[id(parameter.tensor)] = (
@@ -103,7 +103,7 @@ def make_buffer(
         )
         next_start += parameter.size
         is_bucket_open = True
-        if needs_own_bucket or (bucket_limit is not None and next_start - bucket_start >= bucket_limit):
+        if needs_separate_bucket or (bucket_limit is not None and next_start - bucket_start >= bucket_limit):
             bucket_start = next_start = close_bucket(next_start)
             is_bucket_open = False
     if is_bucket_open:

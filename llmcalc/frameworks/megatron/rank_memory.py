@@ -149,22 +149,22 @@ def _depends_on_previous_pass(settings: MegatronSettings) -> bool:
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
     """Records the forward and backward passes of a rank. is_last_stage: as in `record_passes`."""
     prefix_cache = PrefixCache(uses_expandable_segments(settings))
-    by_previous = _depends_on_previous_pass(settings)
+    by_previous_pass = _depends_on_previous_pass(settings)
     try:
-        recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, by_previous)
+        recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, by_previous_pass)
         if recorded_chunks is not None:
-            pass_traces, recorded_chunks_ = recorded_chunks
-            layers_before = [model_chunk.layers_before for model_chunk in recorded_chunks_]
+            pass_traces, chunk_records = recorded_chunks
+            layers_before = [model_chunk.layers_before for model_chunk in chunk_records]
             return RecordedRank(
                 pass_traces,
                 layers_before,
-                [model_chunk.parameters for model_chunk in recorded_chunks_],
+                [model_chunk.parameters for model_chunk in chunk_records],
                 prefix_cache,
-                by_previous,
+                by_previous_pass,
             )
         rank_run = RankRun(spec, settings, rank, recorder := EventRecorder())
         rank_run.set_up()
-        pass_traces = record_passes(rank_run, recorder, is_last_stage, by_previous).traces()
+        pass_traces = record_passes(rank_run, recorder, is_last_stage, by_previous_pass).traces()
     except NotRepeating:
         return RecordedRank(None, (), (), prefix_cache)
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
@@ -173,7 +173,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         layers_before,
         [model_chunk.parameters for model_chunk in rank_run.chunks],
         prefix_cache,
-        by_previous,
+        by_previous_pass,
     )
 
 

@@ -217,7 +217,7 @@ class RankRun:
         with counted_as(self.meter, memory_kind):
             return Storage(self.meter, storage_bytes)
 
-    def set_up_tables(self) -> None:
+    def set_up_rope_tables(self) -> None:
         """Creates the RoPE tables, which passes read and no optimizer updates."""
         self.meter.place = AllocationPlace("set-up")
         self._make_rope_tables()
@@ -226,7 +226,7 @@ class RankRun:
         """Creates all tensors that exist before the first step."""
         settings, layout = self.settings, self.layout
         is_distributed = self.sharding in ("elements", "layout")
-        self.set_up_tables()
+        self.set_up_rope_tables()
         weights_by_chunk: list[list[Storage]] = []
         for model_chunk in self.chunks:
             model_chunk.parameters = model_chunk.parameters or model_chunk.lowering.parameters_of(model_chunk.program)

@@ -26,7 +26,7 @@ from ...simulator.shortened_passes import ShortenedPasses
 from ...simulator.strides import Shape
 from .kernels import GATHER_BUFFER, Parameter
 from .rank_run import ModelChunk, RankRun
-from .record_passes import record_passes, recorded_steps
+from .record_passes import record_passes, recorded_step_microbatches
 from .settings import MegatronSettings
 
 Names: TypeAlias = frozenset[str | Shape]
@@ -102,7 +102,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 
 
 def record_chunks(
-    spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous: bool
+    spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous_pass: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
     """Returns the memory events of each kind of pass, and the rank's chunks; None if chunks must be recorded together.
 
@@ -118,7 +118,13 @@ def record_chunks(
     chunk_count = len(rank_run.chunks)
     chunk_list = [
         _recorded_chunk(
-            spec, settings, rank, rank_run, chunk_number, is_last_stage and chunk_number == chunk_count - 1, by_previous
+            spec,
+            settings,
+            rank,
+            rank_run,
+            chunk_number,
+            is_last_stage and chunk_number == chunk_count - 1,
+            by_previous_pass,
         )
         for chunk_number in range(chunk_count)
     ]
@@ -151,23 +157,32 @@ def _recorded_chunk(
     rank_run: RankRun,
     chunk_number: int,
     is_interleaved: bool,
-    by_previous: bool,
+    by_previous_pass: bool,
 ) -> RecordedChunk:
     """Returns a recorded chunk of a rank, from a cache. is_interleaved: whether passes alternate."""
     model_chunk = rank_run.chunks[chunk_number]
     layers_before = model_chunk.lowering.first_layer_index if any(rank_run.rank_choices.bf16_layers) else 0
     workspace_bytes = rank_run.persistent.cublas_bytes, rank_run.persistent.engine_bytes
     chunk_settings = rank_run.rank_choices, rank_run.run_config, model_chunk.lowering.include
-    chunk_key = id(model_chunk.program), chunk_settings, workspace_bytes, layers_before, is_interleaved, by_previous
-    cache_key = recorded_steps(rank_run.microbatches, by_previous), chunk_key
+    chunk_key = (
+        id(model_chunk.program),
+        chunk_settings,
+        workspace_bytes,
+        layers_before,
+        is_interleaved,
+        by_previous_pass,
+    )
+    cache_key = recorded_step_microbatches(rank_run.microbatches, by_previous_pass), chunk_key
     if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
         for layer_stacks in [repeating_stacks(rank_run, model_chunk), []]:
             try:
-                chunk_run = RankRun(spec, settings, rank, EventRecorder())
-                chunk_of_run = chunk_run.chunks[chunk_number]
-                _chunks[cache_key] = _record_chunk(chunk_run, chunk_of_run, layer_stacks, is_interleaved, by_previous)
+                recording_run = RankRun(spec, settings, rank, EventRecorder())
+                recorded_chunk = recording_run.chunks[chunk_number]
+                _chunks[cache_key] = _record_chunk(
+                    recording_run, recorded_chunk, layer_stacks, is_interleaved, by_previous_pass
+                )
                 break
             except NotRepeating:
                 if not layer_stacks:
@@ -189,7 +204,7 @@ def _record_chunk(
     model_chunk: ModelChunk,
     layer_stacks: Sequence[LayerStack],
     is_interleaved: bool,
-    by_previous: bool,
+    by_previous_pass: bool,
 ) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun.
 
@@ -199,14 +214,14 @@ def _record_chunk(
     rank_run.chunks, model_chunk.number = [model_chunk], 0
     recorder = rank_run.meter
     assert isinstance(recorder, EventRecorder)
-    rank_run.set_up_tables()
+    rank_run.set_up_rope_tables()
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
     if layer_stacks:
         model_chunk.lowering.run_only = {
             i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(layer_stacks)
         }
         model_chunk.lowering.parameters_of(model_chunk.program)  # layers after the repeats have smaller numbers here
-    recorded_passes = record_passes(rank_run, recorder, is_interleaved, by_previous)
+    recorded_passes = record_passes(rank_run, recorder, is_interleaved, by_previous_pass)
     shared_blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
     storages = {name: tuple(block.handle for block in named_blocks) for name, named_blocks in shared_blocks.items()}
     if layer_stacks:

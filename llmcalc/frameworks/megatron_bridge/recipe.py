@@ -270,8 +270,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
 def _length_key(reader: LaunchReader, config: Config) -> str:
     """Returns the key of the sequence length: a key typed as an override, else the model's, else the dataset's."""
     typed_overrides = overrides_of(reader.source.arguments)
-    set_keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
-    return next((key for key in set_keys if key in typed_overrides), set_keys[0] if set_keys else "model.seq_length")
+    present_keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
+    return next(
+        (key for key in present_keys if key in typed_overrides), present_keys[0] if present_keys else "model.seq_length"
+    )
 
 
 def _names_model(config_key: str, config: Mapping[str, Any]) -> bool:

@@ -243,9 +243,9 @@ def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, swift_verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. rlhf_type: empty for supervised training."""
-    read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
-    read_names = (
-        *read_names,
+    handled_names = (*READ, *IGNORED, *TRAINER_IGNORED)
+    handled_names = (
+        *handled_names,
         *known_names(reader, swift_config, rlhf_type),
         *_task_arguments(reader, swift_config, rlhf_type),
     )
@@ -254,7 +254,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         for argument in swift_config
         if argument in IGNORED or (argument in TRAINER_IGNORED and argument not in READ)
     ]
-    unknown_keys(reader, swift_config, read_names, "", "no argument that is known")
+    unknown_keys(reader, swift_config, handled_names, "", "no argument that is known")
     tuner_type = swift_config.get("tuner_type", swift_config.get("train_type", swift_config.get("sft_type")))
     if tuner_type is None:
         tuner_type = reader.value(swift_config, "tuner_type", "full" if swift_verb == "pt" else "lora")

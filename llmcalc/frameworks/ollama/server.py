@@ -157,8 +157,8 @@ class OllamaServer:
     def scheme(self) -> str | None:
         """The quantization scheme of the weights: by default the usual scheme of the tags in Ollama's library."""
         quantization_scheme: str | None = self.flags.get("quantize")
-        is_plain = quantization_scheme is None and GgufModel(self.preset).scheme == UNQUANTIZED
-        return LIBRARY_SCHEME if is_plain else quantization_scheme
+        is_unquantized = quantization_scheme is None and GgufModel(self.preset).scheme == UNQUANTIZED
+        return LIBRARY_SCHEME if is_unquantized else quantization_scheme
 
     def with_flags(self, **changed_flags: Any) -> OllamaServer:
         """Returns a copy of the server with changed options."""
@@ -318,8 +318,8 @@ def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str,
     for gpu_count in gpu_counts:
         if gpu_count > most_devices:
             return
-        gpu_options = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpu_count)))} if gpu_count > 1 else {}
-        server_on_gpus = server.with_flags(**gpu_options)
+        gpu_flags = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpu_count)))} if gpu_count > 1 else {}
+        server_on_gpus = server.with_flags(**gpu_flags)
         server_memory = memory(server_on_gpus)
         host_layer_count = host_layers(server_on_gpus.fitted_server)
         startup_message = (
@@ -328,7 +328,7 @@ def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str,
             else server_memory.message
         )
         yield (
-            gpu_options,
+            gpu_flags,
             replace(server_memory, starts=server_memory.starts and not host_layer_count, message=startup_message),
         )
 

@@ -73,8 +73,8 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
             run_settings["precision"] = "autocast"
         if is_sharded:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-        own_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
-        return sharded_launch(reader, world_size, run_settings, own_settings, spec=spec)
+        fsdp_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
+        return sharded_launch(reader, world_size, run_settings, fsdp_settings, spec=spec)
 
 
 def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:

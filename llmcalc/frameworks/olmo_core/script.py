@@ -264,11 +264,13 @@ def _launch_of_calls(
         run_settings["precision"] = "fp32" if parallel_arguments.get("param_dtype") is None else "autocast"
     if module.get("z_loss_multiplier") is not None:
         reader.notes.append("z_loss_multiplier: the number per token that it saves is not counted")
-    own_settings = TitanSettings() if is_sharded else None
+    fsdp_settings = TitanSettings() if is_sharded else None
     replicas = 1
     if parallel_arguments.get("name") == "DataParallelType.hsdp" and is_sharded:
         replicas = _replica_count(reader, parallel_arguments, world_size, sequence_ranks)
-    return sharded_launch(reader, world_size, run_settings, own_settings, replicas=replicas, spec=spec, target=model_id)
+    return sharded_launch(
+        reader, world_size, run_settings, fsdp_settings, replicas=replicas, spec=spec, target=model_id
+    )
 
 
 DEVICES_PER_NODE = 8

@@ -102,12 +102,12 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             _current_name(flag_name): argument_value
             for flag_name, argument_value in arguments_of(command_line.words, source_file.where).items()
         }
-        read_names = frozenset(
+        known_names = frozenset(
             argument_name
             for argument_name in arguments
             if argument_name.startswith(READ_SECTIONS) or "max_len" in argument_name
         )
-        plain_data = plain_arguments(arguments, reader, read_names)
+        plain_data = plain_arguments(arguments, reader, known_names)
         plain_data = {_current_name(argument): argument_value for argument, argument_value in plain_data.items()}
         model_id = model_name(reader, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, plain_data)
@@ -205,8 +205,8 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     settings |= {"cross_entropy": "flash", "logits_dtype": "float32"}
     rank = config.get("ds.lora.rank")
     if rank not in (None, 0):
-        target_argument = ("--ds.lora.target_modules", config.get("ds.lora.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=("--ds.lora.rank", rank), target_pair=target_argument)
+        target_pair = ("--ds.lora.target_modules", config.get("ds.lora.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=("--ds.lora.rank", rank), target_pair=target_pair)
     if reader.flag(config, "ds.load_in_4bit"):
         settings["base"] = "nf4-dq"
     return settings

@@ -66,11 +66,11 @@ def read_arguments(
     ]
     command_words = [command_word for command_word in command_words if command_word not in {*ignored_arguments}]
     parsed_arguments.notes += [
-        f"{printable(other_word)} is not set and left out"
-        for other_word in dict.fromkeys(ignored_arguments[:MOST_NOTES])
+        f"{printable(ignored_name)} is not set and left out"
+        for ignored_name in dict.fromkeys(ignored_arguments[:MOST_NOTES])
     ]
     try:
-        other_words, flag_values = split_arguments(
+        positional_words, flag_values = split_arguments(
             serving_engine.title, flags[::-1], command_words, {}, {}, unknown_flags
         )
         config = flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if program.config_flags else None
@@ -80,20 +80,20 @@ def read_arguments(
             config_words = list(
                 words_of_tables(parse_yaml(_with_yaml_marks(read_named(str(config))), str(config)), flags_by_name)
             )
-            other_words, flag_values = split_arguments(
+            positional_words, flag_values = split_arguments(
                 serving_engine.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown_flags
             )
             flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
         parsed_arguments.model = str(flag_values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
         if HF_FILE in flag_values:
             parsed_arguments.model = f"{parsed_arguments.model}/{flag_values.pop(HF_FILE)}"
-        if program.takes_model and other_words:
-            parsed_arguments.model = other_words.pop(0)
-        for other_word in other_words:
-            if is_unresolved(other_word):
-                raise InputError(unresolved_reason(other_word))
-            if other_word != "--":
-                raise InputError(f"'{printable(other_word)[:60]}' stands behind no flag; expected --flag value")
+        if program.takes_model and positional_words:
+            parsed_arguments.model = positional_words.pop(0)
+        for ignored_name in positional_words:
+            if is_unresolved(ignored_name):
+                raise InputError(unresolved_reason(ignored_name))
+            if ignored_name != "--":
+                raise InputError(f"'{printable(ignored_name)[:60]}' stands behind no flag; expected --flag value")
         for flag_field, flag_value in flag_values.items():
             flag = next(flag for flag in flags[::-1] if flag.field == flag_field)
             if flag.is_idle and not flag.words:

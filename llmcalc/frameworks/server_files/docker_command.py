@@ -43,9 +43,9 @@ def container_of_command(command_words: Sequence[str], place_in_file: str) -> Co
         option_name, equals_sign, option_value = argument_queue.popleft().partition("=")
         if option_name in DOCKER_SWITCHES or (SHORT_SWITCHES.fullmatch(option_name) and not equals_sign):
             continue
-        joined_option = re.fullmatch(r"(-[evpwuh])(.+)", option_name)
-        if joined_option is not None and not option_name.startswith("--"):
-            option_name, option_value = joined_option[1], joined_option[2] + equals_sign + option_value
+        attached_option = re.fullmatch(r"(-[evpwuh])(.+)", option_name)
+        if attached_option is not None and not option_name.startswith("--"):
+            option_name, option_value = attached_option[1], attached_option[2] + equals_sign + option_value
         elif not equals_sign:
             option_value = argument_queue.popleft() if argument_queue else ""
         if option_name in ("-e", "--env"):

@@ -254,19 +254,19 @@ def _inference_service_with_runtime(
     containers = inner_table(serving_runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
-            joined_arguments = [
+            merged_arguments = [
                 *_command_words(container.get("args"), server_finder.where),
                 *_command_words(model.get("args"), server_finder.where),
             ]
-            joined_variables = [*_environment_list(container.get("env")), *_environment_list(model.get("env"))]
-            joined_container = {
+            merged_variables = [*_environment_list(container.get("env")), *_environment_list(model.get("env"))]
+            merged_container = {
                 **container,
-                "args": joined_arguments,
-                "env": joined_variables,
+                "args": merged_arguments,
+                "env": merged_variables,
                 "resources": model.get("resources", {}),
             }
             outer_tables = inference_service, inner_table(inference_service, "spec", "predictor"), model
-            yield from _servers_of_container(joined_container, outer_tables, "InferenceService", server_finder)
+            yield from _servers_of_container(merged_container, outer_tables, "InferenceService", server_finder)
             return
 
 
@@ -387,10 +387,12 @@ def _short_location(key_path: str) -> str:
 def _environment_variables(environment_value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(environment_value, Mapping):
-        return {str(variable_name): str(text) for variable_name, text in environment_value.items() if _is_plain(text)}
+        return {
+            str(variable_name): str(text) for variable_name, text in environment_value.items() if _is_plain_data(text)
+        }
     env: dict[str, str] = {}
     for env_element in environment_value if isinstance(environment_value, list) else ():
-        if isinstance(env_element, Mapping) and _is_plain(env_element.get("value")):
+        if isinstance(env_element, Mapping) and _is_plain_data(env_element.get("value")):
             env[str(env_element.get("name"))] = str(env_element["value"])
         elif isinstance(env_element, str) and "=" in env_element:
             variable_name, _, text = env_element.partition("=")
@@ -402,14 +404,14 @@ def _environment_list(environment_value: Any) -> list[Any]:
     return environment_value if isinstance(environment_value, list) else []
 
 
-def _is_plain(manifest_value: Any) -> bool:
+def _is_plain_data(manifest_value: Any) -> bool:
     return isinstance(manifest_value, str | int | float) and not isinstance(manifest_value, bool)
 
 
 def _command_words(command: Any, name_in_errors: str) -> list[str]:
     """Returns the words of a command, stated as a list of words or as a text in a shell's syntax."""
     if isinstance(command, list):
-        return [str(list_word) for list_word in command if _is_plain(list_word) or isinstance(list_word, bool)]
+        return [str(list_word) for list_word in command if _is_plain_data(list_word) or isinstance(list_word, bool)]
     if isinstance(command, str):
         return list(NAMED_COMMANDS[command]) if command in NAMED_COMMANDS else _split_words(command, name_in_errors)
     return []
@@ -544,6 +546,6 @@ def _parallel_sizes(outer_tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     parallel_sizes: dict[str, Any] = {}
     for outer_table in outer_tables:
         for size_key, size_value in inner_table(outer_table, "parallelism").items():
-            if size_key in PARALLEL_SIZE_KEYS and _is_plain(size_value):
+            if size_key in PARALLEL_SIZE_KEYS and _is_plain_data(size_value):
                 parallel_sizes[PARALLEL_SIZE_KEYS[size_key]] = str(size_value)
     return parallel_sizes

@@ -521,8 +521,8 @@ def memory(server: SGLangServer) -> EngineMemory:
         cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weight_bytes - server.multimodal_bytes)
         slot_pool = server.state_pool_in_bytes(rank, cache_bytes)
         cache_tokens = server.cache_tokens_in_bytes(rank, cache_bytes if slot_pool is None else slot_pool.left)
-        has_slots = slot_pool is None or slot_pool.requests > 0
-        stage_memories.append((cache_tokens if has_slots else 0, cache_bytes, weight_bytes, rank, slot_pool))
+        has_request_slots = slot_pool is None or slot_pool.requests > 0
+        stage_memories.append((cache_tokens if has_request_slots else 0, cache_bytes, weight_bytes, rank, slot_pool))
     cache_tokens, cache_bytes, weight_bytes, rank, slot_pool = min(
         stage_memories, key=lambda stage_memory: stage_memory[0]
     )

@@ -325,24 +325,24 @@ class RankRun:
 
     def _run_schedule_order(self) -> None:
         """Runs the passes in the order of an interleaved schedule, or of a single stage."""
-        flights_by_pass: dict[tuple[int, int], MicroBatchInFlight] = {}
+        in_flight_by_pass: dict[tuple[int, int], MicroBatchInFlight] = {}
         losses_by_pass: dict[tuple[int, int], Tensor] = {}
         for action_number, (pass_kind, chunk_index, microbatch, *_) in enumerate(self.order):
-            model_chunk, flight_key = self.chunks[chunk_index], (chunk_index, microbatch)
+            model_chunk, pass_key = self.chunks[chunk_index], (chunk_index, microbatch)
             if self.layout.pp == 1:
                 if pass_kind == "F":
-                    flights_by_pass[flight_key] = model_chunk.forward_of()
+                    in_flight_by_pass[pass_key] = model_chunk.forward_of()
                 else:
-                    model_chunk.backward_of(flights_by_pass.pop(flight_key))
+                    model_chunk.backward_of(in_flight_by_pass.pop(pass_key))
                 continue
             self.before_action(action_number)
             if pass_kind == "F":
                 loss = model_chunk.forward_and_loss(microbatch)
                 if loss is not None:
-                    losses_by_pass[flight_key] = loss
+                    losses_by_pass[pass_key] = loss
                 del loss
             else:
-                model_chunk.backward_one_chunk(microbatch, losses_by_pass.get(flight_key))
+                model_chunk.backward_one_chunk(microbatch, losses_by_pass.get(pass_key))
                 if microbatch == self.training.microbatches - 1:
                     model_chunk.perform_reduce_grad()
 

@@ -147,9 +147,9 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         offloads_to_host = reader.flag(config, "fsdp_cpu_offload") or reader.flag(
             reader.table(config, "fsdp"), "cpu_offload"
         )
-        own_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads_to_host)
+        fsdp_settings = TitanSettings(reduced="bfloat16" if dtype == "bf16" else "", offloads=offloads_to_host)
         launched_run = sharded_launch(
-            reader, world_size, run_settings, own_settings, reshards_weights, target=MODELS[plain_name]
+            reader, world_size, run_settings, fsdp_settings, reshards_weights, target=MODELS[plain_name]
         )
         return _with_teacher(reader, config, launched_run, dtype) if config.get("teacher_model") else launched_run
 

@@ -119,7 +119,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
                 f"the file trains with {', '.join(config_classes)}; the run of {config_class} is counted"
             )
         trl_config = next((TRAINERS[call.name] for call in named_calls if call.name in TRAINERS), "")
-        is_of_trl = bool(trl_config) or not config_class.endswith("TrainingArguments")
+        is_trl_run = bool(trl_config) or not config_class.endswith("TrainingArguments")
         base_config = (
             {**PLAIN_DEFAULTS, **CONFIGS[trl_config]}
             if trl_config and config_class != trl_config
@@ -127,7 +127,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         )
         config = {**base_config, **_arguments_of(named_calls, config_class), **_model_arguments(named_calls)}
         config |= _arguments_of_model_calls(named_calls)
-        if not is_of_trl:
+        if not is_trl_run:
             config |= _length_of_samples(reader, named_calls)
         unknown_arguments = {
             argument_name: value for argument_name, value in config.items() if isinstance(value, UnknownValue)
@@ -145,7 +145,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             reader.notes.append(f"arguments of the file: {script_arguments.values_used}")
         reader.notes.append("what the file computes otherwise is taken as its program's default")
         notes = tuple(reader.notes)
-    launch = (read_trl if is_of_trl else read_trainer)(config, source_file)
+    launch = (read_trl if is_trl_run else read_trainer)(config, source_file)
     is_published = config.get("dtype") == AUTO and launch.framework == WITHOUT_A_NAME
     return replace(launch, notes=(*launch.notes, *notes), published_weights=is_published or launch.published_weights)
 

@@ -70,7 +70,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             return reader.launch("fsdp2", run_of_sft(reader, config), target=model_id)
         model_id = model_name(reader, f"{MODEL}.path", overrides_by_key.get(f"{MODEL}.path"))
         reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
-        on_megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
+        uses_megatron = config.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in command_word
             for command_word in command_line.words
             if command_word.startswith("--config-name")
@@ -78,11 +78,11 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         check_keys(reader, config)
         world_size = _training_devices(reader, config)
         parallel_run = (
-            _megatron_run(reader, config, world_size) if on_megatron else _fsdp_run(reader, config, world_size)
+            _megatron_run(reader, config, world_size) if uses_megatron else _fsdp_run(reader, config, world_size)
         )
-        rollout = read_rollout(reader, config, parallel_run, on_megatron)
+        rollout = read_rollout(reader, config, parallel_run, uses_megatron)
         reader.ignored += [model_key for model_key in config if not _is_known_key(model_key, rollout)]
-        return reader.launch("megatron" if on_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout)
+        return reader.launch("megatron" if uses_megatron else "fsdp2", parallel_run, target=model_id, rollout=rollout)
 
 
 def _resolved_overrides(reader: LaunchReader, overrides_by_key: Mapping[str, str]) -> dict[str, Any]:
@@ -164,8 +164,8 @@ def _common_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         raise reader.wrong(f"{MODEL}.lora.rank", f"is of Megatron-Core; expected {MODEL}.lora_rank for FSDP")
     rank = config.get(f"{MODEL}.lora_rank")
     if rank not in (None, 0):
-        target_argument = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", rank), target_pair=target_argument)
+        target_pair = (f"{MODEL}.target_modules", reader.value(config, f"{MODEL}.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=(f"{MODEL}.lora_rank", rank), target_pair=target_pair)
     return settings
 
 
@@ -253,8 +253,8 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
             "products in bf16 and sums in fp32 or bf16 alone are modelled"
         )
     reduce_dtype = "bfloat16" if number_formats["reduce_dtype"] in BF16 else "float32"
-    own_settings = TitanSettings(reduced=reduce_dtype, reduces_each=True, flat=has_flat_params)
-    return LaunchSettings(layout, settings, own_settings)
+    fsdp_settings = TitanSettings(reduced=reduce_dtype, reduces_each=True, flat=has_flat_params)
+    return LaunchSettings(layout, settings, fsdp_settings)
 
 
 def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSettings:

@@ -113,8 +113,8 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         settings["norm"] = "fused"
     rank = config.get("model.lora_rank")
     if rank not in (None, 0):
-        target_argument = ("model.target_modules", reader.value(config, "model.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=("model.lora_rank", rank), target_pair=target_argument)
+        target_pair = ("model.target_modules", reader.value(config, "model.target_modules", "all-linear"))
+        settings |= lora_settings(reader, rank=("model.lora_rank", rank), target_pair=target_pair)
         if is_fp32:
             reader.frozen = FP32_SHARDS
             reader.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")
@@ -128,5 +128,5 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
     has_flat_params = (
         fsdp_strategy == "fsdp" and "lora_rank" not in settings
     )  # its policy wraps each adapter on its own
-    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=has_flat_params, offloads=offloads_to_host)
-    return LaunchSettings(layout, settings, own_settings)
+    fsdp_settings = TitanSettings(reduced="float32", reduces_each=True, flat=has_flat_params, offloads=offloads_to_host)
+    return LaunchSettings(layout, settings, fsdp_settings)

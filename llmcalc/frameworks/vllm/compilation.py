@@ -24,8 +24,8 @@ def times_kernels(version_numbers: Numbers, flags: Mapping[str, Any], compilatio
     """Whether compilation benchmarks kernels (autotuning). compilation_config: contents of `--compilation-config`."""
     compilation_level = str(compilation_config.get("mode", compilation_config.get("level", 3)))
     is_compiled = not flags.get("enforce_eager") and compilation_level not in ("0", "NONE")
-    is_timed = compilation_config.get("inductor_compile_config", {}).get("benchmark_combo_kernel", True)
-    return bool(version_numbers >= TIMES_KERNELS_FROM and is_compiled and is_timed)
+    benchmarks_kernels = compilation_config.get("inductor_compile_config", {}).get("benchmark_combo_kernel", True)
+    return bool(version_numbers >= TIMES_KERNELS_FROM and is_compiled and benchmarks_kernels)
 
 
 def compilation_bytes(rank: EngineRank, tokens: int, element_bytes: int) -> int:

@@ -60,8 +60,8 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
     if not entry_pages:
         raise InputError("--engine vllm: compressed attention without entries is not modelled")
     page_sizes = sorted({cache_pages.bytes for cache_pages in entry_pages})
-    tuple_counts = [_number_of_tuples(entry_pages), *map(_number_of_tuples, pages_by_group.values())]
-    tuples_per_group = _tuples_per_group(tuple_counts, tuple_counts[0])
+    page_tuple_counts = [_page_tuple_count(entry_pages), *map(_page_tuple_count, pages_by_group.values())]
+    page_tuples_per_group = _page_tuples_per_group(page_tuple_counts, page_tuple_counts[0])
     layer_groups, pages_per_block = [LayerGroup(1, None, block=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
     for (block_tokens, window), group_pages in pages_by_group.items():
         if layout != "groups":  # pages have the bytes of the next larger page of entries
@@ -71,10 +71,10 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
                 )
                 for cache_pages in group_pages
             ]
-        tuple_count = -(-_number_of_tuples(group_pages) // tuples_per_group)
-        layer_groups.append(LayerGroup(tuple_count, window, block=block_tokens))
+        page_tuple_count = -(-_page_tuple_count(group_pages) // page_tuples_per_group)
+        layer_groups.append(LayerGroup(page_tuple_count, window, block=block_tokens))
         pages_per_block.append(
-            {page_bytes: -(-layers // tuple_count) for page_bytes, layers in _layers_by_size(group_pages).items()}
+            {page_bytes: -(-layers // page_tuple_count) for page_bytes, layers in _layers_by_size(group_pages).items()}
         )
     return BlockPool(_block_bytes(pages_per_block, page_sizes, layout), ENTRY_BLOCK, tuple(layer_groups))
 
@@ -135,19 +135,22 @@ def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
     return layers
 
 
-def _number_of_tuples(group_pages: Iterable[CachePages]) -> int:
+def _page_tuple_count(group_pages: Iterable[CachePages]) -> int:
     """Returns the number of page tuples (one page of each size) in a group."""
     return max(_layers_by_size(group_pages).values())
 
 
-def _tuples_per_group(tuple_counts: list[int], least_tuples: int) -> int:
-    """Returns the number of tuples per group, at least `least_tuples`, with the least total padding.
+def _page_tuples_per_group(page_tuple_counts: list[int], least_page_tuples: int) -> int:
+    """Returns the number of tuples per group, at least `least_page_tuples`, with the least total padding.
 
     Of equals the larger number (`_approximate_gcd`).
     """
     return min(
-        range(least_tuples, max(tuple_counts) + 1),
-        key=lambda group_tuples: (sum(-tuple_count % group_tuples for tuple_count in tuple_counts), -group_tuples),
+        range(least_page_tuples, max(page_tuple_counts) + 1),
+        key=lambda group_tuples: (
+            sum(-page_tuple_count % group_tuples for page_tuple_count in page_tuple_counts),
+            -group_tuples,
+        ),
     )
 
 

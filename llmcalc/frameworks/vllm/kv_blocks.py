@@ -70,9 +70,9 @@ class BlockPool:
         """Returns the number of blocks that fit into `available_bytes` bytes."""
         return max(0, available_bytes // self.block_bytes)
 
-    def blocks_of_request(self, length: int, tokens_in_flight: int) -> int:
-        """Returns the number of blocks that a request of `length` tokens needs."""
-        return sum(layer_group.blocks(length, self.block_size, tokens_in_flight) for layer_group in self.groups)
+    def blocks_of_request(self, request_tokens: int, tokens_in_flight: int) -> int:
+        """Returns the number of blocks that a request of `request_tokens` tokens needs."""
+        return sum(layer_group.blocks(request_tokens, self.block_size, tokens_in_flight) for layer_group in self.groups)
 
     def max_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
         """Returns the number of requests of `request_length` tokens that fit the blocks."""

@@ -51,10 +51,10 @@ class StateBlocks(NamedTuple):
     alignment: int = ALIGNMENT
     factors: Mapping[str, Fraction] = SAME_FORMATS
 
-    def blocks_of_request(self, length: int, block_tokens: int) -> int:
+    def blocks_of_request(self, request_tokens: int, block_tokens: int) -> int:
         """Returns the state blocks of a layer group for one request of this length. block_tokens: tokens per block."""
         if self.mode == "all":
-            return -(-length // block_tokens) + self.draft_tokens
+            return -(-request_tokens // block_tokens) + self.draft_tokens
         return (2 + self.checkpoints if self.mode == "align" else 1) + self.draft_tokens
 
 

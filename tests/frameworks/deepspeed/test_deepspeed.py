@@ -203,7 +203,7 @@ def test_sums_run_beside_the_backward_pass_in_stage_3_by_default() -> None:
 def cluster(own: DeepSpeedSettings | None = None, layout: Layout | None = None, **settings: Any) -> Cluster:
     """The small model on four devices, by default with stage 2."""
     one = memory(model(), Settings("training", batch=2, seq=16, **settings))
-    return Cluster.with_framework(one, layout or Layout(dp=4, zero=2), "deepspeed", own_settings=own)
+    return Cluster.with_framework(one, layout or Layout(dp=4, zero=2), "deepspeed", framework_settings=own)
 
 
 def small(stage: int, **fields: Any) -> DeepSpeedSettings:

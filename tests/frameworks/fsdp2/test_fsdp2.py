@@ -305,7 +305,7 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
 def test_adapters_under_version_1_are_refused() -> None:
     given = Settings("training", batch=2, seq=16, lora_rank=4)
     run = Cluster.with_framework(
-        memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2", own_settings=TitanSettings(flat=True)
+        memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2", framework_settings=TitanSettings(flat=True)
     )
     with pytest.raises(InputError, match="fsdp_version 1"):
         _ = run.device_rank

@@ -119,7 +119,7 @@ def test_reserved_bytes_of_a_job(name: str) -> None:
     launch = read_launch(DATA / "launches" / file, devices)
     assert launch.spec is not None
     one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
-    cluster = Cluster.with_framework(one, launch.layout, launch.framework, own_settings=launch.own_settings)
+    cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.own_settings)
     assert cluster.reserved_band is not None
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     errors = [100 * (bytes / measured - 1) for bytes in cluster.reserved_band]
@@ -184,7 +184,7 @@ def test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline(name: str) -> N
     launch = read_titan(data, LaunchSource("a job", run.devices))
     assert launch.spec is not None
     one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
-    cluster = Cluster.with_framework(one, launch.layout, launch.framework, own_settings=launch.own_settings)
+    cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.own_settings)
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     for stage, reached in {0: run.reached, run.pp - 1: run.last or run.reached}.items():
         found = cluster.rank_memory(launch.layout.rank(pp=stage), one.runtime)

@@ -11,7 +11,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.errors import InputError
-from llmcalc.frameworks.peak_estimate import BytesPerParameter, PeakEstimate, torch_passes
+from llmcalc.frameworks.peak_estimate import BytesPerParameter, PeakEstimate, make_pass_measurement
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout import Layout, stages
@@ -65,7 +65,7 @@ def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
 
     It leaves out what a pipeline receives into for micro-batches that are not in flight.
     """
-    walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), torch_passes(SPEC, HOW))
+    walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), make_pass_measurement(SPEC, HOW))
     replays = [replay_rank(SPEC, HOW, layout, layout.rank(pp=stage)) for stage in range(layout.pp)]
     most = max(peak.bytes for found in replays for place, peak in found.peaks.items() if place.phase != "step")
     assert walk.largest_rank(layout, HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
@@ -75,7 +75,7 @@ def test_a_walk_finds_the_peak_of_the_worst_rank(layout: Layout) -> None:
 def test_a_walk_of_layers_that_differ_finds_the_peak_too(name: str) -> None:
     """Layers of other kinds below and above those that repeat; an encoder and a decoder."""
     spec = llmcalc.load(name).model
-    walk = PeakEstimate(spec, BytesPerParameter(2, 2, 4), torch_passes(spec, HOW))
+    walk = PeakEstimate(spec, BytesPerParameter(2, 2, 4), make_pass_measurement(spec, HOW))
     found = replay_rank(spec, HOW, Layout(), 0)
     most = max(peak.bytes for place, peak in found.peaks.items() if place.phase != "step")
     assert walk.largest_rank(Layout(), HOW.microbatches)[0] == pytest.approx(most, rel=0.003)
@@ -86,7 +86,7 @@ def test_a_walk_of_dualpipe_has_both_stages_of_a_rank() -> None:
     one of the other half in the last stage, before its first backward pass.
     """
     layout = Layout(pp=2, schedule="dualpipe")
-    walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), torch_passes(SPEC, HOW))
+    walk = PeakEstimate(SPEC, BytesPerParameter(2, 2, 4), make_pass_measurement(SPEC, HOW))
     own = list(stages(layout, 8))
     first, last = (walk.micro_batch_bytes(layout, stage) for stage in own)
     kept = 2 * first.saved + last.saved

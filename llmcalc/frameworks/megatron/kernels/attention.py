@@ -72,11 +72,13 @@ class AttentionKernels(LinearKernels):
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
-    def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+    def split_product(
+        self, fused_operations: list[Step], product: Tensor, output_widths: Sequence[Number]
+    ) -> list[Tensor]:
         """Splits the output of a fused QKV projection into its parts."""
         if any(operation.outs[0].axes[0].name not in HEADS for operation in fused_operations):
-            return super().split_product(fused_operations, product, widths)
-        qkv_parts = self.split_along(product, widths)
+            return super().split_product(fused_operations, product, output_widths)
+        qkv_parts = self.split_along(product, output_widths)
         heads = [operation.outs[0].axes[0].size for operation in fused_operations]
         fewest_heads = min(heads)
         if (

@@ -148,9 +148,11 @@ class LinearKernels(RankKernels):
             else:
                 self.pending_outputs[id(fused_step)] = layer_output
 
-    def split_product(self, fused_operations: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+    def split_product(
+        self, fused_operations: list[Step], product: Tensor, output_widths: Sequence[Number]
+    ) -> list[Tensor]:
         """Returns the outputs of fused linear layers; by default the undivided output for each layer."""
-        return [product for _ in widths]
+        return [product for _ in output_widths]
 
     def linear_weights(
         self, operation: Step, output_width: Number, weight_role: str, bias: bool | None = None

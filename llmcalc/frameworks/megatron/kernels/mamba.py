@@ -118,9 +118,9 @@ class MambaKernels(LatentKernels):
             sent_pieces.append(self.copy_reordered("all_to_all", grouped_by_rank, grouped_by_rank.shape))
             del tensor_part, grouped_by_rank
         del tensor_parts
-        joined_parts = self.t.cat(sent_pieces, 1)
+        concatenated_parts = self.t.cat(sent_pieces, 1)
         del sent_pieces
-        return self.copy_reordered("balance", joined_parts, joined_parts.shape)
+        return self.copy_reordered("balance", concatenated_parts, concatenated_parts.shape)
 
     def exchange_to_tokens(self, x: Tensor, row_width: Number) -> Tensor:
         """Returns a tensor with all heads and a shard of the tokens, from a shard of heads (`post_conv_ssm`)."""

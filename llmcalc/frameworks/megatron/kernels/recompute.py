@@ -35,13 +35,13 @@ class DiscardedOutputs:
     def __init__(
         self,
         autograd_graph: AutogradGraph,
-        discardable_part: Part,
+        discardable_function: Part,
         arguments: Sequence[Tensor],
         discarded_tensors: Sequence[Tensor],
         input_storage_id: int,
     ) -> None:
         self.graph: AutogradGraph = autograd_graph
-        self.run: Part = discardable_part
+        self.run: Part = discardable_function
         self.reads: int = input_storage_id
         self.arguments: list[Tensor] = list(arguments)
         self.storages: list[Storage] = [discarded_tensor.storage for discarded_tensor in discarded_tensors]
@@ -69,13 +69,13 @@ class DiscardedOutputs:
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_position = autograd_graph.meter.place
         output_gradients = gradients if isinstance(gradients, list) else [gradients]
-        end_tensor = empty(UncountedMeter(), (1,), BFLOAT16)
-        end_tensor.node = AutogradNode(
+        node_output = empty(UncountedMeter(), (1,), BFLOAT16)
+        node_output.node = AutogradNode(
             autograd_graph, "outputs", tuple(self.recomputed), lambda g, needs_input_grad: output_gradients
         )
         self.recomputed = []
-        backward(autograd_graph, end_tensor, empty(UncountedMeter(), (1,), BFLOAT16))
-        del end_tensor
+        backward(autograd_graph, node_output, empty(UncountedMeter(), (1,), BFLOAT16))
+        del node_output
         autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_position
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
@@ -89,16 +89,16 @@ class DiscardedKernels(SparseKernels):
         self.discarded_activation: DiscardedOutputs | None = None
 
     def run_discardable(
-        self, discardable_part: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
+        self, discardable_function: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
         """Runs a function that saves only its arguments, and returns the outputs and `DiscardedOutputs`."""
         autograd_graph = self.graph
         if not recorded(autograd_graph, arguments):
-            return discardable_part(arguments), None
+            return discardable_function(arguments), None
         with autograd_graph.no_grad():
-            function_outputs = discardable_part(arguments)
+            function_outputs = discardable_function(arguments)
         discarded_outputs = DiscardedOutputs(
-            autograd_graph, discardable_part, arguments, function_outputs, input_storage_id
+            autograd_graph, discardable_function, arguments, function_outputs, input_storage_id
         )
         self.node("checkpoint", arguments, function_outputs, discarded_outputs.backward, *arguments)
         return function_outputs, discarded_outputs
@@ -201,9 +201,9 @@ class DiscardedKernels(SparseKernels):
 
         self._run_discardable_activation(operation, run_gated_activation, gate)
 
-    def _run_discardable_activation(self, operation: Step, discardable_part: Part, x: Tensor) -> None:
+    def _run_discardable_activation(self, operation: Step, discardable_function: Part, x: Tensor) -> None:
         """Runs an activation whose output can be freed and recomputed."""
-        activation_outputs, self.discarded_activation = self.run_discardable(discardable_part, [x, self.row_probs])
+        activation_outputs, self.discarded_activation = self.run_discardable(discardable_function, [x, self.row_probs])
         self.bind(operation.outs[0], activation_outputs[0])
 
     def do_experts(self, operation: Step) -> None:
@@ -230,41 +230,41 @@ class DiscardedKernels(SparseKernels):
         ):
             super().items(items)
             return
-        form_position = items.index(alternative_items[0])
+        forms_index = items.index(alternative_items[0])
         branch_items = self.branch(alternative_items[0]).items
-        core_position = next(
+        attention_index = next(
             i
             for i, module_item in enumerate(branch_items)
             if isinstance(module_item, Step) and module_item.verb == "attention"
         )
-        attention = branch_items[core_position]
+        attention = branch_items[attention_index]
         assert isinstance(attention, Step)
-        steps_before = [module_item for module_item in items[:form_position] if isinstance(module_item, Step)]
-        down_steps = [
+        steps_before = [module_item for module_item in items[:forms_index] if isinstance(module_item, Step)]
+        down_projections = [
             operation
             for operation in steps_before
             if operation.name in DOWN or (operation.verb == "split" and self._splits_latent(operation, steps_before))
         ]
-        up_steps = [
+        up_projections = [
             operation
-            for operation in (*steps_before, *branch_items[:core_position])
-            if isinstance(operation, Step) and operation not in down_steps
+            for operation in (*steps_before, *branch_items[:attention_index])
+            if isinstance(operation, Step) and operation not in down_projections
         ]
         new_storages: set[int] = set()
         tensors_read: dict[int, Value] = {}
-        for operation in up_steps:
+        for operation in up_projections:
             tensors_read |= {
                 id(input_value): input_value
                 for input_value in operation.ins
                 if id(input_value.storage) not in new_storages
             }
             new_storages |= {id(output.storage) for output in operation.outs}
-        early_values = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
-        super().items(down_steps)
+        values_before = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
+        super().items(down_projections)
         inputs_by_value = [
-            (value, early_values.get(value_id) or self.tensor_of(value)) for value_id, value in tensors_read.items()
+            (value, values_before.get(value_id) or self.tensor_of(value)) for value_id, value in tensors_read.items()
         ]
-        early_values.clear()
+        values_before.clear()
         input_values, tensors = [value for value, _ in inputs_by_value], [tensor for _, tensor in inputs_by_value]
         del inputs_by_value
         outer_frames = [
@@ -279,7 +279,7 @@ class DiscardedKernels(SparseKernels):
             tensors_by_value = {id(value): x for value, x in zip(input_values, input_tensors, strict=True)}
             self.values, self.bound, self.frames, self.memo = tensors_by_value, {}, list(outer_frames), {}
             try:
-                for operation in up_steps:
+                for operation in up_projections:
                     self.step(operation)
                 return [self.tensor_of(value) for value in attention_inputs]
             finally:
@@ -296,7 +296,7 @@ class DiscardedKernels(SparseKernels):
         if discarded_outputs is not None:
             attention_output = attention.outs[0]
             self.bind(attention_output, self.discard_outputs(self.tensor_of(attention_output), discarded_outputs))
-        super().items([*branch_items[core_position + 1 :], *items[form_position + 1 :]])
+        super().items([*branch_items[attention_index + 1 :], *items[forms_index + 1 :]])
 
     def _splits_latent(self, operation: Step, module_operations: list[Step]) -> bool:
         """Whether an operation splits the output of the latent down-projection."""
