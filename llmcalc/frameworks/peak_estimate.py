@@ -101,7 +101,7 @@ class MicroBatchBytes:
             self.loss_peak,
             self.layer_backward_peak,
             self.head_backward_peak,
-            self.backward_outside_modules,
+            self.backward_peak_outside_modules,
         )
 
     @cached_property
@@ -112,11 +112,11 @@ class MicroBatchBytes:
     @cached_property
     def loss_peak(self) -> int:
         """The peak bytes around the loss: in the forward pass outside the layers, and in the loss's backward pass."""
-        outside_layers = (bytes for module, bytes in self.forward.by_path.items() if not is_layer_path(module))
-        return max(self.backward.by_path.get("loss", 0), *outside_layers, 0)
+        peaks_outside_layers = (bytes for module, bytes in self.forward.by_path.items() if not is_layer_path(module))
+        return max(self.backward.by_path.get("loss", 0), *peaks_outside_layers, 0)
 
     @cached_property
-    def between_layers_and_head(self) -> int:
+    def saved_between_layers_and_head(self) -> int:
         """Bytes saved between the last layer and the output head, in the forward or the backward pass."""
         return min(self.saved, self.forward.by_path.get("norm", self.saved))
 
@@ -130,7 +130,7 @@ class MicroBatchBytes:
         )
 
     @cached_property
-    def backward_outside_modules(self) -> int:
+    def backward_peak_outside_modules(self) -> int:
         """The peak bytes of the backward pass outside all modules, during the embedding's gradient."""
         return self.backward.by_path.get("", 0)
 
@@ -331,9 +331,9 @@ class PeakEstimate:
         distinct_ranks: dict[int, list[Stage]] = {}
         previous_key: tuple[object, ...] = ()
         for rank, rank_stages in enumerate(stages_by_rank):
-            all_in_flight = micro_batches <= layout.pp - rank
+            are_all_in_flight = micro_batches <= layout.pp - rank
             rank_key = (
-                all_in_flight,
+                are_all_in_flight,
                 *((self._layer_kind_runs(stage), stage.first, stage.last) for stage in rank_stages),
             )
             if rank_key != previous_key or layout.schedule not in ("1f1b", "interleaved"):
@@ -362,7 +362,7 @@ class PeakEstimate:
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
         """
         pass_bytes = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
-        saved_bytes, in_flight = peak_in_flight(
+        saved_bytes, in_flight_counts = peak_in_flight(
             layout, distinct_micro_batches(layout, micro_batches), rank, [batch.saved for batch in pass_bytes]
         )
         parameters = [
@@ -374,7 +374,7 @@ class PeakEstimate:
             _pass_peaks(batch, stage, transient_bytes, micro_batches)
             for batch, stage in zip(pass_bytes, rank_stages, strict=True)
         ]
-        keeps_all_microbatches = in_flight.awaiting_backward == (micro_batches,) and (
+        keeps_all_microbatches = in_flight_counts.awaiting_backward == (micro_batches,) and (
             layout.pp == 1 or layout.zero == 0
         )
         if self.frees_gradients and keeps_all_microbatches:
@@ -383,7 +383,7 @@ class PeakEstimate:
             pass_peak = max(
                 max(stage_peaks) - batch.saved
                 for stage_peaks, batch, batch_count in zip(
-                    chunk_peaks, pass_bytes, in_flight.awaiting_backward, strict=True
+                    chunk_peaks, pass_bytes, in_flight_counts.awaiting_backward, strict=True
                 )
                 if batch_count
             )
@@ -391,7 +391,7 @@ class PeakEstimate:
         if layout.is_two_way:
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(batch.received for batch in pass_bytes)
-        moment_bytes = (
+        bytes_by_moment = (
             saved_bytes + pass_peak + transient_bytes.in_passes,
             saved_bytes
             - min(batch.saved for batch in pass_bytes)
@@ -399,7 +399,7 @@ class PeakEstimate:
             transient_bytes.gradient_reduction,
             transient_bytes.optimizer_step,
         )
-        return self.fixed_bytes + static_bytes + received_bytes + transient_bytes.always + max(moment_bytes)
+        return self.fixed_bytes + static_bytes + received_bytes + transient_bytes.always + max(bytes_by_moment)
 
     def _first_backward_peak(
         self, layout: Layout, stage: Stage, pass_bytes: MicroBatchBytes, pass_peaks: tuple[int, int, int]
@@ -587,14 +587,14 @@ def _pass_peaks(
     forward_peak = max(
         pass_bytes.layer_forward_peak,
         pass_bytes.loss_peak + transient_bytes.at_loss,
-        pass_bytes.between_layers_and_head + transient_bytes.before_head,
+        pass_bytes.saved_between_layers_and_head + transient_bytes.before_head,
     )
     if micro_batches > 1:
         forward_peak += transient_bytes.later_micro_batches
     head_peak = max(
         pass_bytes.head_backward_peak + transient_bytes.outside_layers,
-        pass_bytes.backward_outside_modules + transient_bytes.outside_layers + transient_bytes.outside_modules,
-        pass_bytes.between_layers_and_head + transient_bytes.after_head,
+        pass_bytes.backward_peak_outside_modules + transient_bytes.outside_layers + transient_bytes.outside_modules,
+        pass_bytes.saved_between_layers_and_head + transient_bytes.after_head,
     )
     saved_per_layer = pass_bytes.saved // max(1, len(stage.layers))  # freed when the next layer's pass begins
     bytes_from_other_module = max(0, transient_bytes.from_previous_layer - saved_per_layer, transient_bytes.from_head)

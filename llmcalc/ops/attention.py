@@ -83,8 +83,10 @@ class AttentionCore(Op):
 
         Flash attention recomputes the scores once (Dao 2023, §3.1).
         """
-        scores = 3 if run_config.attention in ("flash", "sdpa") else 2
-        return 2 * run_config.batch * self.heads * self.pairs(run_config) * (scores * self.qk_dim + 2 * self.v_dim)
+        score_products = 3 if run_config.attention in ("flash", "sdpa") else 2
+        return (
+            2 * run_config.batch * self.heads * self.pairs(run_config) * (score_products * self.qk_dim + 2 * self.v_dim)
+        )
 
 
 @frozen(slots=True)
@@ -96,8 +98,8 @@ class ReceivedKeysAttentionCore(AttentionCore):
 
         Flash recomputes the scores once (Dao 2023, §3.1).
         """
-        scores = 2 if run_config.attention in ("flash", "sdpa") else 1
-        return 2 * run_config.batch * self.heads * self.pairs(run_config) * (scores * self.qk_dim + self.v_dim)
+        score_products = 2 if run_config.attention in ("flash", "sdpa") else 1
+        return 2 * run_config.batch * self.heads * self.pairs(run_config) * (score_products * self.qk_dim + self.v_dim)
 
 
 @frozen(slots=True)
@@ -113,8 +115,8 @@ class OverlappingChunkAttentionCore(AttentionCore):
         if is_zero(new_tokens):
             return 0
         chunks = 2 * ceil_div(new_tokens, 2 * square_side)
-        scores, value_sums = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
-        return 2 * run_config.batch * self.heads * (scores * self.qk_dim + value_sums * self.v_dim)
+        score_products, value_products = (chunks - 1) * (2 * square_side) ** 2, chunks * square_side * 3 * square_side
+        return 2 * run_config.batch * self.heads * (score_products * self.qk_dim + value_products * self.v_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         return 2 * self.forward_flops(run_config)
@@ -141,9 +143,9 @@ class ConformerAttentionCore(AttentionCore):
         return padded_rows * (minimum(padded_rows, self.chunk) + self.context)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        by_distance = self._padded_rows(run_config) * self.distances * self.qk_dim
+        distance_products = self._padded_rows(run_config) * self.distances * self.qk_dim
         pair_count = self.pairs(run_config) * (self.qk_dim + self.v_dim)
-        return 2 * run_config.batch * self.heads * (pair_count + by_distance)
+        return 2 * run_config.batch * self.heads * (pair_count + distance_products)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         return 2 * self.forward_flops(run_config)

@@ -36,8 +36,8 @@ class NeighbourChunkAttentionCore(AttentionCore):
         if is_masked and self.hashes is None:
             pairs_of_chunks = self._causal_pairs_of_chunks(row_count)
         else:
-            order_count = 1 if self.hashes is None else self.hashes
-            pairs_of_chunks = row_count * order_count * self.block * (self.before + 1 + self.after)
+            hash_count = 1 if self.hashes is None else self.hashes
+            pairs_of_chunks = row_count * hash_count * self.block * (self.before + 1 + self.after)
         return has_chunks * pairs_of_chunks + (1 - has_chunks) * (
             triangle(row_count) if is_masked else row_count * row_count
         )

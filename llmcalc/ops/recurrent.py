@@ -89,7 +89,7 @@ class ChunkedScan(HeadScan):
     def forward_flops(self, run_config: RunConfig) -> Number:
         a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, run_config.new_rows(self.rows)
         chunks = 0 if is_zero(seq) else ceil_div(seq, q)
-        scores, value_flops = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
+        score_flops, value_flops = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
         chunk_state_flops, state_flops = (
             q * n * p,
             q * n * p,
@@ -100,7 +100,7 @@ class ChunkedScan(HeadScan):
             2
             * run_config.batch
             * a
-            * (chunks * (scores + value_flops + chunk_state_flops + state_flops) + border_flops)
+            * (chunks * (score_flops + value_flops + chunk_state_flops + state_flops) + border_flops)
         )
 
 
@@ -138,8 +138,8 @@ class DeltaRule(Op):
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         c, k, v = self.chunk, self.key_dim, self.value_dim
-        square = k + 2 * v if self.by_channel else 2 * k + v
-        return self._chunk_count(run_config) * (2 * c * c * square + 3 * 2 * c * k * v)
+        pair_width = k + 2 * v if self.by_channel else 2 * k + v
+        return self._chunk_count(run_config) * (2 * c * c * pair_width + 3 * 2 * c * k * v)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, with corrections for the first and last states and solved systems.

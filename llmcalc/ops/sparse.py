@@ -66,8 +66,10 @@ class BlockAttentionCore(VisibleKeysAttentionCore):
         """
         tokens_within_limit = minimum(tokens, self.block * self.blocks)
         limited_tokens = tokens - tokens_within_limit
-        whole_blocks = floor_div(limited_tokens, self.block)
-        current_block_pairs = whole_blocks * triangle(self.block) + triangle(limited_tokens - whole_blocks * self.block)
+        whole_block_count = floor_div(limited_tokens, self.block)
+        current_block_pairs = whole_block_count * triangle(self.block) + triangle(
+            limited_tokens - whole_block_count * self.block
+        )
         return triangle(tokens_within_limit) + limited_tokens * (self.blocks - 1) * self.block + current_block_pairs
 
 
@@ -100,12 +102,12 @@ class LocalAttentionCore(AttentionCore):
 
     def pairs(self, run_config: RunConfig) -> Number:
         new_tokens = run_config.new_rows(self.rows)
-        block_sums = 0 if self.global_block is None else floor_div(new_tokens, self.global_block)
+        block_sum_count = 0 if self.global_block is None else floor_div(new_tokens, self.global_block)
         if run_config.pairs == "full":
             block_size = self.radius + 1
-            return ceil_div(new_tokens, block_size) * block_size * add(3 * block_size, block_sums)
+            return ceil_div(new_tokens, block_size) * block_size * add(3 * block_size, block_sum_count)
         local_pairs = AttentionCore.pairs(replace(self, window=2 * self.radius + 1), run_config)
-        return add(local_pairs, new_tokens * block_sums)
+        return add(local_pairs, new_tokens * block_sum_count)
 
 
 @frozen(slots=True)
@@ -161,10 +163,14 @@ class GlobalLocalAttentionCore(AttentionCore):
         if run_config.pairs == "full":
             return self.global_tokens * (self.global_tokens + text_rows) + text_rows * (self.global_tokens + self.block)
         text_rows = run_config.new_rows(rows.second.of)
-        first_block = minimum(text_rows, exact_div(self.block, 2)) if self.staggered else 0
-        whole_blocks = floor_div(text_rows - first_block, self.block)
-        last_block = text_rows - first_block - whole_blocks * self.block
-        block_pairs = first_block * first_block + whole_blocks * self.block * self.block + last_block * last_block
+        first_block_tokens = minimum(text_rows, exact_div(self.block, 2)) if self.staggered else 0
+        whole_block_count = floor_div(text_rows - first_block_tokens, self.block)
+        last_block_tokens = text_rows - first_block_tokens - whole_block_count * self.block
+        block_pairs = (
+            first_block_tokens * first_block_tokens
+            + whole_block_count * self.block * self.block
+            + last_block_tokens * last_block_tokens
+        )
         return self.global_tokens * (self.global_tokens + 2 * text_rows) + block_pairs
 
 

@@ -254,7 +254,7 @@ def _tensor_group_gradients(
         shard_pairs = zip(
             weight_shards(stage_chunk.program, extra_parts), weight_shards(undivided_program, extra_parts), strict=True
         )
-        partial_sums = [
+        partial_sum_shards = [
             shard
             for shard, undivided_shard in shard_pairs
             if shard.tensor.shape == undivided_shard.tensor.shape
@@ -262,10 +262,10 @@ def _tensor_group_gradients(
             and (layout.sequence_parallel or shard.of_heads)
         ]
         if gradients.reduces_one_buffer:
-            message_bytes = sum(shard.elements for shard in partial_sums) * FLOAT32
+            message_bytes = sum(shard.elements for shard in partial_sum_shards) * FLOAT32
             yield Message("tp", layout.tp, "all_reduce", message_bytes, 1)
             continue
-        for shard in partial_sums:
+        for shard in partial_sum_shards:
             message_count = shard.count * (stage_chunk.batches if layout.pp == 1 else 1)
             yield Message("tp", layout.tp, "all_reduce", shard.tensor.size * element_bytes, message_count)
 

@@ -363,14 +363,16 @@ class RankFlow(Flow):
             return super().layers(x, run, repeat, indices, name, **node_fields)
         layer_indices = range(repeat) if indices is None else indices
         stage_layers = frozenset(self.stage.layers)
-        stage_indices = [layer_index for layer_index in layer_indices if layer_index in stage_layers]
-        first_item = self.layer_items.start if self.layer_items.stop else len(self.root.items)
+        stage_layer_indices = [layer_index for layer_index in layer_indices if layer_index in stage_layers]
+        first_layer_item = self.layer_items.start if self.layer_items.stop else len(self.root.items)
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
         self.exit = (
-            super().layers(x, run, len(stage_indices), stage_indices, name, **node_fields) if stage_indices else x
+            super().layers(x, run, len(stage_layer_indices), stage_layer_indices, name, **node_fields)
+            if stage_layer_indices
+            else x
         )
-        self.layer_items = range(first_item, len(self.root.items))
+        self.layer_items = range(first_layer_item, len(self.root.items))
         return self.exit
 
     def remove_other_stages(self) -> None:
@@ -382,30 +384,30 @@ class RankFlow(Flow):
         if self.stage is None or (self.stage.first and self.stage.last):
             return
         layers_start, layers_end = self.layer_items.start, self.layer_items.stop
-        items_before, layer_items, items_after = (
+        items_before_layers, layer_items, items_after_layers = (
             self.root.items[:layers_start],
             self.root.items[layers_start:layers_end],
             self.root.items[layers_end:],
         )
         tower_scopes = [
             scope_item
-            for scope_item in items_after
+            for scope_item in items_after_layers
             if isinstance(scope_item, Scope) and scope_item.about.get("optional") == TOWERS.name
         ]
-        items_before = (
-            [*items_before, *tower_scopes]
+        items_before_layers = (
+            [*items_before_layers, *tower_scopes]
             if self.stage.first
-            else [scope_item for scope_item in items_before if _is_function_boundary(scope_item)]
+            else [scope_item for scope_item in items_before_layers if _is_function_boundary(scope_item)]
         )
-        items_after = [
+        items_after_layers = [
             scope_item
-            for scope_item in items_after
+            for scope_item in items_after_layers
             if scope_item not in tower_scopes and (self.stage.last or _is_function_boundary(scope_item))
         ]
-        self.root.items = [*items_before, *layer_items, *items_after]
+        self.root.items = [*items_before_layers, *layer_items, *items_after_layers]
         if not self.stage.last:
             self.result = self.exit
-        computed_ids = {
+        computed_storage_ids = {
             id(module_scope.first_layer_output)
             for module_scope in self.root.scopes()
             if module_scope.first_layer_output is not None
@@ -413,7 +415,7 @@ class RankFlow(Flow):
         for operation in self.root.steps(idle=False):
             for flow_value in operation.ins:
                 if (
-                    id(flow_value.storage) not in computed_ids
+                    id(flow_value.storage) not in computed_storage_ids
                     and not flow_value.storage.fixed
                     and operation.verb not in NO_OPERATIONS
                 ):
@@ -423,7 +425,7 @@ class RankFlow(Flow):
                         "computes, "
                         "which is not modelled; expected --pp 1"
                     )
-            computed_ids |= {id(flow_value.storage) for flow_value in operation.outs}
+            computed_storage_ids |= {id(flow_value.storage) for flow_value in operation.outs}
 
 
 WITH_AXES = (

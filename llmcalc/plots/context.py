@@ -112,8 +112,8 @@ def _draw_curves(
 def _label_ends(ax: Axes, model_curves: Sequence[tuple[Preset, list[float]]]) -> None:
     """Labels each curve at its right end, with a connecting line if the label had to move."""
     curve_ends = [(CONTEXTS[-1], curve_values[-1]) for _, curve_values in model_curves]
-    data_to_axes = ax.transData + ax.transAxes.inverted()
-    end_points = [tuple(data_to_axes.transform(curve_end)) for curve_end in curve_ends]
+    data_to_axes_transform = ax.transData + ax.transAxes.inverted()
+    end_points = [tuple(data_to_axes_transform.transform(curve_end)) for curve_end in curve_ends]
     label_heights = spread_labels(
         [label_height for _, label_height in end_points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
     )

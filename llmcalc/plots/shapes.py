@@ -39,12 +39,12 @@ def shape(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Axes] | 
     for budget_index, (model_name, shape_study) in enumerate(named_studies):
         _draw_curves(cache_axes, flops_axes, model_name, shape_study, curve_style(budget_index))
     cache_axes.set_yscale("log", base=2)
-    for ax_of_panel, title in (
+    for panel_ax, title in (
         (cache_axes, "KV cache per token"),
         (flops_axes, "forward FLOPs per token / parameters"),
     ):
-        _ratio_axis(ax_of_panel, is_vertical=True)
-        ax_of_panel.set_title(title, color=INK)
+        _ratio_axis(panel_ax, is_vertical=True)
+        panel_ax.set_title(title, color=INK)
     cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis_tick_text(round(value), units.memory)))
     cache_axes.legend(frameon=False, fontsize=9)
     budget_kinds = " and ".join(sorted({shape_study.budget.kind for _, shape_study in named_studies}))
@@ -120,8 +120,8 @@ def aspect(
     figure = new_figure(12, 2.9 * panel_rows if is_narrow() else 8.4) if ax is None else None
     axes = axes_of_panels(figure.subplots(panel_rows, 4 // panel_rows) if figure is not None else ax, 4)
     plotted_models = [
-        (ax_of_panel, _draw_scatter(ax_of_panel, models, title, x_axis_quantity))
-        for ax_of_panel, (title, x_axis_quantity) in zip(
+        (panel_ax, _draw_scatter(panel_ax, models, title, x_axis_quantity))
+        for panel_ax, (title, x_axis_quantity) in zip(
             axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True
         )
     ]
@@ -130,7 +130,7 @@ def aspect(
     else:
         axes[0].legend(frameon=False, fontsize=9)
         axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
-    for ax_of_panel, model_points in plotted_models:
+    for panel_ax, model_points in plotted_models:
         distinct_points = list(
             {(model_point.x, model_point.y): model_point for model_point in reversed(model_points)}.values()
         )[::-1]  # one name a place
@@ -140,7 +140,7 @@ def aspect(
             else distinct_points[:MOST_NAMES]
         )
         label_points(
-            ax_of_panel,
+            panel_ax,
             [(model_point.x, model_point.y) for model_point in labelled_points],
             [model_point.name for model_point in labelled_points],
             [(model_point.x, model_point.y) for model_point in model_points],

@@ -179,11 +179,11 @@ def _model_of_server(
         if preset_and_scheme is None:
             raise
     preset, quantization_scheme = preset_and_scheme
-    name_note = (
+    model_name_note = (
         f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
         f"{preset.name} in {quantization_scheme or 'its published format'}, which a TARGET or --quantize replaces"
     )
-    return preset.model_copy(update={"notes": (*preset.notes, name_note)}), quantization_scheme or None
+    return preset.model_copy(update={"notes": (*preset.notes, model_name_note)}), quantization_scheme or None
 
 
 def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[Preset, str | None]:

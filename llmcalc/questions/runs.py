@@ -280,11 +280,11 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
                 "a preset, a "
                 "config.json or a hub id"
             ) from None
-        name_note = (
+        model_name_note = (
             f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset "
             f"{known_preset.name}"
         )
-        return known_preset.model_copy(update={"notes": (*known_preset.notes, name_note)})
+        return known_preset.model_copy(update={"notes": (*known_preset.notes, model_name_note)})
 
 
 _PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
@@ -620,7 +620,7 @@ def answers_of_planned_runs(
     from ..frameworks.registry import framework_of
 
     refuse_missing_units(run)
-    refusal_error, is_answered = None, False
+    refusal_error, has_answer = None, False
     for run_memory, layout in planned_runs(run):
         check_precision(run.settings, framework_of(layout))
         try:
@@ -628,9 +628,9 @@ def answers_of_planned_runs(
         except InputError as error:
             refusal_error = refusal_error or error
             continue
-        is_answered = True
+        has_answer = True
         yield run_answer
-    if refusal_error is not None and not is_answered:
+    if refusal_error is not None and not has_answer:
         raise refusal_error
 
 

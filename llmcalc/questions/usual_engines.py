@@ -158,13 +158,13 @@ class UsualEngine:
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
         return FitAnswer(run_memory, fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
-    def _largest_fitting_users(self, bytes_function: Callable[[int], int | None], user_count: int, maximum: int) -> int:
+    def _largest_fitting_users(self, bytes_of_users: Callable[[int], int | None], user_count: int, maximum: int) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
-        unfitting_bytes = 2 * self.hardware.capacity_bytes
+        excessive_bytes = 2 * self.hardware.capacity_bytes
 
         def needed_bytes(tried_users: int) -> int:
-            device_bytes = bytes_function(tried_users)
-            return unfitting_bytes if device_bytes is None else device_bytes
+            device_bytes = bytes_of_users(tried_users)
+            return excessive_bytes if device_bytes is None else device_bytes
 
         return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, user_count, maximum)
 

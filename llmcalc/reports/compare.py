@@ -214,7 +214,7 @@ def _quantity_lines(quantities: Sequence[Quantities], decoding_load: DecodingLoa
     parameter_scale = units.count_scale(10 * min(counts.active for counts in quantities))
     flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
     cache_sizes = [counts.kv_bytes_per_token for counts in quantities if counts.kv_bytes_per_token]
-    cache_scale = units.memory_scale(min(cache_sizes, default=0))
+    cache_byte_scale = units.memory_scale(min(cache_sizes, default=0))
     whole_cache_sizes = [counts.kv_bytes for counts in quantities if counts.kv_bytes]
     whole_cache_scale = units.memory_scale(min(whole_cache_sizes, default=0))
     has_windows = any(
@@ -232,8 +232,10 @@ def _quantity_lines(quantities: Sequence[Quantities], decoding_load: DecodingLoa
             lambda counts: flops_scale.write(counts.forward_flops_per_token),
         ),
         (
-            f"KV {cache_scale.name} per token" if cache_sizes else "KV cache per token",
-            lambda counts: "–" if counts.kv_bytes_per_token is None else cache_scale.write(counts.kv_bytes_per_token),
+            f"KV {cache_byte_scale.name} per token" if cache_sizes else "KV cache per token",
+            lambda counts: (
+                "–" if counts.kv_bytes_per_token is None else cache_byte_scale.write(counts.kv_bytes_per_token)
+            ),
         ),
         *(
             [
@@ -376,7 +378,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
     flops_scale = units.decimal_scale(
         _lower_quartile(counts.forward_flops_per_token for _, counts in compared_models), "FLOPs"
     )
-    cache_scale = units.memory_scale(
+    cache_byte_scale = units.memory_scale(
         _lower_quartile(counts.kv_bytes_per_token for _, counts in compared_models if counts.kv_bytes_per_token)
     )
     table_columns: tuple[Column, ...] = (
@@ -389,7 +391,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
         Column("hidden_size", "h", units.exact),
         Column("aspect_ratio", "h/L"),
         Column("feed_forward_ratio", "d_ff/h"),
-        Column("kv_bytes_per_token", f"KV {cache_scale.name}/tok", cache_scale.write),
+        Column("kv_bytes_per_token", f"KV {cache_byte_scale.name}/tok", cache_byte_scale.write),
         Column("num_key_value_heads", "kv heads"),
         Column("flops_per_token", f"{flops_scale.name}/tok at {compared_models[0][1].seq:,}", flops_scale.write),
     )

@@ -47,14 +47,14 @@ def measure_passes(
     set_up_bytes = memory_meter.now
 
     def run_forward() -> tuple[Tensor | None, ForwardOutput]:
-        chunk_input = None if stage_chunk.first else rank_run.receive_hidden()
+        chunk_input = None if stage_chunk.is_first else rank_run.receive_hidden()
         return chunk_input, rank_run.forward(stage_chunk, chunk_input)
 
     if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
         stage_chunk.lowering.run_only = {} if repeat_counts[0] is None else {0: repeat_counts[0]}
         with rank_run.graph.no_grad():
             run_forward()
-    if not stage_chunk.first:  # so does the chunk: its input, which has a gradient
+    if not stage_chunk.is_first:  # so does the chunk: its input, which has a gradient
         stage_chunk.input_tensor = rank_run.receive_hidden()
         stage_chunk.input_tensor.grad = rank_run.receive_gradient()
     pass_bytes: list[MicroBatchBytes] = []
@@ -68,7 +68,7 @@ def measure_passes(
             PeakByPath.peaks_since_restart(memory_meter, start_bytes),
         )
         memory_meter.restart()
-        rank_run.backward(chunk_input, forward_output, None if stage_chunk.last else rank_run.receive_gradient())
+        rank_run.backward(chunk_input, forward_output, None if stage_chunk.is_last else rank_run.receive_gradient())
         backward_peaks = PeakByPath.peaks_since_restart(memory_meter, start_bytes)
         del chunk_input, forward_output
         remaining_bytes = memory_meter.now - set_up_bytes + buffer_meter.now

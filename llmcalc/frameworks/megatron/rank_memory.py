@@ -86,18 +86,18 @@ def replay_rank(
     rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
     recorded_ranks = {} if recorded_ranks is None else recorded_ranks
     is_last_stage = rank_run.coordinates.pp == rank_run.layout.pp - 1
-    passes_key_of_rank = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
+    rank_passes_key = *passes_key(rank_run), is_last_stage, uses_expandable_segments(settings)
     if settings.use_megatron_fsdp:
         rank_run.set_up()
         return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
-    runs_in_full = (
+    replays_all_passes = (
         _depends_on_previous_pass(settings)
         and rank_run.microbatches <= MICROBATCHES_RUN_IN_FULL
         and not any(repeating_stacks(rank_run, model_chunk) for model_chunk in rank_run.chunks)
     )
-    if passes_key_of_rank not in recorded_ranks and not runs_in_full:
-        recorded_ranks[passes_key_of_rank] = record_rank(spec, settings, rank, is_last_stage)
-    recorded_rank = recorded_ranks.get(passes_key_of_rank)
+    if rank_passes_key not in recorded_ranks and not replays_all_passes:
+        recorded_ranks[rank_passes_key] = record_rank(spec, settings, rank, is_last_stage)
+    recorded_rank = recorded_ranks.get(rank_passes_key)
     if recorded_rank is None or recorded_rank.traces is None:
         rank_run.set_up()
         return replay_two_steps(rank_run, memory_meter, PrefixCache(uses_expandable_segments(settings)))
@@ -110,10 +110,12 @@ def replay_rank(
     rank_run.passes = PassPlayer(memory_meter, recorded_rank.traces, layer_offsets, recorded_rank.by_previous)
     try:
         rank_run.set_up()
-        key_of_steps = steps_key(rank_run, memory_meter)
-        if key_of_steps not in recorded_rank.replayed:
-            recorded_rank.replayed[key_of_steps] = replay_two_steps(rank_run, memory_meter, recorded_rank.prefix_cache)
-        return recorded_rank.replayed[key_of_steps]
+        step_events_key = steps_key(rank_run, memory_meter)
+        if step_events_key not in recorded_rank.replayed:
+            recorded_rank.replayed[step_events_key] = replay_two_steps(
+                rank_run, memory_meter, recorded_rank.prefix_cache
+            )
+        return recorded_rank.replayed[step_events_key]
     except NotRepeating:
         rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
         rank_run.set_up()

@@ -104,12 +104,12 @@ class ModelChunk:
         return self.record_program()
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether the chunk has the model's first layers."""
         return self.stage is None or self.stage.first
 
     @property
-    def last(self) -> bool:
+    def is_last(self) -> bool:
         """Whether the chunk has the model's last layers."""
         return self.stage is None or self.stage.last
 
@@ -234,8 +234,10 @@ class RankRun:
             for parameter in model_chunk.parameters:
                 weights_by_chunk[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
                 if parameter.is_fp8:
-                    _, *further_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
-                    self.persistent_storages += [self.storage(table_bytes, "weights") for table_bytes in further_sizes]
+                    _, *extra_copy_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
+                    self.persistent_storages += [
+                        self.storage(table_bytes, "weights") for table_bytes in extra_copy_sizes
+                    ]
         self.rope_tables = [
             self.storage(parameter.bytes // 2, "overhead") for parameter in self.rope_tables
         ]  # buffers of a Float16Module
@@ -315,12 +317,12 @@ class RankRun:
             parameters = [
                 parameter for parameter in model_chunk.parameters if parameter.expert is expert and parameter.is_trained
             ]
-            updates_by_layout = self.sharding == "layout"
+            is_layout_sharded = self.sharding == "layout"
             muon_matrices = [
-                parameter for parameter in parameters if updates_by_layout and is_updated_by_muon(parameter)
+                parameter for parameter in parameters if is_layout_sharded and is_updated_by_muon(parameter)
             ]
             adam_parameters = [
-                parameter for parameter in parameters if not (updates_by_layout and is_updated_by_muon(parameter))
+                parameter for parameter in parameters if not (is_layout_sharded and is_updated_by_muon(parameter))
             ]
             if muon_matrices:
                 yield pack_buffer(muon_matrices, expert, self.settings, self.layout, bucket_elements)
@@ -354,7 +356,7 @@ class RankRun:
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.mtp_layers
         layers = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
-        return layers + (self.settings.mtp_layers if self.chunks[-1].last else 0)
+        return layers + (self.settings.mtp_layers if self.chunks[-1].is_last else 0)
 
     def make_first_rope_tables(self) -> None:
         """Creates the RoPE tables of latent attention in the first forward pass.
@@ -458,9 +460,9 @@ class RankRun:
         new_tensor, settings = self.graph.new_tensor, self.settings
         token_count = self.run_config.batch * self.run_config.workload.seq
         batch_tensors: list[Tensor] = []
-        if model_chunk.last:
+        if model_chunk.is_last:
             batch_tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), FLOAT32)]
-        if model_chunk.first or (model_chunk.last and settings.mtp_layers):
+        if model_chunk.is_first or (model_chunk.is_last and settings.mtp_layers):
             batch_tensors += [new_tensor((token_count,), INT64), new_tensor((token_count,), INT64)]
         if batch_tensors and not settings.no_create_attention_mask_in_dataloader:
             batch_tensors.append(
@@ -492,7 +494,7 @@ class RankRun:
             self.sharded_weights.gather(None)
         hidden_states = model_chunk.lowering.run_rank(model_chunk.program, chunk_input)
         self.persistent.entry_of_chunk = None
-        if model_chunk.last:
+        if model_chunk.is_last:
             self.meter.place = AllocationPlace("forward", path="loss")
             token_losses = model_chunk.lowering.loss_of(hidden_states)
             del hidden_states
@@ -566,7 +568,7 @@ class RankRun:
         if self.sharded_weights is not None:
             self.sharded_weights.end_step()
         self.optimizer_step()
-        if self.chunks[-1].last and not self.reported_losses:
+        if self.chunks[-1].is_last and not self.reported_losses:
             self.reported_losses = [self.storage(4, "temporary") for _ in range(REPORTED)]
 
     @property

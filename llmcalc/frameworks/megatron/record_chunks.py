@@ -68,12 +68,12 @@ class RecordedChunk:
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeating` if passes that should be alike are not.
         """
-        allocated_before = (names_before_forward & self.in_forward) | (
+        names_allocated_before = (names_before_forward & self.in_forward) | (
             (names_before_backward & self.names) - self.in_forward
         )
-        if allocated_before not in self._traces:
-            self._traces[allocated_before] = self._read_traces(allocated_before)
-        pass_traces = self._traces[allocated_before]
+        if names_allocated_before not in self._traces:
+            self._traces[names_allocated_before] = self._read_traces(names_allocated_before)
+        pass_traces = self._traces[names_allocated_before]
         if pass_traces is None:
             raise NotRepeating
         return {
@@ -225,9 +225,11 @@ def _record_chunk(
     shared_blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
     storages = {name: tuple(block.handle for block in named_blocks) for name, named_blocks in shared_blocks.items()}
     if layer_stacks:
-        short_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, layer_stacks)
-        recorded_passes = RecordedPasses(*short_passes.unfolded())
-        storages = {name: tuple(map(short_passes.full_storage, numbers)) for name, numbers in storages.items()}
+        shortened_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, layer_stacks)
+        recorded_passes = RecordedPasses(*shortened_passes.unfolded())
+        storages = {
+            name: tuple(map(shortened_passes.full_storage, short_numbers)) for name, short_numbers in storages.items()
+        }
     forward_storages = _allocated_in_forward(recorded_passes)
     return RecordedChunk(
         model_chunk.program,
@@ -236,7 +238,7 @@ def _record_chunk(
         recorded_passes,
         storages,
         {name: (tensor_blocks[0].bytes, tensor_blocks[-1].bytes) for name, tensor_blocks in shared_blocks.items()},
-        frozenset(name for name, numbers in storages.items() if numbers[0] in forward_storages),
+        frozenset(name for name, short_numbers in storages.items() if short_numbers[0] in forward_storages),
     )
 
 

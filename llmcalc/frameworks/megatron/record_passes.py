@@ -84,7 +84,7 @@ class MicroBatchesInFlight:
 
     def forward(self, model_chunk: ModelChunk) -> None:
         """Runs the forward pass of the next micro-batch of a chunk."""
-        chunk_input = None if model_chunk.first else self.run.receive_hidden()
+        chunk_input = None if model_chunk.is_first else self.run.receive_hidden()
         forward_output = self.run.forward(model_chunk, chunk_input)
         self.inputs[model_chunk.number].append(chunk_input)
         self.outputs[model_chunk.number].append(forward_output)
@@ -92,6 +92,6 @@ class MicroBatchesInFlight:
 
     def backward(self, model_chunk: ModelChunk) -> None:
         """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
-        gradient = None if model_chunk.last else self.run.receive_gradient()
+        gradient = None if model_chunk.is_last else self.run.receive_gradient()
         chunk_input, forward_output = self.inputs[model_chunk.number].pop(0), self.outputs[model_chunk.number].pop(0)
         self.run.backward(chunk_input, forward_output, gradient)

@@ -47,28 +47,28 @@ def _run_1f1b(rank_run: RankRun) -> None:
     stage_inputs: list[Tensor | None] = []
     forward_outputs: list[ForwardOutput] = []
     for _ in range(warmup_microbatches):
-        stage_input = None if model_chunk.first else rank_run.receive_hidden()
+        stage_input = None if model_chunk.is_first else rank_run.receive_hidden()
         forward_output = rank_run.forward(model_chunk, stage_input)
         stage_inputs.append(stage_input)
         forward_outputs.append(forward_output)
         forward_output.free()
     remaining_microbatches = microbatches - warmup_microbatches
     if remaining_microbatches:
-        stage_input = None if model_chunk.first else rank_run.receive_hidden()
+        stage_input = None if model_chunk.is_first else rank_run.receive_hidden()
     for microbatch in range(remaining_microbatches):
         forward_output = rank_run.forward(model_chunk, stage_input)
-        gradient = None if model_chunk.last else rank_run.receive_gradient()
+        gradient = None if model_chunk.is_last else rank_run.receive_gradient()
         stage_inputs.append(stage_input)
         forward_outputs.append(forward_output)
         forward_output.free()
         stage_input, forward_output = stage_inputs.pop(0), forward_outputs.pop(0)
         input_gradient = rank_run.backward(stage_input, forward_output, gradient)
         stage_input = (
-            None if model_chunk.first or microbatch == remaining_microbatches - 1 else rank_run.receive_hidden()
+            None if model_chunk.is_first or microbatch == remaining_microbatches - 1 else rank_run.receive_hidden()
         )
     for _ in range(warmup_microbatches):
         stage_input, forward_output = stage_inputs.pop(0), forward_outputs.pop(0)
-        gradient = None if model_chunk.last else rank_run.receive_gradient()
+        gradient = None if model_chunk.is_last else rank_run.receive_gradient()
         input_gradient = rank_run.backward(stage_input, forward_output, gradient)
     del input_gradient
 

@@ -471,13 +471,13 @@ class MegatronSettings(MegatronArguments):
 
     def _check_context(self) -> None:
         """Raises `InputError` for sizes that context-parallel ranks do not divide."""
-        sequence_parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
+        sequence_part_count = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
         for argument_name, tokens in (
             ("seq_length", self.tokens),
             ("decoder_seq_length", self.decoder_seq_length or 0),
         ):
-            if self.cp > 1 and tokens % sequence_parts:
-                self._reject_value(argument_name, f"a multiple of 2 · context-parallel size = {sequence_parts}")
+            if self.cp > 1 and tokens % sequence_part_count:
+                self._reject_value(argument_name, f"a multiple of 2 · context-parallel size = {sequence_part_count}")
         heads = self.num_attention_heads or 1, self.num_attention_heads if self.is_latent else self.query_groups
         if self.cp > 1 and "a2a" in self.cp_comm_type[:1]:  # Transformer Engine, `AttnFuncWithCPAndQKVOA2A`
             rank_heads = [max(1, (head_count or 1) // self.tp) for head_count in heads]

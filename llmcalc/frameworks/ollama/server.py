@@ -208,9 +208,11 @@ class OllamaServer:
     @cached_property
     def fitted_server(self) -> FittedServer:
         """The server after placement. Before 0.10, several sequences require the whole model on the GPUs."""
-        chosen_parallel = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
-        parallel_choices = [chosen_parallel] if chosen_parallel else sorted({self.rules.parallel, 1}, reverse=True)
-        for sequences in parallel_choices:
+        chosen_request_count = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
+        request_counts = (
+            [chosen_request_count] if chosen_request_count else sorted({self.rules.parallel, 1}, reverse=True)
+        )
+        for sequences in request_counts:
             fitted_server = self._fit_sequences(sequences)
             if not host_layers(fitted_server):
                 return fitted_server

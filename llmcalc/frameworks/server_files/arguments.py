@@ -165,10 +165,10 @@ def _takes_value(argument_word: str) -> bool:
 
 def _require_resolved(flag: Flag, value: Any) -> None:
     """Raises `InputError` if a part of a flag's value is known only when the file runs."""
-    inner_values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
-    for inner_value in inner_values:
-        if isinstance(inner_value, str) and is_unresolved(inner_value):
-            raise InputError(f"{flag.names[0]}: {unresolved_reason(inner_value)}")
+    nested_values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    for nested_value in nested_values:
+        if isinstance(nested_value, str) and is_unresolved(nested_value):
+            raise InputError(f"{flag.names[0]}: {unresolved_reason(nested_value)}")
 
 
 def _with_yaml_marks(yaml_text: str) -> str:

@@ -247,7 +247,8 @@ def program_of_image(image_reference: str) -> ServerProgram | None:
     """Returns the server program of a container image by name; None for other images."""
     image_name = image_reference.lower().partition("@")[0]
     return next(
-        (program for program in PROGRAMS if any(image_part in image_name for image_part in program.images)), None
+        (program for program in PROGRAMS if any(image_name_part in image_name for image_name_part in program.images)),
+        None,
     )
 
 
@@ -319,7 +320,7 @@ def _fork_of_program(server_program: ServerProgram, image_and_path: str, argumen
     """
     for fork_program in PROGRAMS:
         if fork_program.fork_of == server_program.engine and (
-            any(image_part in image_and_path for image_part in fork_program.images)
+            any(image_name_part in image_and_path for image_name_part in fork_program.images)
             or not _flags_of_fork(fork_program.engine, server_program.engine).isdisjoint(arguments)
         ):
             return fork_program

@@ -250,9 +250,9 @@ def _word_of_value(evaluated_value: Any) -> str:
 def _with_unresolved_marks(evaluated_value: Any) -> Any:
     """Returns a value, with marks on the parts that are known only when the file runs."""
     if isinstance(evaluated_value, dict):
-        return {table_key: _with_unresolved_marks(inner_value) for table_key, inner_value in evaluated_value.items()}
+        return {table_key: _with_unresolved_marks(nested_value) for table_key, nested_value in evaluated_value.items()}
     if isinstance(evaluated_value, list):
-        return [_with_unresolved_marks(inner_value) for inner_value in evaluated_value]
+        return [_with_unresolved_marks(nested_value) for nested_value in evaluated_value]
     return _word_of_value(evaluated_value) if isinstance(evaluated_value, UnknownValue) else evaluated_value
 
 

@@ -169,10 +169,10 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
     if is_modelfile(file_text, file_name):
         yield server_in_modelfile(file_text, name_in_errors, shell_container)
         return
-    is_tables = file_name.endswith((".yaml", ".yml", ".json")) or (
+    has_tables = file_name.endswith((".yaml", ".yml", ".json")) or (
         SERVER_KEYS.search(file_text) is not None and file_text[:2] != "#!"
     )
-    if not is_tables:
+    if not has_tables:
         if is_python(file_text, file_name) and is_python_name(file_name):
             if starts_server(file_text) or any(f"{called_name}(" in file_text for called_name in CONFIGURATION_CALLS):
                 yield from servers_in_python(file_text, server_finder, typed_path.variables)

@@ -240,14 +240,18 @@ class SGLangServer(EngineServer):
     @property
     def draft_reserve_gib(self) -> float:
         """The GiB outside of the budget that are reserved for a draft model and its KV cache."""
-        draft_algorithm, fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
+        draft_algorithm, memory_fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
         if (
             draft_algorithm is None
-            or fraction_rule == "by_tp"
-            or (draft_algorithm, fraction_rule) == ("ngram", "by_reserve")
+            or memory_fraction_rule == "by_tp"
+            or (draft_algorithm, memory_fraction_rule) == ("ngram", "by_reserve")
         ):
             return 0
-        return 6 if (draft_algorithm, fraction_rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
+        return (
+            6
+            if (draft_algorithm, memory_fraction_rule) == ("standalone", "by_reserve")
+            else self.rules.draft_reserve_gib
+        )
 
     @property
     def is_amd(self) -> bool:
@@ -393,14 +397,14 @@ class SGLangServer(EngineServer):
         return self.engine_record.cuda_context(self.hardware, self.tp * self.pp)
 
     @property
-    def outside_torch(self) -> int:
+    def bytes_outside_torch(self) -> int:
         """The bytes in use outside torch's allocator before the weights are loaded."""
         return self.logged_or_computed_bytes("non_torch", self.cuda_context.mib * MIB)
 
     @property
     def free_bytes_before_loading(self) -> int:
         """The bytes that are free before the weights are loaded."""
-        return self.hardware.capacity_bytes - self.outside_torch
+        return self.hardware.capacity_bytes - self.bytes_outside_torch
 
     def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
@@ -540,7 +544,11 @@ def memory(server: SGLangServer) -> EngineMemory:
             "profile_run", server.multimodal_bytes, "source", version_rules.source_place, server.profile_run_origin
         ),
         MemoryTerm(
-            "non_torch", max(0, server.outside_torch), "estimate", server.cuda_context.source, "outside the budget"
+            "non_torch",
+            max(0, server.bytes_outside_torch),
+            "estimate",
+            server.cuda_context.source,
+            "outside the budget",
         ),
         MemoryTerm(
             "cuda_graphs", 0, "source", version_rules.source_place, "outside the budget; in what the fraction leaves"

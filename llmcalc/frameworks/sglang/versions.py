@@ -107,10 +107,10 @@ class SGLangRecord(EngineRecord[SGLangRules]):
 
     def defaults(self, version_numbers: Numbers, memory_gib: float) -> DeviceDefaults:
         """Returns a version's defaults of a device with `memory_gib` GiB of memory."""
-        version_rows = ranges_at(self.devices, version_numbers)
+        version_ranges = ranges_at(self.devices, version_numbers)
         return next(
-            (device_defaults for device_defaults in version_rows if memory_gib < device_defaults.below_gib),
-            version_rows[-1],
+            (device_defaults for device_defaults in version_ranges if memory_gib < device_defaults.below_gib),
+            version_ranges[-1],
         )
 
     def cuda_context(self, hardware: Hardware, devices: int) -> MeasuredContext:

@@ -153,7 +153,7 @@ class TensorRTLLMServer(EngineServer):
     def stage_memory(self, stage_number: int) -> StageMemory:
         """Returns the memory of one rank of a pipeline stage."""
         rank = self.rank_of_stage(stage_number)
-        memory_outside_torch = self.engine_record.outside_torch(self.hardware, self.tp * self.pp)
+        memory_outside_torch = self.engine_record.overhead_outside_torch(self.hardware, self.tp * self.pp)
         weight_bytes = self.logged_or_computed_bytes("weights", self.stored_weights(rank))
         activation_bytes = self.logged_or_computed_bytes("profile_run", self.dummy_run_bytes(rank))
         outside_bytes = self.logged_or_computed_bytes("non_torch", memory_outside_torch.mib * MIB)

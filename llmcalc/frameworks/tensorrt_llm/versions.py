@@ -39,14 +39,14 @@ class TensorRTLLMRecord(EngineRecord[TensorRTLLMRules]):
     defaults: ServeDefaults
     non_torch: tuple[MemoryOutsideTorch, ...] = Field(min_length=1)
 
-    def outside_torch(self, hardware: Hardware, devices: int) -> MemoryOutsideTorch:
+    def overhead_outside_torch(self, hardware: Hardware, devices: int) -> MemoryOutsideTorch:
         """Returns the measured memory outside torch on an accelerator, or on the file's first accelerator."""
-        matching_rows = [overhead for overhead in self.non_torch if overhead.devices <= devices]
-        rows_of_accelerator = [overhead for overhead in matching_rows if hardware.name in overhead.accelerators]
-        rows_of_first_accelerator = [
-            overhead for overhead in matching_rows if overhead.accelerators == matching_rows[0].accelerators
+        matching_overheads = [overhead for overhead in self.non_torch if overhead.devices <= devices]
+        accelerator_overheads = [overhead for overhead in matching_overheads if hardware.name in overhead.accelerators]
+        first_accelerator_overheads = [
+            overhead for overhead in matching_overheads if overhead.accelerators == matching_overheads[0].accelerators
         ]
-        return max(rows_of_accelerator or rows_of_first_accelerator, key=lambda overhead: overhead.devices)
+        return max(accelerator_overheads or first_accelerator_overheads, key=lambda overhead: overhead.devices)
 
 
 @cache

@@ -77,14 +77,14 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
     if engine_name not in ENGINE_FLAGS:
         reader.notes.append(f"{ROLLOUT}.name {shown(engine_name)}: not modelled; its memory is not counted")
         return "", {}
-    tp_flag, share_flag, length_flag = ENGINE_FLAGS[engine_name]
+    tp_flag, memory_share_flag, length_flag = ENGINE_FLAGS[engine_name]
     length_values = (
         reader.size(config, f"data.max_{prompt_or_response}_length", 512)
         for prompt_or_response in ("prompt", "response")
     )
     flags: dict[str, Any] = {
         tp_flag: reader.size(config, f"{ROLLOUT}.tensor_model_parallel_size", 2),
-        share_flag: share_of(reader, f"{ROLLOUT}.gpu_memory_utilization", config, 0.5),
+        memory_share_flag: share_of(reader, f"{ROLLOUT}.gpu_memory_utilization", config, 0.5),
         length_flag: reader.optional_size(config, f"{ROLLOUT}.max_model_len") or sum(length_values),
     }
     if engine_name == "vllm":

@@ -544,7 +544,7 @@ class VLLMServer(EngineServer):
         _, _, experts = rank.widths
         padding_bytes = 0
         if rank.scheme == "mxfp4" and experts is not None:
-            padded_expert_bytes = self.engine_record.padded_experts(self.version_numbers, self.hardware).bytes_of(
+            padded_expert_bytes = self.engine_record.padded_experts(self.version_numbers, self.hardware).expert_bytes(
                 rank.hidden_size, experts.width
             )
             expert_bytes = 3 * experts.width * rank.hidden_size * 17 // 32
@@ -632,7 +632,9 @@ class VLLMServer(EngineServer):
         """Returns the memory of one rank of a pipeline stage."""
         rank, profile_run, version_rules = self.rank_of_stage(stage_number), self.profile_run(stage_number), self.rules
         kv_pool = self.kv_block_pool(rank)
-        memory_outside_torch = self.engine_record.outside_torch(self.version_numbers, self.hardware, self.tp, self.pp)
+        memory_outside_torch = self.engine_record.overhead_outside_torch(
+            self.version_numbers, self.hardware, self.tp, self.pp
+        )
         graph_bytes = self.logged_or_computed_bytes("cuda_graphs", self.cuda_graph_bytes(rank))
         outside_bytes = self.logged_or_computed_bytes(
             "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
@@ -830,8 +832,8 @@ def _compilation_notes(server: VLLMServer) -> list[str]:
     """Returns a note if a first start, which compiles the model, has a smaller or unknown KV cache."""
     if server.preset.model.towers:
         return ["a restart is counted; a first start, which compiles, may have less cache (vLLM issues 54122, 54383)"]
-    first_start = server.with_flags(**{CACHE_VARIABLE: 1})
-    lost_bytes = server.fullest_stage.available - first_start.fullest_stage.available
+    first_start_server = server.with_flags(**{CACHE_VARIABLE: 1})
+    lost_bytes = server.fullest_stage.available - first_start_server.fullest_stage.available
     if lost_bytes <= 0:
         return []
     lost_gib = f"{lost_bytes / GIB:.2f} GiB"

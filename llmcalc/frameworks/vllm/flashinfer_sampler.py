@@ -29,16 +29,16 @@ def rules_with_sampler(
     """
     if not flags.get(SAMPLER_VARIABLE):
         return base_rules
-    version_rows = ranges_at(record.flashinfer_sampler, version_numbers)
-    if not version_rows or has_second_runner:
+    version_ranges = ranges_at(record.flashinfer_sampler, version_numbers)
+    if not version_ranges or has_second_runner:
         first_version, first_unsupported_version = record.flashinfer_sampler[0].start, record.flashinfer_sampler[-1].to
         supported_versions = (
             "of the second model runner is not modelled"
-            if version_rows
+            if version_ranges
             else f"is modelled from vLLM {first_version} on, before {first_unsupported_version}"
         )
         raise InputError(f"{SAMPLER_VARIABLE}=1: FlashInfer's sampler {supported_versions}; remove the variable")
-    changed_rules = {"logits_copies": version_rows[-1].logits_copies, "sampler_rows_per_unit": 0}
+    changed_rules = {"logits_copies": version_ranges[-1].logits_copies, "sampler_rows_per_unit": 0}
     return base_rules.model_copy(
         update=changed_rules | {"source": "vllm/v1/sample/ops/topk_topp_sampler.py", "function": "flashinfer_sample"}
     )
@@ -48,7 +48,10 @@ def assumes_torch_sampler(
     vllm_record: VLLMRecord, version_numbers: Numbers, flags: Mapping[str, Any], has_second_runner: bool
 ) -> bool:
     """Whether torch's sampler is assumed, although vLLM would prefer an installed FlashInfer."""
-    version_rows = ranges_at(vllm_record.flashinfer_sampler, version_numbers)
+    version_ranges = ranges_at(vllm_record.flashinfer_sampler, version_numbers)
     return (
-        bool(version_rows) and version_rows[-1].is_automatic and SAMPLER_VARIABLE not in flags and not has_second_runner
+        bool(version_ranges)
+        and version_ranges[-1].is_automatic
+        and SAMPLER_VARIABLE not in flags
+        and not has_second_runner
     )

@@ -34,16 +34,16 @@ def second_runner(
     rank: the model of a rank. flags: values of vLLM's flags by their fields.
     Raises `InputError` where a variable chooses it in a version that was not read.
     """
-    version_rows = ranges_at(vllm_record.second_runner, version_numbers)
+    version_ranges = ranges_at(vllm_record.second_runner, version_numbers)
     chosen_runner = flags.get(RUNNER_VARIABLE)
-    if not version_rows:
+    if not version_ranges:
         if chosen_runner:
             first_version = vllm_record.second_runner[0].start
             raise InputError(
                 f"{RUNNER_VARIABLE}=1: the second model runner is modelled from vLLM {first_version} on; remove it"
             )
         return None
-    runner_rules = version_rows[-1]
+    runner_rules = version_ranges[-1]
     if chosen_runner is not None:
         return runner_rules if chosen_runner else None
     return runner_rules if _is_default_runner(runner_rules, version_numbers, rank, flags) else None

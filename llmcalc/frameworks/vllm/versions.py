@@ -120,7 +120,7 @@ class PaddedExperts(VersionRange):
     intermediate: int
     swizzle: int = 0
 
-    def bytes_of(self, unpadded_hidden_size: int, unpadded_intermediate_size: int) -> int:
+    def expert_bytes(self, unpadded_hidden_size: int, unpadded_intermediate_size: int) -> int:
         """Returns the bytes of one padded expert: the projections' matrices, scales per 32 elements, and biases."""
         hidden_size, intermediate_size = (
             _round_up(unpadded_hidden_size, self.hidden),
@@ -225,18 +225,20 @@ class VLLMRecord(EngineRecord[VLLMRules]):
 
     def classes_without_float16(self, version_numbers: Numbers) -> tuple[str, ...]:
         """Returns the classes of models that a version refuses to run in float16."""
-        version_rows = ranges_at(self.without_float16, version_numbers)
-        return version_rows[-1].classes if version_rows else ()
+        version_ranges = ranges_at(self.without_float16, version_numbers)
+        return version_ranges[-1].classes if version_ranges else ()
 
     def frames_of_videos(self, version_numbers: Numbers, patch_size: int) -> int:
         """Returns the frames of the longest video if its tokens are unlimited; otherwise 0."""
-        version_rows = ranges_at(self.video_frames, version_numbers)
-        return max((video_row.frames for video_row in version_rows if video_row.patch_size == patch_size), default=0)
+        version_ranges = ranges_at(self.video_frames, version_numbers)
+        return max(
+            (video_frames.frames for video_frames in version_ranges if video_frames.patch_size == patch_size), default=0
+        )
 
     def videos_as_images(self, version_numbers: Numbers) -> VideosAsImages | None:
         """Returns the rules by which a version reads videos as images; None for a version without such encoders."""
-        version_rows = ranges_at(self.videos_of_images, version_numbers)
-        return version_rows[-1] if version_rows else None
+        version_ranges = ranges_at(self.videos_of_images, version_numbers)
+        return version_ranges[-1] if version_ranges else None
 
     def state_rules(self, version_numbers: Numbers) -> StateRules:
         """Returns a version's rules for recurrent states; earlier versions have the first rules."""
@@ -247,42 +249,42 @@ class VLLMRecord(EngineRecord[VLLMRules]):
 
         Raises `InputError` for a version before those that have it.
         """
-        version_rows = ranges_at(self.compressed_pages, version_numbers)
-        if not version_rows:
-            first_layout = self.compressed_pages[0].start
-            raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first_layout} on")
-        return version_rows[-1].layout
+        version_ranges = ranges_at(self.compressed_pages, version_numbers)
+        if not version_ranges:
+            first_version = self.compressed_pages[0].start
+            raise InputError(f"--engine vllm: compressed attention is modelled from vLLM {first_version} on")
+        return version_ranges[-1].layout
 
     def padded_experts(self, version_numbers: Numbers, hardware: Hardware) -> PaddedExperts:
         """Returns the padding of MXFP4 experts in a version on a device."""
         compute_capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
-        version_rows = ranges_at(self.mxfp4, version_numbers)
-        return next(padding for padding in version_rows if padding.at_least <= compute_capability < padding.below)
+        version_ranges = ranges_at(self.mxfp4, version_numbers)
+        return next(padding for padding in version_ranges if padding.at_least <= compute_capability < padding.below)
 
-    def outside_torch(
+    def overhead_outside_torch(
         self, version_numbers: Numbers, hardware: Hardware, devices: int, stage_count: int
     ) -> MemoryOutsideTorch:
         """Returns the newest measurement of memory outside torch on at most this many devices and stages.
 
         A row of this accelerator alone comes before rows of its link, and those before rows of all accelerators.
         """
-        matching_rows = [
-            measured_row
-            for measured_row in ranges_at(self.non_torch, version_numbers)
-            if measured_row.devices <= devices
-            and measured_row.stages <= stage_count
-            and (measured_row.stages == 1 or devices == 1)
-            and has_link(hardware, measured_row.link)
-            and hardware.name in (measured_row.only_on or (hardware.name,))
+        matching_overheads = [
+            measured_overhead
+            for measured_overhead in ranges_at(self.non_torch, version_numbers)
+            if measured_overhead.devices <= devices
+            and measured_overhead.stages <= stage_count
+            and (measured_overhead.stages == 1 or devices == 1)
+            and has_link(hardware, measured_overhead.link)
+            and hardware.name in (measured_overhead.only_on or (hardware.name,))
         ]
         return max(
-            matching_rows,
-            key=lambda measured_row: (
-                bool(measured_row.only_on),
-                bool(measured_row.link),
-                measured_row.stages,
-                measured_row.devices,
-                measured_row.first_version,
+            matching_overheads,
+            key=lambda measured_overhead: (
+                bool(measured_overhead.only_on),
+                bool(measured_overhead.link),
+                measured_overhead.stages,
+                measured_overhead.devices,
+                measured_overhead.first_version,
             ),
         )
 

@@ -521,7 +521,7 @@ def test_ranks_of_a_stage_agree_but_for_their_shards() -> None:
     found = [kept(spec, settings, layout.rank(dp=dp, pp=1)).meter.by_kind for dp in range(layout.dp)]
     assert len({one["weights"] for one in found}) == len({one["gradients"] for one in found}) == 1
     first = kept(spec, settings, 0)
-    assert first.chunks[0].first
+    assert first.chunks[0].is_first
     assert first.meter.by_kind["weights"] != found[0]["weights"]
 
 

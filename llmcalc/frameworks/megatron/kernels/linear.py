@@ -38,7 +38,7 @@ class LinearKernels(RankKernels):
         """Whether the linear layers that read a norm's output compute the norm themselves, as in Transformer Engine."""
         is_fused = self.fused_norms.get(id(operation))
         if is_fused is None:
-            next_steps = [reading_step for reading_step, _ in self.readers.get(id(operation.outs[0].storage), ())]
+            next_steps = [consumer_step for consumer_step, _ in self.readers.get(id(operation.outs[0].storage), ())]
             is_fused = (
                 self.rank_choices.transformer_engine and bool(next_steps) and all(map(self.has_norm_before, next_steps))
             )
@@ -128,11 +128,11 @@ class LinearKernels(RankKernels):
         """Returns a module's column-parallel layers with the same input, which run as one matrix product."""
         step_module = self.module_of_step[id(operation)]
         return [
-            reading_step
-            for reading_step, reader_module in self.readers[id(operation.ins[0].storage)]
-            if reader_module is step_module
-            and self.is_column_parallel(reading_step)
-            and reading_step.ins[0].rows == operation.ins[0].rows
+            consumer_step
+            for consumer_step, consumer_module in self.readers[id(operation.ins[0].storage)]
+            if consumer_module is step_module
+            and self.is_column_parallel(consumer_step)
+            and consumer_step.ins[0].rows == operation.ins[0].rows
         ]
 
     def _run_column_layers(self, operation: Step, x: Tensor) -> None:
@@ -176,10 +176,14 @@ class LinearKernels(RankKernels):
         weight, bias = self.linear_weights(operation, output_width, "column")
         if not self.rank_choices.transformer_engine:
             return self.core_column_linear(x, weight, bias, self.adds_bias(operation))
-        unadded_bias = None if bias is None or self.adds_bias(operation) else bias
-        self.activation_bias = unadded_bias
+        deferred_bias = None if bias is None or self.adds_bias(operation) else bias
+        self.activation_bias = deferred_bias
         return self.engine_column_linear(
-            x, weight, bias if unadded_bias is None else None, norm, None if deferred_norm is None else deferred_norm[0]
+            x,
+            weight,
+            bias if deferred_bias is None else None,
+            norm,
+            None if deferred_norm is None else deferred_norm[0],
         )
 
     def adds_bias(self, operation: Step) -> bool:
@@ -204,7 +208,7 @@ class LinearKernels(RankKernels):
         has_norm, needs_grad = deferred_norm is not None, weight.needs_grad
         returns_norm = has_norm and self.norm_outputs is not None
         returns_gathered = returns_norm and is_sharded and self.adapters_read_gathered_rows
-        returned_norm = gathered_input if returns_gathered else norm_output
+        returned_norm_output = gathered_input if returns_gathered else norm_output
         del gathered_input
         layer_inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
@@ -247,10 +251,10 @@ class LinearKernels(RankKernels):
         saved_for_backward = [x, *saved_norm_output, *norm_statistics] if has_norm else saved_norm_output
         del norm_output, saved_norm_output
         layer_outputs = [layer_output]
-        if returns_norm and self.norm_outputs is not None and returned_norm is not None:
-            layer_outputs.append(returned_norm)
-            self.norm_outputs.append(returned_norm)
-        del returned_norm
+        if returns_norm and self.norm_outputs is not None and returned_norm_output is not None:
+            layer_outputs.append(returned_norm_output)
+            self.norm_outputs.append(returned_norm_output)
+        del returned_norm_output
         self.node("norm_linear" if has_norm else "linear", layer_inputs, layer_outputs, backward, *saved_for_backward)
         return layer_output
 

@@ -59,11 +59,11 @@ class LatentKernels(ExpertKernels):
             return
         if first_value.of is None or id(first_value.of) not in self.split_parts:
             raise self.unsupported("no kernels for joining these values", operation.name)
-        other_parts = [output for output in self.split_parts.pop(id(first_value.of)) if output is not first_value]
-        key, value = self._assemble_key_and_value(first_part, second_part, operation.outs[0], other_parts[0])
+        remaining_outputs = [output for output in self.split_parts.pop(id(first_value.of)) if output is not first_value]
+        key, value = self._assemble_key_and_value(first_part, second_part, operation.outs[0], remaining_outputs[0])
         del first_part, second_part
         self.forget(first_value.of.storage)
-        for output in other_parts:
+        for output in remaining_outputs:
             self.bind(output, value)
         self.bind(operation.outs[0], key)
 

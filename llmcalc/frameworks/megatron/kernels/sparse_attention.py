@@ -280,12 +280,12 @@ def scatter_selected_keys(aten: Aten, selection_mask: Tensor, selected_keys: Ten
     batch, tokens, key_count = selected_keys.shape
     for first_row in range(0, int(tokens), ROWS):
         block_shape = (batch, min(ROWS, tokens - first_row), key_count)
-        _valid, _safe, _source = (
+        _is_valid, _safe_indices, _fill_values = (
             aten.new_tensor(block_shape, BOOL),
             aten.new_tensor(block_shape, INT64),
             aten.new_tensor(block_shape, selection_mask.dtype),
         )
-        del _valid, _safe, _source
+        del _is_valid, _safe_indices, _fill_values
 
 
 def masked_softmax(aten: Aten, logits: Tensor, key_is_valid: Tensor) -> Tensor:
