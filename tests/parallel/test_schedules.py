@@ -26,7 +26,7 @@ from llmcalc.parallel.schedules import (
     PassDurations,
     Pipeline,
     Timetable,
-    check,
+    check_micro_batches,
     pipeline,
     timetable,
     torch_group_size,
@@ -183,7 +183,7 @@ def test_interleaved_is_torchs(p: int, v: int, m: int) -> None:
     )
     if m < p:  # torch runs it with ranks that wait, Megatron refuses it
         with pytest.raises(InputError, match="--num-microbatches"):
-            check(Layout(pp=p, vpp=v), m)
+            check_micro_batches(Layout(pp=p, vpp=v), m)
         return
     found = pipeline(Layout(pp=p, vpp=v), m, group)
     for rank in range(p):
@@ -361,6 +361,6 @@ def test_a_deadlock_is_found() -> None:
 def test_micro_batches_that_a_schedule_does_not_take(
     layout: Layout, micro_batches: int, group: int | None, message: str
 ) -> None:
-    for asking in (check, pipeline):
+    for asking in (check_micro_batches, pipeline):
         with pytest.raises(InputError, match=message):
             asking(layout, micro_batches, group)

@@ -51,7 +51,7 @@ class RecordedRank:
     layers_before: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
     prefix_cache: the allocator's state after the events with which ranks begin.
-    by_previous: whether the cases of passes have the kind of the chunk's previous pass.
+    by_previous_pass: whether the cases of passes have the kind of the chunk's previous pass.
     replayed: `steps_key` of a run → the result of its steps.
     """
 
@@ -59,7 +59,7 @@ class RecordedRank:
     layers_before: Sequence[int]
     parameters: Sequence[list[Parameter]]
     prefix_cache: PrefixCache
-    by_previous: bool = False
+    by_previous_pass: bool = False
     replayed: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
 
 
@@ -107,7 +107,7 @@ def replay_rank(
         model_chunk.lowering.first_layer_index - layers_before
         for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    rank_run.passes = PassPlayer(memory_meter, recorded_rank.traces, layer_offsets, recorded_rank.by_previous)
+    rank_run.passes = PassPlayer(memory_meter, recorded_rank.traces, layer_offsets, recorded_rank.by_previous_pass)
     try:
         rank_run.set_up()
         step_events_key = steps_key(rank_run, memory_meter)

@@ -106,7 +106,7 @@ def record_chunks(
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
     """Returns the memory events of each kind of pass, and the rank's chunks; None if chunks must be recorded together.
 
-    is_last_stage, by_previous: as in `record_passes`.
+    is_last_stage, by_previous_pass: as in `record_passes`.
     Raises `NotRepeating` if passes that should be alike are not.
     """
     rank_run = RankRun(spec, settings, rank, EventRecorder())

@@ -27,7 +27,7 @@ from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
 from llmcalc.frameworks.megatron.schedule import InterleavedSchedule, run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
-from llmcalc.frameworks.megatron.settings_from_options import settings_of
+from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.model import ModelSpec
 from llmcalc.optional import MTP
@@ -358,7 +358,7 @@ def test_a_precision_aware_optimizer_keeps_what_bf16_weights_do_not_have(formats
 def test_settings_that_megatron_has_not_are_refused(given: dict[str, Any], words: str) -> None:
     one = memory(llmcalc.load("mixtral-8x7b").model, Settings(phase="training", **given))
     with pytest.raises(InputError, match=words):
-        settings_of(one, Layout(dp=8))
+        megatron_settings_of(one, Layout(dp=8))
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_settings_that_megatron_has_not_are_refused(given: dict[str, Any], words
 def test_models_that_megatron_does_not_run_so_are_refused(name: str, layout: Layout, words: str) -> None:
     one = memory(llmcalc.load(name).model, Settings(phase="training", seq=90))
     with pytest.raises(InputError, match=words):
-        rank_memory(one.spec, settings_of(one, layout), 0)
+        rank_memory(one.spec, megatron_settings_of(one, layout), 0)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_models_that_megatron_does_not_run_so_are_refused(name: str, layout: Lay
 def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], each: int) -> None:
     one = memory(llmcalc.load("llama3-8b").model, Settings(phase="training", seq=512, **given))
     assert sum(framework_named("megatron").estimate(one).per_parameter) == each
-    run = kept(one.spec, settings_of(one, Layout()))
+    run = kept(one.spec, megatron_settings_of(one, Layout()))
     main_gradients = sum(buffer.size for buffer in run.buffers) * (2 if "grad_dtype" in given else 4)
     parts = run.meter.by_kind["weights"] + main_gradients + run.meter.by_kind["optimizer"]
     copies = sum(one.bytes for one in run.gradient_copies)
@@ -402,17 +402,17 @@ def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], eac
 def test_adams_step_on_the_host_keeps_fp32_copies_there() -> None:
     """core/optimizer/cpu_offloading/hybrid_optimizer.py: main weights and gradients are pinned, and two states."""
     one_device = memory(llmcalc.load("qwen3-0.6b").model, Settings(phase="training", seq=512, optimizer_offload=True))
-    on_host = rank_memory(one_device.spec, settings_of(one_device, Layout(dp=2, zero=1)), 0).host
+    on_host = rank_memory(one_device.spec, megatron_settings_of(one_device, Layout(dp=2, zero=1)), 0).host
     parameters = one_device.states.count.total / 2
     assert on_host[2].bytes == pytest.approx(8 * parameters, rel=1e-3)
     assert all(4 * parameters < term.bytes < 8 * parameters for term in on_host[:2])
     with pytest.raises(InputError, match="--optimizer-offload: of Megatron's distributed optimizer alone"):
-        settings_of(one_device, Layout(dp=2))
+        megatron_settings_of(one_device, Layout(dp=2))
 
 
 def test_micro_batches_that_an_interleaved_schedule_does_not_take() -> None:
     one = memory(llmcalc.load("llama3-70b").model, Settings(phase="training", num_microbatches=5))
-    settings = settings_of(one, Layout(pp=4, vpp=2, schedule="interleaved", dp=2))
+    settings = megatron_settings_of(one, Layout(pp=4, vpp=2, schedule="interleaved", dp=2))
     with pytest.raises(InputError, match="--num-microbatches: 5; an interleaved schedule"):
         RankRun(one.spec, settings, 0, Meter())
 
@@ -431,7 +431,7 @@ def test_norms_of_heads_keep_their_inputs() -> None:
         for layers in (2, 3):
             spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=layers, **changes).model
             one = memory(spec, Settings("training", batch=1, seq=512))
-            run = RankRun(spec, settings_of(one, Layout()), 0, Meter())
+            run = RankRun(spec, megatron_settings_of(one, Layout()), 0, Meter())
             run.set_up()
             run_step(run)
             kept = [peak.by_kind["activations"] for at, peak in run.meter.peaks.items() if at.phase == "forward"]

@@ -13,7 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.rank_memory import rank_memory
 from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
 from llmcalc.frameworks.megatron.schedule import run_step
-from llmcalc.frameworks.megatron.settings_from_options import settings_of
+from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.meter import Meter
 from tests.comparisons import compares, under
@@ -33,7 +33,7 @@ def run_of(library: str | None, rank: int = 8, spec: Any = DENSE, **settings: An
 
 def rank_of(run: Memory, layout: Layout) -> tuple[RankRun, Meter]:
     """The first rank after it is set up, and what meters its tensors."""
-    rank = RankRun(run.spec, settings_of(run, layout), 0, meter := Meter())
+    rank = RankRun(run.spec, megatron_settings_of(run, layout), 0, meter := Meter())
     rank.set_up()
     return rank, meter
 
@@ -151,7 +151,7 @@ def test_sequence_parallelism_gathers_what_an_adapter_of_megatron_bridge_reads()
 )
 def test_what_is_not_modelled_is_named(changes: dict[str, Any], layout: Layout, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        settings_of(run_of("mcore-bridge", **changes), layout)
+        megatron_settings_of(run_of("mcore-bridge", **changes), layout)
 
 
 def test_layers_that_are_one_have_one_adapter() -> None:
@@ -177,6 +177,6 @@ def test_ranks_of_a_pipeline_have_their_adapters() -> None:
     run = run_of("mcore-bridge", rank, recompute="full", num_microbatches=8)
     shapes = {(rank, H), (QKV // 2, rank), (rank, H // 2), (H, rank), (FFN, rank), (rank, FFN // 2)}
     for stage in (0, 1):
-        stage_memory = rank_memory(run.spec, settings_of(run, layout), layout.rank(pp=stage))
+        stage_memory = rank_memory(run.spec, megatron_settings_of(run, layout), layout.rank(pp=stage))
         main = 4 * adapters_by_hand("mcore-bridge", rank, 2) // 2
         assert stage_memory.moments["step"]["gradients"] == main + 2 * sum(rows * columns for rows, columns in shapes)
