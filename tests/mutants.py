@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "ops/linear.py", "return self.top_k * self.expert_params()", "return self.num_experts * self.expert_params()"
     ),
-    Mutant("ops/attention.py", 'scores = 3 if run_config.attention in ("flash", "sdpa") else 2', "scores = 2"),
+    Mutant("ops/attention.py", 'score_products = 3 if run_config.attention in ("flash", "sdpa") else 2', "score_products = 2"),
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts
@@ -95,7 +95,7 @@ MUTANTS = (
         "pp, dp = divmod(remaining_rank, self.dp)",
         "dp, pp = divmod(remaining_rank, self.pp)",
     ),
-    Mutant("parallel/messages.py", "collective_message.times * chunk.batches", "collective_message.times"),
+    Mutant("parallel/messages.py", "collective_message.times * stage_chunk.batches", "collective_message.times"),
     # frameworks
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),
     Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shards *", "_elements *"),
