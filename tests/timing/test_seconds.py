@@ -605,6 +605,44 @@ def test_a_link_carries_all_but_the_part_of_a_rank(collective: str, share: float
     assert twice - once == pytest.approx(share * 1e9 / (device.link * device.link_share))
 
 
+class TestMessagesOverPciExpress:
+    """NCCL sends them in rings; GeForce cards send them through the host's memory."""
+
+    @pytest.mark.parametrize(
+        ("accelerator", "ranks", "microseconds"),
+        [("rtx-pro-6000", 8, 24.6), ("rtx-4090", 8, 40.0)],  # nccl-tests, up to 256 bytes
+    )
+    def test_small_sums_take_what_nccl_was_measured_to_take(
+        self, accelerator: str, ranks: int, microseconds: float
+    ) -> None:
+        device = device_of(find_hardware(accelerator))
+        assert 1e6 * device.message_seconds("all_reduce", ranks, 256) == pytest.approx(microseconds, rel=0.17)
+
+    def test_the_faster_of_two_protocols_sends(self) -> None:
+        """LL has short steps and half of the rate, Simple 5.7 microseconds a step; four ranks take six steps."""
+        device = device_of(find_hardware("l40s"))
+        rate = device.link * device.link_share
+        small, large = (device.message_seconds("all_reduce", 4, size) for size in (1e4, 1e7))
+        assert small == pytest.approx(2 * 1.5 * 1e4 / rate + 6.6e-6 + 6 * 1.0e-6)
+        assert large == pytest.approx(1.5 * 1e7 / rate + 8.4e-6 + 6 * 5.7e-6)
+
+    def test_a_server_has_no_kernel_of_its_own_for_them(self) -> None:
+        """Only over NVLink do the kernels that reduce in one step shorten a message's latency."""
+        for name, is_shorter in (("l40s", False), ("h100-sxm", True)):
+            device = device_of(find_hardware(name))
+            by_nccl, by_server = (device.message_seconds("all_reduce", 4, 256, latency=share) for share in (1.0, 0.5))
+            assert (by_server < by_nccl) is is_shorter
+
+    def test_cards_without_access_to_each_other_send_slower(self) -> None:
+        card = find_hardware("rtx-4090")
+        assert card.interconnect is not None
+        link = card.interconnect.model_copy(update={"peer_access": True})
+        with_access = card.model_copy(update={"interconnect": link})
+        for size in (256, 1e6, 1e9):
+            without, direct = (device_of(one).message_seconds("all_reduce", 4, size) for one in (card, with_access))
+            assert without > 1.2 * direct
+
+
 class TestHostAndProductsOfServers:
     """A server that schedules ahead takes the longer of device and host; products have waits by format."""
 
