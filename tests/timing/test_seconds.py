@@ -639,8 +639,18 @@ class TestMessagesOverPciExpress:
         link = card.interconnect.model_copy(update={"peer_access": True})
         with_access = card.model_copy(update={"interconnect": link})
         for size in (256, 1e6, 1e9):
-            without, direct = (device_of(one).message_seconds("all_reduce", 4, size) for one in (card, with_access))
+            without, direct = (
+                device_of(hardware).message_seconds("all_reduce", 4, size) for hardware in (card, with_access)
+            )
             assert without > 1.2 * direct
+
+
+@pytest.mark.parametrize(
+    ("options", "is_noted"), [({"tp": 2}, True), ({}, False), ({"tp": 2, "nic": 300}, False)], ids=["tp2", "one", "nic"]
+)
+def test_a_note_says_that_a_link_is_not_known(options: dict[str, Any], is_noted: bool) -> None:
+    notes = llmcalc.time("llama3-8b", hardware="h100-nvl", users=8, seq=1024, **options).document["notes"]
+    assert any("no link of H100 NVL is known" in note for note in notes) is is_noted
 
 
 class TestHostAndProductsOfServers:
@@ -660,6 +670,28 @@ class TestHostAndProductsOfServers:
         difference = decode(llama(), h100(), VLLM, 1, 8).seconds - decode(llama(), h100(), without, 1, 8).seconds
         products = 4 * 32 + 1  # q with k and v, o, gate with up, and down of 32 layers, and the head
         assert difference == pytest.approx(products * VLLM.product_wait["bf16"])
+
+    @pytest.mark.parametrize("engine", ["vllm", "vllm-2025", "sglang", "tensorrt-llm"])
+    def test_decoding_weights_takes_further_seconds(self, engine: str) -> None:
+        """Kernel tables: a product whose weights are decoded takes 4 to 8 microseconds more than their bytes say."""
+        stack, quantized = find_stack(engine), NumberFormats("quantized", 4.125)
+        without = {name: wait for name, wait in stack.product_wait.items() if name != "quantized"}
+        stack_without = stack.model_copy(update={"product_wait": without})
+        seconds, seconds_without = (
+            float(decode(llama(), h100(), server, 1, 8, formats=quantized).parts["kernels"])
+            for server in (stack, stack_without)
+        )
+        assert 4e-6 <= stack.product_wait["quantized"] <= 8e-6
+        assert seconds - seconds_without == pytest.approx((4 * 32 + 1) * stack.product_wait["quantized"])
+
+    def test_prompts_of_decoded_weights_are_slower_before_marlin_of_2025(self) -> None:
+        quantized, in_16_bits = NumberFormats("quantized", 4.125), NumberFormats()
+        for engine, is_slower in (("vllm-2024", True), ("vllm-2025", False)):
+            decoded, plain = (
+                prefill(llama(), h100(), find_stack(engine), 1, 4096, formats=formats).seconds
+                for formats in (quantized, in_16_bits)
+            )
+            assert (decoded > 1.2 * plain) is is_slower
 
     def test_calibration_scales_them(self) -> None:
         scaled = CalibrationFactors(wait=2.0).stack(VLLM)
