@@ -29,12 +29,15 @@ class Interconnect(Record):
     direction: `bidirectional` if the bandwidth is the sum of both directions (NVIDIA's and Google's figures),
         `per_direction` if it is the bandwidth of one direction.
     domain_size: number of accelerators in one scale-up domain, joined by this link. None if not known.
+    peer_access: whether accelerators read each other's memory over the link (default); without it, messages go through
+        the host's memory, as between GeForce cards.
     """
 
     name: str = Field(min_length=1)
     bandwidth: Amount
     direction: Literal["bidirectional", "per_direction"]
     domain_size: Amount | None = None
+    peer_access: bool = True
 
     @property
     def bandwidth_per_direction(self) -> int:

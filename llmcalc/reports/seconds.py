@@ -7,9 +7,11 @@ from itertools import zip_longest
 from typing import Any
 
 from .. import units
+from ..accelerator import Hardware
 from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, TimedNode, TimedRun
+from ..timing.device import UNKNOWN_NIC, Device
 from ..timing.price import QUANTIZED
 from ..timing.records import TimeStack
 from ..timing.spread import TimeRange, rounded
@@ -182,6 +184,24 @@ def exchange_notes(software_stack: TimeStack, layout: Layout) -> list[str]:
     ]
 
 
+def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) -> list[str]:
+    """Returns a note if messages take the rate of a network since no link of the accelerator is known.
+
+    device_count: devices that send messages to each other.
+    """
+    is_known = hardware.interconnect is not None or hardware.nic is not None or device.nic != UNKNOWN_NIC
+    if device_count == 1 or is_known:
+        return []
+    rate_text = f"{UNKNOWN_NIC / 10**9:g} GB/s"
+    return [f"no link of {hardware.title} is known: messages at {rate_text}, as over a network; --nic states the rate"]
+
+
+def _messaging_devices(timed_run: TimedRun) -> int:
+    """Returns the number of devices that send messages to each other: replicas do in training."""
+    layout = timed_run.layout
+    return layout.world if timed_run.phase == "training" else layout.replica_devices
+
+
 def report(
     preset: Preset, timed_run: TimedRun, by_node: int | None = None, measured_run: tuple[float, list[str]] | None = None
 ) -> Report:
@@ -198,6 +218,7 @@ def report(
     notes = [
         *warnings,
         class_text(timed_run.range, timed_run.stack.title),
+        *unknown_link_notes(timed_run.hardware, timed_run.device, _messaging_devices(timed_run)),
         *unpriced_notes(timed_run.unpriced),
         *_host_notes(timed_run),
         *_measured_notes(timed_run, measured_run),

@@ -15,7 +15,7 @@ from ..timing.speculation import Speculation
 from ..timing.spread import TIE, RangedAmount, TimeRange, rounded
 from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
 from .notes import plural, several, too_long_notes, warnings_of_notes
-from .seconds import class_text, duration_text, exchange_notes, range_unit
+from .seconds import class_text, duration_text, exchange_notes, range_unit, unknown_link_notes
 from .summary import model_data
 
 NOT_COUNTED = (
@@ -306,6 +306,7 @@ def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
         notes += [] if server.group is None else [_group_text(server.group)]
+        notes += unknown_link_notes(serve_study.hardware, serve_study.device, server.replica.layout.replica_devices)
         notes += exchange_notes(serve_study.stack, server.replica.layout)
         sequence_count = server.most_sequences // (1 if server.group is None else server.group.decode)
         notes.append(

@@ -62,6 +62,10 @@ class CalibrationFactors:
             link=device.link / self.network,
             nic=device.nic / self.network,
             latency=device.latency * self.network,
+            link_protocols=tuple(
+                (rate_share, message_seconds * self.network, step_seconds * self.network)
+                for rate_share, message_seconds, step_seconds in device.link_protocols
+            ),
         )
 
     def stack(self, time_stack: TimeStack) -> TimeStack:

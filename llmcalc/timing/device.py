@@ -44,8 +44,26 @@ UNKNOWN_NIC = 25_000_000_000
 SLOW_LINK = 64_000_000_000
 """Bytes/s of a link in one direction up to which it is PCI Express 5.0 or older."""
 
-HOST_LINK_SHARE, HOST_LINK_LATENCY = 0.4, 3e-5
-"""Share of a PCI Express link that a message reaches, and its latency in seconds: it goes through the host."""
+PCIE_SHARE, UNPEERED_SHARE = 0.4, 0.26
+"""Share of a PCI Express link that a message reaches, with and without access to the memory of other accelerators.
+
+With access: 0.35 (32 MiB, NCCL's defaults) to 0.64 among eight RTX PRO 6000 (github.com/voipmonitor/rtx6kpro,
+hardware/pcie-bandwidth.md). Without, every byte goes into the host's memory and out of it: two RTX 4090 copy 8.4 of
+32 GB/s each way at once (gist.github.com/muellerzr/fbfabd0fc02ac259f0a47d6a51b36d0e), A40 whose access is disabled 9.6
+to 10.6 (github.com/NVIDIA/nccl-tests/issues/74).
+"""
+
+LinkProtocol: TypeAlias = tuple[float, float, float]
+"""A protocol of a ring: share of the link's rate, seconds of a message, seconds of each of its steps."""
+
+PCIE_PROTOCOLS: tuple[LinkProtocol, ...] = (0.5, 6.6e-6, 1.0e-6), (1.0, 8.4e-6, 5.7e-6)
+"""NCCL's protocols of rings over PCI Express, LL and Simple (nccl 5067397c, src/graph/tuning.cc: baseLatencies,
+hwLatencies, and half of the bandwidth for LL). Servers use them too: their kernels that reduce in one step need NVLink
+(vllm/distributed/device_communicators/custom_all_reduce.py)."""
+
+UNPEERED_LL_STEP = 2.4e-6
+"""Seconds of a step of LL through the host's memory: 8 bytes among eight RTX 4090 take 40 microseconds
+(github.com/NVIDIA/nccl/issues/1530)."""
 
 
 @frozen
@@ -61,6 +79,7 @@ class Device:
     link, nic: bytes/s of the scale-up link and of the network, in one direction.
     domain: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
+    link_protocols: protocols of a link over which NCCL sends everything; () (default) of links with one latency.
     gain_of_16_bit_sums: rate of 16-bit products that add in 16 bits over that of sums in float32.
     units: compute units, each of which computes a tile of a product's output at a time; 0 (default) if unknown.
     """
@@ -77,6 +96,7 @@ class Device:
     latency: float
     gain_of_16_bit_sums: float = 1.0
     units: int = 0
+    link_protocols: tuple[LinkProtocol, ...] = ()
 
     @property
     def is_tested(self) -> bool:
@@ -172,7 +192,7 @@ class Device:
     ) -> Number:
         """Returns the seconds of messages among ranks whose devices are `rank_stride` apart.
 
-        bytes: as of `Collective`, of all messages together. latency: times the device's own.
+        bytes: as of `Collective`, of all messages together. latency: times the device's own, but for `link_protocols`.
         messages: number of equal messages, 1 by default.
         Beyond a scale-up domain, the devices of a domain use their network cards side by side; the slower one counts.
         All-gathers and reduce-scatters are rings, whose every link sends all but a rank's own part; all-reduces are
@@ -192,15 +212,31 @@ class Device:
         elif collective_kind == "all_reduce":
             link_time = 2 * (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
             network_time = 2 * (1 - ranks_in_domain / ranks) * bytes / (ranks_in_domain * network_rate)
+        if collective_kind in ("all_to_all", "send", "all_reduce"):
+            seconds = messages * tree_latency + maximum(link_time, network_time)
         else:
             link_time = (ranks_in_domain - 1) / ranks_in_domain * bytes / link_rate
             ring_time = (1 - 1 / ranks) * maximum(bytes / link_rate, bytes / (ranks_in_domain * network_rate))
             seconds = messages * self.latency + self._ring_seconds(ring_time, messages, ranks, domain_count)
-            return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, latency_in_domain + link_time))
-        seconds = choose(
-            domain_count > 1, messages * tree_latency + maximum(link_time, network_time), latency_in_domain + link_time
+        seconds_in_domain = latency_in_domain + link_time
+        if self.link_protocols:
+            passes = 2 if collective_kind == "all_reduce" else 1
+            step_count = 1 if collective_kind == "send" else passes * (ranks_in_domain - 1)
+            seconds_in_domain = self._link_seconds(link_time, messages, step_count)
+        return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, seconds_in_domain))
+
+    def _link_seconds(self, link_time: Number, messages: Number, step_count: Number) -> Number:
+        """Returns the seconds of messages by the fastest protocol of the link.
+
+        link_time: seconds of the bytes at the full rate. step_count: steps of a message's ring.
+        """
+        return reduce(
+            minimum,
+            (
+                link_time / rate_share + messages * (message_seconds + step_count * step_seconds)
+                for rate_share, message_seconds, step_seconds in self.link_protocols
+            ),
         )
-        return choose(ranks <= 1, 0.0, seconds)
 
     def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
         """Returns the seconds of ring messages through several domains. seconds: time of the bytes at the full rate.
@@ -250,8 +286,12 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
     link = hardware.interconnect
     link_rate = float(link.bandwidth_per_direction if link is not None else UNKNOWN_NIC)
     domain_size = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
-    through_host = link is not None and link_rate <= SLOW_LINK and domain_size > 1 and "NVLink" not in link.name
-    unknown_nic = min(UNKNOWN_NIC, link_rate * HOST_LINK_SHARE) if through_host else UNKNOWN_NIC
+    is_pcie = link is not None and link_rate <= SLOW_LINK and domain_size > 1 and "NVLink" not in link.name
+    has_peers = link is None or link.peer_access
+    pcie_share = PCIE_SHARE if has_peers else UNPEERED_SHARE
+    low_latency, simple = PCIE_PROTOCOLS
+    pcie_protocols = PCIE_PROTOCOLS if has_peers else ((*low_latency[:2], UNPEERED_LL_STEP), simple)
+    unknown_nic = min(UNKNOWN_NIC, link_rate * pcie_share) if is_pcie else UNKNOWN_NIC
     return Device(
         name=hardware.name,
         evidence=_evidence(hardware, generation),
@@ -261,10 +301,11 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         link=link_rate,
         domain=domain_size,
         nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else unknown_nic)),
-        link_share=HOST_LINK_SHARE if through_host else generation.link,
-        latency=HOST_LINK_LATENCY if through_host else generation.latency,
+        link_share=pcie_share if is_pcie else generation.link,
+        latency=sum(simple[1:]) if is_pcie else generation.latency,
         gain_of_16_bit_sums=hardware.float16_accumulation_flops.get("float16", peak_rates["bf16"]) / peak_rates["bf16"],
         units=hardware.compute_units.count if hardware.compute_units is not None else 0,
+        link_protocols=pcie_protocols if is_pcie else (),
     )
 
 

@@ -281,13 +281,15 @@ class TimeEstimator:
     def product_wait(self, kernel: Kernel) -> float:
         """Returns the seconds that a product in a captured graph takes beyond its reads and the gaps between kernels.
 
-        Those of all experts' products belong to the last one.
+        Those of all experts' products belong to the last one. A kernel that decodes the weights takes further seconds.
         """
         is_last_expert_product = kernel.kind == "experts" and kernel.path.endswith("down_proj")
         waits_by_format = self.stack.expert_wait if is_last_expert_product else self.stack.product_wait
         if kernel.kind != "product" and not is_last_expert_product:
             return 0.0
-        return waits_by_format.get(self.device.format_of(self._units_format(self._inference_format(kernel))), 0.0)
+        dtype = self._inference_format(kernel)
+        decoding_wait = waits_by_format.get(QUANTIZED, 0.0) if dtype == QUANTIZED else 0.0
+        return waits_by_format.get(self.device.format_of(self._units_format(dtype)), 0.0) + decoding_wait
 
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of y = x·Wᵀ, and backward of dx = dy·W and of dW = dyᵀ·x with accumulation."""

@@ -605,6 +605,54 @@ def test_a_link_carries_all_but_the_part_of_a_rank(collective: str, share: float
     assert twice - once == pytest.approx(share * 1e9 / (device.link * device.link_share))
 
 
+class TestMessagesOverPciExpress:
+    """NCCL sends them in rings; GeForce cards send them through the host's memory."""
+
+    @pytest.mark.parametrize(
+        ("accelerator", "ranks", "microseconds"),
+        [("rtx-pro-6000", 8, 24.6), ("rtx-4090", 8, 40.0)],  # nccl-tests, up to 256 bytes
+    )
+    def test_small_sums_take_what_nccl_was_measured_to_take(
+        self, accelerator: str, ranks: int, microseconds: float
+    ) -> None:
+        device = device_of(find_hardware(accelerator))
+        assert 1e6 * device.message_seconds("all_reduce", ranks, 256) == pytest.approx(microseconds, rel=0.17)
+
+    def test_the_faster_of_two_protocols_sends(self) -> None:
+        """LL has short steps and half of the rate, Simple 5.7 microseconds a step; four ranks take six steps."""
+        device = device_of(find_hardware("l40s"))
+        rate = device.link * device.link_share
+        small, large = (device.message_seconds("all_reduce", 4, size) for size in (1e4, 1e7))
+        assert small == pytest.approx(2 * 1.5 * 1e4 / rate + 6.6e-6 + 6 * 1.0e-6)
+        assert large == pytest.approx(1.5 * 1e7 / rate + 8.4e-6 + 6 * 5.7e-6)
+
+    def test_a_server_has_no_kernel_of_its_own_for_them(self) -> None:
+        """Only over NVLink do the kernels that reduce in one step shorten a message's latency."""
+        for name, is_shorter in (("l40s", False), ("h100-sxm", True)):
+            device = device_of(find_hardware(name))
+            by_nccl, by_server = (device.message_seconds("all_reduce", 4, 256, latency=share) for share in (1.0, 0.5))
+            assert (by_server < by_nccl) is is_shorter
+
+    def test_cards_without_access_to_each_other_send_slower(self) -> None:
+        card = find_hardware("rtx-4090")
+        assert card.interconnect is not None
+        link = card.interconnect.model_copy(update={"peer_access": True})
+        with_access = card.model_copy(update={"interconnect": link})
+        for size in (256, 1e6, 1e9):
+            without, direct = (
+                device_of(hardware).message_seconds("all_reduce", 4, size) for hardware in (card, with_access)
+            )
+            assert without > 1.2 * direct
+
+
+@pytest.mark.parametrize(
+    ("options", "is_noted"), [({"tp": 2}, True), ({}, False), ({"tp": 2, "nic": 300}, False)], ids=["tp2", "one", "nic"]
+)
+def test_a_note_says_that_a_link_is_not_known(options: dict[str, Any], is_noted: bool) -> None:
+    notes = llmcalc.time("llama3-8b", hardware="h100-nvl", users=8, seq=1024, **options).document["notes"]
+    assert any("no link of H100 NVL is known" in note for note in notes) is is_noted
+
+
 class TestHostAndProductsOfServers:
     """A server that schedules ahead takes the longer of device and host; products have waits by format."""
 
@@ -622,6 +670,28 @@ class TestHostAndProductsOfServers:
         difference = decode(llama(), h100(), VLLM, 1, 8).seconds - decode(llama(), h100(), without, 1, 8).seconds
         products = 4 * 32 + 1  # q with k and v, o, gate with up, and down of 32 layers, and the head
         assert difference == pytest.approx(products * VLLM.product_wait["bf16"])
+
+    @pytest.mark.parametrize("engine", ["vllm", "vllm-2025", "sglang", "tensorrt-llm"])
+    def test_decoding_weights_takes_further_seconds(self, engine: str) -> None:
+        """Kernel tables: a product whose weights are decoded takes 4 to 8 microseconds more than their bytes say."""
+        stack, quantized = find_stack(engine), NumberFormats("quantized", 4.125)
+        without = {name: wait for name, wait in stack.product_wait.items() if name != "quantized"}
+        stack_without = stack.model_copy(update={"product_wait": without})
+        seconds, seconds_without = (
+            float(decode(llama(), h100(), server, 1, 8, formats=quantized).parts["kernels"])
+            for server in (stack, stack_without)
+        )
+        assert 4e-6 <= stack.product_wait["quantized"] <= 8e-6
+        assert seconds - seconds_without == pytest.approx((4 * 32 + 1) * stack.product_wait["quantized"])
+
+    def test_prompts_of_decoded_weights_are_slower_before_marlin_of_2025(self) -> None:
+        quantized, in_16_bits = NumberFormats("quantized", 4.125), NumberFormats()
+        for engine, is_slower in (("vllm-2024", True), ("vllm-2025", False)):
+            decoded, plain = (
+                prefill(llama(), h100(), find_stack(engine), 1, 4096, formats=formats).seconds
+                for formats in (quantized, in_16_bits)
+            )
+            assert (decoded > 1.2 * plain) is is_slower
 
     def test_calibration_scales_them(self) -> None:
         scaled = CalibrationFactors(wait=2.0).stack(VLLM)
