@@ -466,11 +466,11 @@ def _add_encoders(
 
 def timeline(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
-    module_points: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
+    peaks_by_phase: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
     for phase, node, peak_bytes in list_places(replay_result, stacks):
         if peak_bytes:
-            module_points[phase].append(ModulePeak(phase, node, peak_bytes))
-    return [module_point for phase_points in module_points.values() for module_point in phase_points]
+            peaks_by_phase[phase].append(ModulePeak(phase, node, peak_bytes))
+    return [module_peak for phase_peaks in peaks_by_phase.values() for module_peak in phase_peaks]
 
 
 def moments(peaks: Mapping[AllocationPlace, Peak]) -> dict[str, Mapping[str, int]]:

@@ -231,8 +231,8 @@ class Memory:
             return replayed_passes
         capability = cuda_runtime.capability
         return [
-            replace(inference, choices=replace(inference.choices, capability=capability))
-            for inference in replayed_passes
+            replace(inference_config, choices=replace(inference_config.choices, capability=capability))
+            for inference_config in replayed_passes
         ]
 
     def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:

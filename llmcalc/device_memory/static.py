@@ -292,8 +292,8 @@ def quantization_scheme(run_settings: Settings, model_config: Mapping[str, Any] 
     if run_settings.quantize is not None:
         if run_settings.quantize.strip().lower() == "none":
             return None
-        published = None if config_table is None else config_table.get("quantization_config")
-        return with_published_experts(scheme_named(run_settings.quantize), published)
+        published_config = None if config_table is None else config_table.get("quantization_config")
+        return with_published_experts(scheme_named(run_settings.quantize), published_config)
     return scheme_of_config(config_table) if run_settings.dtype is None else None
 
 
@@ -371,10 +371,10 @@ def _first_trained_layer(spec: ModelSpec, run_settings: Settings) -> int | None:
 
 def _training_formats(run_settings: Settings) -> tuple[str, bool]:
     """Returns the number format of the weights, and whether there are fp32 master weights."""
-    default_weights, default_master = PRECISIONS[run_settings.precision or "bf16-master"]
-    weight_format = _float_format(run_settings.dtype, "--dtype", default_weights)
+    default_weight_format, default_master_format = PRECISIONS[run_settings.precision or "bf16-master"]
+    weight_format = _float_format(run_settings.dtype, "--dtype", default_weight_format)
     is_float32 = DTYPE_BITS[weight_format] >= 32
-    master_weights = run_settings.master_weights or ("none" if is_float32 else default_master)
+    master_weights = run_settings.master_weights or ("none" if is_float32 else default_master_format)
     if master_weights == "fp32" and is_float32:
         raise InputError(f"--master-weights fp32: the weights are {short_dtype(weight_format)} already; expected none")
     return weight_format, master_weights == "fp32"
@@ -408,7 +408,7 @@ def _optimizer_state(
     first_trained_layer: int | None,
 ) -> OptimizerState:
     """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
-    momentum = bool(run_settings.momentum)
+    has_momentum = bool(run_settings.momentum)
     if adapters is None:
         state_format = _float_format(
             run_settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weight_format
@@ -418,12 +418,12 @@ def _optimizer_state(
             if first_trained_layer is None
             else tensors_from_layer(params.tree, first_trained_layer, params.include)
         )
-        return optimizer_record.state(list(tensors), state_format, momentum)
+        return optimizer_record.state(list(tensors), state_format, has_momentum)
     state_format = _float_format(run_settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = optimizer_record.state(
-        adapters.trained_copies(params.tree, params.include), run_settings.optimizer_dtype or weight_format, momentum
+        adapters.trained_copies(params.tree, params.include), run_settings.optimizer_dtype or weight_format, has_momentum
     )
-    return optimizer_record.state(adapters.adapters(params.tree, params.include), state_format, momentum).with_more(
+    return optimizer_record.state(adapters.adapters(params.tree, params.include), state_format, has_momentum).with_more(
         copy_state
     )
 
@@ -443,7 +443,7 @@ def _adapters_and_format(
     if run_settings.lora_rank is None:
         return None, ""
     is_parallel = run_settings.lora_library in PARALLEL_LIBRARIES
-    targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
+    lora_targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
     module_names = (
         model_config.names(params.tree, spec.kind)
         if isinstance(model_config, Checkpoint) and model_config.modules
@@ -464,7 +464,7 @@ def _adapters_and_format(
     if run_settings.lora_experts and run_settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
     joins_as_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
-    adapters = low_rank(params.tree, requested_adapters, targets, params.include, module_names, joins_as_class)
+    adapters = low_rank(params.tree, requested_adapters, lora_targets, params.include, module_names, joins_as_class)
     return adapters, _float_format(run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
 
 

@@ -79,8 +79,8 @@ class Node:
     is_fused: bool = False
 
     def __repr__(self) -> str:
-        content = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__
-        return printable(f"<Node {self.segment or 'of a model'}: {content}>")
+        content_text = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__
+        return printable(f"<Node {self.segment or 'of a model'}: {content_text}>")
 
     @property
     def segment(self) -> str:
@@ -301,7 +301,7 @@ def index_ranges(indices: Sequence[int]) -> str:
     """Writes layer indices as ranges: `0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
     if len(indices) > 2:
         stride = indices[1] - indices[0]
-        if stride > 1 and all(last_index - first == stride for first, last_index in pairwise(indices)):
+        if stride > 1 and all(last_index - first_index == stride for first_index, last_index in pairwise(indices)):
             return f"{indices[0]}..{indices[-1]}/{stride}"
     index_runs: list[list[int]] = []
     for layer_index in indices:
@@ -309,5 +309,5 @@ def index_ranges(indices: Sequence[int]) -> str:
             index_runs[-1][1] = layer_index
         else:
             index_runs.append([layer_index, layer_index])
-    range_texts = [str(first) if first == last_index else f"{first}-{last_index}" for first, last_index in index_runs]
+    range_texts = [str(first_index) if first_index == last_index else f"{first_index}-{last_index}" for first_index, last_index in index_runs]
     return range_texts[0] if len(range_texts) == 1 else "{" + ",".join(range_texts) + "}"

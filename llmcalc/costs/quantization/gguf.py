@@ -145,14 +145,14 @@ class _ModelRules:
         self.fuses_qkv = quantization_mix.fused or any(
             getattr(layer.attention, "fused_qkv", False) for layer in spec.main.kinds().values()
         )
-        ordered_sites = sorted(
+        ordered_params = sorted(
             params, key=lambda param: -1 if param.layer is None else param.layer
         )  # the order of tensors in a file
         self.value_indices = _first_occurrence_indices(
-            _parent_path(param) for param in ordered_sites if self.category(param) in ("attn_v", "attn_qkv")
+            _parent_path(param) for param in ordered_params if self.category(param) in ("attn_v", "attn_qkv")
         )
         self.down_proj_indices = _first_occurrence_indices(
-            param.path for param in ordered_sites if _tensor_category(param) == "ffn_down"
+            param.path for param in ordered_params if _tensor_category(param) == "ffn_down"
         )
         self.expert_count = next(
             (param.tensor.shape[0] for param in params if param.kind == "experts" and len(param.tensor.shape) == 3), 0
@@ -386,5 +386,5 @@ def _type_bytes(elements: int, ggml_type: str) -> StoredBytes:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
         return unquantized_parts(elements, PLAIN[ggml_type])
-    block, codes, scales, minima = BLOCKS[ggml_type]
-    return StoredBytes(codes, scales, minima) * (elements // block)
+    block_elements, code_bytes, scale_bytes, minimum_bytes = BLOCKS[ggml_type]
+    return StoredBytes(code_bytes, scale_bytes, minimum_bytes) * (elements // block_elements)

@@ -174,10 +174,10 @@ class LinearScheme(Scheme):
     def notes(self) -> list[str]:
         scope_text = "routed experts only" if self.scope == "experts" else "linear layers"
         note_texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._used_formats()))}"]
-        head_text = "" if self.head else ", output head"
-        other_layers = ", attention" if self.scope == "experts" else ""
-        embeddings = "" if self.tables else "embeddings"
-        unconverted_parts = f"{embeddings}{head_text}{other_layers}, norms, biases, routers".removeprefix(", ")
+        output_head_text = "" if self.head else ", output head"
+        attention_text = ", attention" if self.scope == "experts" else ""
+        embeddings_text = "" if self.tables else "embeddings"
+        unconverted_parts = f"{embeddings_text}{output_head_text}{attention_text}, norms, biases, routers".removeprefix(", ")
         note_texts.append(
             f"unconverted: {unconverted_parts}"
             + (" and the modules that the config lists" if self.excluded.entries else "")

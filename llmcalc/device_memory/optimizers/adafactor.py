@@ -136,8 +136,8 @@ def _group_by_dtype_and_factors(
 ) -> list[list[OptimizedParameter]]:
     """Returns tensors by device, number format and rank (`_group_tensors_by_device_dtype_and_is_multidim`)."""
     groups_by_format: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
-    for same_dtype in optimizer_step.by_dtype(trained_parameters):
-        for parameter in same_dtype:
+    for same_dtype_parameters in optimizer_step.by_dtype(trained_parameters):
+        for parameter in same_dtype_parameters:
             groups_by_format.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
     return list(groups_by_format.values())
 

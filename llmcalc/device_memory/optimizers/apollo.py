@@ -65,8 +65,8 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
                     optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad)
                 )
                 scaled_grad = aten.like(parameter.grad, dtype=dtype)
-                is_first = len(parameter.states) < 4
-                if not is_first:
+                is_first_step = len(parameter.states) < 4
+                if not is_first_step:
                     norm_limit = aten.new_tensor((), dtype)
                     scaled_grad = aten.like(scaled_grad)
                     optimizer_step.write(scaled_grad, norm_limit)
@@ -96,9 +96,9 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
         return aten.like(scaled_matrix, dtype=dtype)
 
 
-def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
+def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right_projection: bool) -> Tensor:
     """Allocates the ratio of two norms for each channel of a gradient."""
-    aten, channel_count = optimizer_step.t, norm_grad.shape[0 if is_right else 1]
+    aten, channel_count = optimizer_step.t, norm_grad.shape[0 if is_right_projection else 1]
     projected_norm, gradient_norm = (aten.new_tensor((channel_count,), norm_grad.dtype) for _ in range(2))
     gradient_norm = aten.like(gradient_norm)
     return aten.like(projected_norm, gradient_norm)

@@ -33,13 +33,13 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
     """Returns the FLOPs of the Newton-Schulz iterations, each of three products of the matrix with its shorter side."""
-    total: Number = 0
+    total_flops: Number = 0
     for parameter in tensors:
         if parameter.is_layer_matrix:
-            shorter, longer = sorted(parameter.tensor.shape)
-            gram, square, product = 2 * shorter**2 * longer, 2 * shorter**3, 2 * shorter**2 * longer
-            total = add(total, parameter.times * ITERATIONS * (gram + square + product))
-    return total
+            shorter_side, longer_side = sorted(parameter.tensor.shape)
+            gram_flops, square_flops, product_flops_of_update = 2 * shorter_side**2 * longer_side, 2 * shorter_side**3, 2 * shorter_side**2 * longer_side
+            total_flops = add(total_flops, parameter.times * ITERATIONS * (gram_flops + square_flops + product_flops_of_update))
+    return total_flops
 
 
 def step(optimizer_step: OptimizerStep) -> None:

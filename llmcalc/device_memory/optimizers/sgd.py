@@ -31,14 +31,14 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def build_torch_optimizers(
-    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
     yield torch.optim.SGD(
         [parameter for parameter, _ in parameters],
-        momentum=0.9 if momentum else 0.0,
+        momentum=0.9 if has_momentum else 0.0,
         foreach=implementation == "foreach",
         fused=implementation == "fused",
     )

@@ -251,11 +251,11 @@ class ParameterCoordinator:
         parameter.gathering = None
         if not gather_handle.complete:
             gather_handle.complete = True
-            for member in gather_handle.parameters:
-                member.available = True
-                if member.storage.inner is None and self.ranks > 1:
+            for gathered_parameter in gather_handle.parameters:
+                gathered_parameter.available = True
+                if gathered_parameter.storage.inner is None and self.ranks > 1:
                     with self.gathering_stream():
-                        member.storage.inner = Storage(self.meter, member.count * member.full_param.dtype.bytes)
+                        gathered_parameter.storage.inner = Storage(self.meter, gathered_parameter.count * gathered_parameter.full_param.dtype.bytes)
 
     def release_module(self, module_path: Path) -> None:
         """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""

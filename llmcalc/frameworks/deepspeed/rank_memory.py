@@ -150,9 +150,9 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     return replace(summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_status), host=host_memory)
 
 
-def settings_of(layout: Layout, own_settings: Any, deepspeed_version: str) -> DeepSpeedSettings:
+def settings_of(layout: Layout, file_settings: Any, deepspeed_version: str) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings in a layout. Raises `InputError` for a layout or version not modelled."""
-    settings = own_settings if isinstance(own_settings, DeepSpeedSettings) else DeepSpeedSettings()
+    settings = file_settings if isinstance(file_settings, DeepSpeedSettings) else DeepSpeedSettings()
     for parallel_dimension in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
         if getattr(layout, parallel_dimension) > 1:
             option_text = f"--{parallel_dimension.replace('_', '-')} {getattr(layout, parallel_dimension)}"

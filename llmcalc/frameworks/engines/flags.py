@@ -120,8 +120,8 @@ def _read_tokens(flag_name: str, flag_value: Any) -> int:
     """Returns a number of tokens in the notation of vLLM and SGLang: 32k is 32,000 and 32K is 32,768."""
     if isinstance(flag_value, int) and not isinstance(flag_value, bool):
         return flag_value
-    match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
-    tokens = None if match is None else exact_number(match[1], f"{flag_name} {flag_value}") * _SUFFIXES[match[2]]
+    number_match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
+    tokens = None if number_match is None else exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
     if tokens is None or tokens.denominator != 1:
         raise InputError(
             f"{flag_name}: {shown(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"
@@ -164,7 +164,7 @@ def idle_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[Flag]:
 def idle_flags_of(engine_file: str) -> list[Flag]:
     """Returns the flags in `idle_flags.toml`, which has a text for each type of value, in an engine file's folder."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("idle_flags.toml").read_text())
-    return [flag for kind, flag_names in flags_by_kind.items() for flag in idle_flags(flag_names, cast(FlagKind, kind))]
+    return [flag for flag_kind, flag_names in flags_by_kind.items() for flag in idle_flags(flag_names, cast(FlagKind, flag_kind))]
 
 
 MOST_ITEMS = 10_000
@@ -312,7 +312,7 @@ def split_arguments(
     arguments: Sequence[str],
     other_arguments: Mapping[str, bool],
     renamed_flags: Mapping[str, str],
-    unknown: dict[str, str] | None = None,
+    unknown_flags: dict[str, str] | None = None,
     other_ways: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], dict[str, Any]]:
     """Splits command-line arguments into llmcalc's arguments and engine flag values by field name.
@@ -320,7 +320,7 @@ def split_arguments(
     other_arguments: options of llmcalc that stay → whether they take a value.
     renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
         kept under their own names, for `read_values`.
-    unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
+    unknown_flags: takes the reasons of unknown flags, by their names; None (default) to raise.
     other_ways: option of llmcalc that the engine lacks → what says the same, as users type it; default none.
     Raises `InputError` for an unknown flag, with the nearest name, for a flag without its value, and for a number
     behind a flag that takes none.
@@ -365,14 +365,14 @@ def split_arguments(
                 for spelling in (*(spelling for flag in flags for spelling in flag.names), *other_arguments)
             }
             suggestion = suggest(hyphenated(option), known_spellings)
-            if unknown is None:
+            if unknown_flags is None:
                 raise _unknown_flag_error(engine_title, option, suggestion, other_ways)
-            unknown[option] = f"{engine_title} has no such flag"
+            unknown_flags[option] = f"{engine_title} has no such flag"
             _take_values(argument_queue)
             continue
         flag = matched_flag.flag
         flag_value = attached_value if equals_sign else _take_value(option, flag, argument_queue)
-        if flag_value is True and unknown is None and argument_queue and re.fullmatch(r"[0-9]+", argument_queue[0]):
+        if flag_value is True and unknown_flags is None and argument_queue and re.fullmatch(r"[0-9]+", argument_queue[0]):
             raise InputError(
                 f"{option} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; "
                 f"{f'expected {other_ways[option]}' if option in other_ways else f'remove {argument_queue[0]}'}"

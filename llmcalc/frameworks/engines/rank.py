@@ -444,9 +444,9 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
         from ...sources.to_hf import find_config, wrapper_class
 
         exported_config = find_config(model)
-        silent_towers = {tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name}
-        if exported_config is None and silent_towers != model.towers:
-            exported_config = find_config(model.model_copy(update={"towers": silent_towers}))
+        towers_without_audio = {tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name}
+        if exported_config is None and towers_without_audio != model.towers:
+            exported_config = find_config(model.model_copy(update={"towers": towers_without_audio}))
         if exported_config is None and model.towers:
             return tuple(filter(None, [wrapper_class(model)]))
     except (InputError, MissingExtra, ImportError):  # the page has no writer of configs

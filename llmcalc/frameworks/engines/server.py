@@ -244,14 +244,14 @@ class EngineServer:
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
         """Logged sizes in bytes by name, measured with this server's flags."""
-        receipt: LoggedSizes | None = self.flags.get(RECEIPT_FIELD)
-        if receipt is None:
+        logged_sizes: LoggedSizes | None = self.flags.get(RECEIPT_FIELD)
+        if logged_sizes is None:
             return {}
         return {
             term_name: logged_bytes
-            for term_name, logged_bytes in receipt.terms.items()
+            for term_name, logged_bytes in logged_sizes.terms.items()
             if term_name in self.decided_by
-            and not receipt.differing_names((*self.layout_fields, *self.decided_by[term_name]), self.settings)
+            and not logged_sizes.differing_names((*self.layout_fields, *self.decided_by[term_name]), self.settings)
         }
 
     def logged_or_computed_bytes(self, term_name: str, computed_bytes: int) -> int:

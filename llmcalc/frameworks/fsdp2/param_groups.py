@@ -232,12 +232,12 @@ class ParamGroup:
     """
 
     def __init__(
-        self, communication_state: CommunicationState, name: str, reshards: bool, fsdp_sharding: Sharding | None = None
+        self, communication_state: CommunicationState, group_name: str, reshards: bool, fsdp_sharding: Sharding | None = None
     ) -> None:
         self.traffic: CommunicationState = communication_state
         self.sharding: Sharding = fsdp_sharding or communication_state.sharding
         self.prefetches_previous: bool = True
-        self.name: str = name
+        self.name: str = group_name
         self.reshards: bool = reshards
         self.parameters: list[Parameter] = []
         self.forward_prefetch: Sequence[ParamGroup] = ()

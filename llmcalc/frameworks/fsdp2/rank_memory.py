@@ -150,7 +150,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
     spec, layout, rank, fsdp_settings = sharded_setup.spec, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
     rank_sharding = sharding(sharded_setup.training, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
-    ring = rank_ring(layout, rank)
+    context_ring = rank_ring(layout, rank)
     rank_training = replace(sharded_setup.training, seq=tokens_of_rank(layout, sharded_setup.training.seq))
 
     def record_few_layers(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
@@ -158,7 +158,7 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
         if layers and fsdp_settings.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp_settings.prefetch} layers gather others than those between")
         return [
-            record(spec, rank_training, rank_sharding, fsdp_settings, layout.reshard, layers, workspace, program, ring)
+            record(spec, rank_training, rank_sharding, fsdp_settings, layout.reshard, layers, workspace, program, context_ring)
         ]
 
     return CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training.layer_period)
@@ -236,8 +236,8 @@ def _training_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[T
         raise InputError("FSDP2 with image and audio encoders is not modelled")
     torchtitan_version = version_date(training_run.version)
     settings = titan_settings(training_run.own_settings, memory_estimate.settings.precision)
-    training_config, fsdp = torchtitan_training(memory_estimate.spec, training_config, torchtitan_version, settings)
-    return training_config, replace(fsdp, prefetch=training_run.layout.prefetch)
+    training_config, fsdp_settings = torchtitan_training(memory_estimate.spec, training_config, torchtitan_version, settings)
+    return training_config, replace(fsdp_settings, prefetch=training_run.layout.prefetch)
 
 
 def _weakest_status(

@@ -76,10 +76,10 @@ class TitanSettings:
     offloads: bool = False
 
 
-def titan_settings(own_settings: Any, precision: str | None = None) -> TitanSettings:
+def titan_settings(file_settings: Any, precision: str | None = None) -> TitanSettings:
     """Returns torchtitan's settings of a run, or the defaults.
 
     precision: the training precision, of which fp8 converts linear layers as torchtitan's own recipe does.
     """
-    settings = own_settings if isinstance(own_settings, TitanSettings) else TitanSettings()
+    settings = file_settings if isinstance(file_settings, TitanSettings) else TitanSettings()
     return replace(settings, float8=Float8()) if precision == "fp8" and settings.float8 is None else settings

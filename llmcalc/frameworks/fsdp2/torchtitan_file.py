@@ -39,14 +39,14 @@ IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
 
 
 def _keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
-    """Returns section → keys of a text with lines `section: key key …`."""
+    """Returns section → keys of a text with lines `section_name: key key …`."""
     keys_by_section: dict[str, set[str]] = {}
     for key_or_section in list_text.split():
         if key_or_section.endswith(":"):
             section_keys: set[str] = keys_by_section.setdefault(key_or_section[:-1], set())
         else:
             section_keys.add(key_or_section)
-    return {section: frozenset(section_keys) for section, section_keys in keys_by_section.items()}
+    return {section_name: frozenset(section_keys) for section_name, section_keys in keys_by_section.items()}
 
 
 READ = _keys_by_section(
@@ -188,10 +188,10 @@ def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | N
         )
     layout = _job_layout(job_config, spec.main.num_hidden_layers, world_size)
     settings = _command_settings(job_config, layout)
-    own_settings = _titan_settings(job_config, layout, is_2024_form)
+    titan_config = _titan_settings(job_config, layout, is_2024_form)
     reader.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework: str = "fsdp2" if layout.zero else "torch"
-    return reader.launch(framework, LaunchSettings(layout, settings, own_settings), spec=spec)
+    return reader.launch(framework, LaunchSettings(layout, settings, titan_config), spec=spec)
 
 
 def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
@@ -239,7 +239,7 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layers)
     reshard_setting = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
     expert_tp = job_config.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
-    rotate = job_config.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
+    rotate_method = job_config.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
     return Layout(
         tp=tp,
         pp=pp,
@@ -249,7 +249,7 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
         etp=expert_tp,
         vpp=vpp,
         sequence_parallel=tp > 1,
-        cp_comm=EXCHANGES[rotate],
+        cp_comm=EXCHANGES[rotate_method],
         zero=3 if dp_shards * cp > 1 else 0,
         hsdp_replicas=replicas,
         reshard=pp == 1 if reshard_setting is None else reshard_setting,
@@ -536,11 +536,11 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
         if converter_name not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
             refusal_reason = "MXFP8 products are not modelled" if converter_name in MX_CONVERTERS else "not known"
             reader.unknown[f"model.converters: {str(converter_name)[:40]}"] = refusal_reason
-    is_enabled = job_config.flag_of("enable_float8_linear", False, "float8")
-    if not is_enabled and not any(converter_name in FLOAT8_CONVERTERS for converter_name in converter_names):
+    is_float8_enabled = job_config.flag_of("enable_float8_linear", False, "float8")
+    if not is_float8_enabled and not any(converter_name in FLOAT8_CONVERTERS for converter_name in converter_names):
         return Float8(recipe="rowwise") if FLOAT8_EXPERTS in converter_names else None
-    section_name, table = _float8_table(job_config)
-    recipe, skipped_modules = table.get("recipe_name"), table.get("filter_fqns", ["output"] if is_enabled else [])
+    section_name, float8_table = _float8_table(job_config)
+    recipe, skipped_modules = float8_table.get("recipe_name"), float8_table.get("filter_fqns", ["output"] if is_float8_enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
         raise reader.wrong(f"{section_name}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
     if isinstance(skipped_modules, str):
@@ -548,12 +548,12 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
     if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
         raise reader.wrong(f"{section_name}.filter_fqns", f"{shown(skipped_modules)}; expected a list of names")
     full_key = f"{section_name}.enable_fsdp_float8_all_gather"
-    gathers_float8 = flag_value(reader, full_key, table.get("enable_fsdp_float8_all_gather", False))
+    gathers_float8 = flag_value(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:
         raise reader.wrong(full_key, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
     is_sharded = layout.dp // layout.hsdp_replicas > 1
-    skips_narrow, skipped_layers = SMALL in skipped_modules, tuple(layer for layer in skipped_modules if layer != SMALL)
-    return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_narrow)
+    skips_small_layers, skipped_layers = SMALL in skipped_modules, tuple(layer for layer in skipped_modules if layer != SMALL)
+    return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small_layers)
 
 
 def _float8_table(job_config: _Job) -> tuple[str, Mapping[str, Any]]:

@@ -154,16 +154,16 @@ def check(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run whose optimizer cannot update shards."""
     optimizer_name = memory_estimate.settings.optimizer
     check_optimizer(
-        TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name), is_flat=False
+        TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name), has_flat_parameters=False
     )
 
 
-def check_optimizer(training_config: TrainingConfig, is_flat: bool) -> None:
-    """Raises `InputError` for an optimizer that cannot update shards. is_flat: whether shards are flat parameters."""
+def check_optimizer(training_config: TrainingConfig, has_flat_parameters: bool) -> None:
+    """Raises `InputError` for an optimizer that cannot update shards. has_flat_parameters: whether shards are flat parameters."""
 
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
         """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
-        return optimizer_record.by_element or (optimizer_record.by_rows and not is_flat)
+        return optimizer_record.by_element or (optimizer_record.by_rows and not has_flat_parameters)
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
         known_names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
@@ -188,7 +188,7 @@ def sharding(
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
-    check_optimizer(training_config, is_flat=False)
+    check_optimizer(training_config, has_flat_parameters=False)
     for format_name in (fsdp_settings.dtype, fsdp_settings.reduced):
         if format_name not in DTYPES:
             raise InputError(f"FSDP2 in {format_name} is not modelled; expected one of {', '.join(DTYPES)}")
@@ -357,17 +357,17 @@ def record(
     training_config: TrainingConfig,
     fsdp_sharding: Sharding,
     fsdp_settings: FsdpSettings = TITAN,
-    reshard: bool = True,
+    reshards: bool = True,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
     program: RankFlow | None = None,
-    ring: Ring | None = None,
+    context_ring: Ring | None = None,
 ) -> RecordedEvents:
     """Records the set-up and two training steps of a rank. layers, program, ring: as in `FsdpRun`."""
 
     def new_run(memory_meter: EventRecorder) -> FsdpRun:
         return FsdpRun(
-            spec, training_config, fsdp_sharding, fsdp_settings, reshard, layers, workspace, memory_meter, program, ring
+            spec, training_config, fsdp_sharding, fsdp_settings, reshards, layers, workspace, memory_meter, program, context_ring
         )
 
     training_run = new_run(memory_meter := EventRecorder())

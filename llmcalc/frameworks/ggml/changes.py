@@ -63,18 +63,18 @@ def _largest_fitting(least_value: int, largest_value: int, free_bytes_of: Callab
         return None
     if missing_bytes <= 0:
         return largest_value
-    halves_interval = False
+    bisects_interval = False
     while failing_value - fitting_value > 1:
-        step = failing_value - fitting_value
+        interval_length = failing_value - fitting_value
         guessed_value = fitting_value + (
-            step // 2 if halves_interval else min(max(step * free_bytes // (free_bytes + missing_bytes), 1), step - 1)
+            interval_length // 2 if bisects_interval else min(max(interval_length * free_bytes // (free_bytes + missing_bytes), 1), interval_length - 1)
         )
         free_bytes_now = free_bytes_of(guessed_value)
         if free_bytes_now < 0:
             failing_value, missing_bytes = guessed_value, -free_bytes_now
         else:
             fitting_value, free_bytes = guessed_value, free_bytes_now
-        halves_interval = not halves_interval and failing_value - fitting_value > step // 2
+        bisects_interval = not bisects_interval and failing_value - fitting_value > interval_length // 2
     return fitting_value
 
 

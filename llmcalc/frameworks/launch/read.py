@@ -43,7 +43,7 @@ from .yaml_text import LARGEST, parse_braces, parse_yaml
 def read_launch(
     launch_path: str | Path,
     world_size: int | None = None,
-    allow_unknown: bool = False,
+    allows_unknown: bool = False,
     *,
     release_date: datetime.date | None = None,
     gpu_name: str = "",
@@ -54,7 +54,7 @@ def read_launch(
     launch_path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as
         typed in a shell, or the command of a program that trains.
     world_size: number of devices; by default that of the file, or the smallest number that its layout allows.
-    allow_unknown: whether to accept arguments that may change memory and are not modelled.
+    allows_unknown: whether to accept arguments that may change memory and are not modelled.
     release_date: date of the framework's version; None (default) for the newest.
     gpu_name: name of the device.
     options: options typed beside the file → values, which replace the file's.
@@ -65,7 +65,7 @@ def read_launch(
         source_file = LaunchSource(
             TYPED_COMMAND,
             world_size,
-            allow_unknown,
+            allows_unknown,
             release_date,
             gpu_name,
             _table_reader(TYPED_COMMAND, Path()),
@@ -78,7 +78,7 @@ def read_launch(
         read_launch_text(name_in_errors),
         typed_text.path,
         world_size,
-        allow_unknown,
+        allows_unknown,
         release_date=release_date,
         gpu_name=gpu_name,
         launch_folder=name_in_errors.parent,
@@ -230,8 +230,8 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
             raise InputError(
                 f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
             )
-        upper_folders = [folder, *folder.resolve().parents][1 : MOST_FOLDERS + 1]  # scripts run in a repository's root
-        tried_paths = (folder / file_name, Path(file_name), *(upper / file_name for upper in upper_folders))
+        parent_folders = [folder, *folder.resolve().parents][1 : MOST_FOLDERS + 1]  # scripts run in a repository's root
+        tried_paths = (folder / file_name, Path(file_name), *(parent_folder / file_name for parent_folder in parent_folders))
         possible_path = next((possible_path for possible_path in tried_paths if possible_path.exists()), None)
         if possible_path is None:
             raise InputError(
@@ -247,8 +247,8 @@ def _table_reader(name_in_errors: str, launch_folder: Path | None) -> Fetch:
     read_text = _text_reader(name_in_errors, launch_folder)
 
     def read_config_tables(file_name: str) -> Mapping[str, Any]:
-        file_path, text = read_text(file_name)
-        config = parse_yaml(text, file_path) if file_path.endswith((".yaml", ".yml")) else parse_json(text, file_path)
+        file_path, file_text = read_text(file_name)
+        config = parse_yaml(file_text, file_path) if file_path.endswith((".yaml", ".yml")) else parse_json(file_text, file_path)
         if not isinstance(config, Mapping):
             raise InputError(f"{file_path}: expected a table of keys")
         return config
@@ -329,7 +329,7 @@ def _read_training_command(
             return _read_config(config_words[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
         if program_line.program == "tune run":
-            recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
+            recipe_name = next((program_word for program_word in program_line.words if not program_word.startswith("-")), "NAME")
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
                 f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
@@ -339,7 +339,7 @@ def _read_training_command(
         table_kind = next((file for file in kinds() if file.name == TABLES_OF.get(program_line.program)), None)
         if table_kind is not None and table_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
-            arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
+            arguments_table = {keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()}
             arguments_table = {**IMPLIED_BY.get(program_line.program, {}), **arguments_table}
             return read_with_options(
                 table_kind, table_kind.read, arguments_table, source_of_command(program_line), options
@@ -412,7 +412,7 @@ def _read_python_of_command(
             )
         except InputError:
             continue
-        if any(kind.read_python is not None and kind.is_python(file_text) for kind in kinds()):
+        if any(launch_file.read_python is not None and launch_file.is_python(file_text) for launch_file in kinds()):
             return _read_python(file_text, replace(source_file, where=file_path, arguments=program_line.words), options)
     return None
 
@@ -499,8 +499,8 @@ def _reader_with_written_files(
         if is_unresolved(file_text):
             unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
             raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(unknown_word)}")
-        parse = parse_yaml if file_name.endswith((".yaml", ".yml")) else parse_json
-        config = parse(file_text, f"{name_in_errors}: {printable(file_name)}")
+        parse_text = parse_yaml if file_name.endswith((".yaml", ".yml")) else parse_json
+        config = parse_text(file_text, f"{name_in_errors}: {printable(file_name)}")
         if not isinstance(config, Mapping):
             raise InputError(f"{name_in_errors}: {printable(file_name)}: expected a JSON object")
         return config

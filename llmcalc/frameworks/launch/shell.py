@@ -40,7 +40,7 @@ SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 
 def read_script(
-    text: str, name_in_errors: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+    script_text: str, name_in_errors: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> ShellScript:
     """Returns the variables and commands of a shell script, without running the script.
 
@@ -57,8 +57,8 @@ def read_script(
         typed_variables,
         [command_word.replace(UNRESOLVED, "").replace(ITEM, " ") for command_word in arguments],
     )
-    shell_script.variables |= {**slurm_variables(text), **typed_variables}
-    StatementReader(shell_script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
+    shell_script.variables |= {**slurm_variables(script_text), **typed_variables}
+    StatementReader(shell_script, script_text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
     return shell_script
 
 
@@ -290,18 +290,18 @@ class StatementReader(WordReader):
             branch = Branch(None, earlier_branch_runs=None)
         self.branches.append(branch)
 
-    def loop_block(self, variable: str, items: list[str]) -> Branch:
+    def loop_block(self, variable_name: str, loop_items: list[str]) -> Branch:
         """Returns the block of a shell loop over values, or over the value that the user typed for the variable."""
-        if variable in self.script.typed:
-            items = [self.script.typed[variable]]
-        if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in items) or self.in_unsure_branch():
-            if variable not in self.script.typed:
-                self.script.variables[variable] = unresolved(variable)
+        if variable_name in self.script.typed:
+            loop_items = [self.script.typed[variable_name]]
+        if not NAME.fullmatch(variable_name) or any(is_unresolved(loop_item) for loop_item in loop_items) or self.in_unsure_branch():
+            if variable_name not in self.script.typed:
+                self.script.variables[variable_name] = unresolved(variable_name)
             return Branch(None, earlier_branch_runs=None)
-        if not items or not self.is_running():
+        if not loop_items or not self.is_running():
             return Branch(False, earlier_branch_runs=None)
-        self.script.variables[variable] = self.script.loops[variable] = items[0]
-        return Branch(True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable, values=items[1:])
+        self.script.variables[variable_name] = self.script.loops[variable_name] = loop_items[0]
+        return Branch(True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable_name, values=loop_items[1:])
 
     def close_block(self) -> None:
         """Closes a block, or returns to the start of an unfinished loop."""
@@ -385,8 +385,8 @@ class StatementReader(WordReader):
 
     def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the command `read` does."""
-        text = self.here_string or ""
-        split_words = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
+        input_text = self.here_string or ""
+        split_words = input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
         for i, variable_name in enumerate(variables):
             words_value = (
                 " ".join(split_words[i:]) if i == len(variables) - 1 else split_words[i] if i < len(split_words) else ""

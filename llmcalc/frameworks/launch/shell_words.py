@@ -79,10 +79,10 @@ class ShellScript:
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
-        exported_values = {variable: self.variables.get(variable, "") for variable in sorted(self.exported)}
+        exported_values = {variable_name: self.variables.get(variable_name, "") for variable_name in sorted(self.exported)}
         return {
-            variable: exported_value
-            for variable, exported_value in exported_values.items()
+            variable_name: exported_value
+            for variable_name, exported_value in exported_values.items()
             if isinstance(exported_value, str) and not is_unresolved(exported_value)
         }
 
@@ -357,40 +357,40 @@ class WordReader:
         """Returns the expanded text of `${…}`."""
         array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", text_in_braces)
         if array_match is not None:
-            value = self.script.variables.get(array_match[1])
-            if value is None:
+            variable_value = self.script.variables.get(array_match[1])
+            if variable_value is None:
                 return ITEM if array_match[1] in self.script.skipped else unresolved(f"${array_match[1]}")
-            array_items = value if isinstance(value, list) else [value]
+            array_items = variable_value if isinstance(variable_value, list) else [variable_value]
             return ITEM.join(array_items) if len(array_items) > 1 else (array_items[0] if array_items else ITEM)
         arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", text_in_braces)
         if arguments_match is not None:
             return ITEM.join(self.script.arguments[max(0, int(arguments_match[1]) - 1) :]) or ITEM
-        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", text_in_braces, re.DOTALL)
-        if match is None:
+        expansion_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", text_in_braces, re.DOTALL)
+        if expansion_match is None:
             name_match = NAME.match(text_in_braces)
             return unresolved(f"${{{name_match[0] if name_match else text_in_braces[:20]}…}}")
-        variable, expansion_operator, alternative_text = match[1], match[2] or "", match[3] or ""
-        if variable == "#" and not expansion_operator:
+        variable_name, expansion_operator, alternative_text = expansion_match[1], expansion_match[2] or "", expansion_match[3] or ""
+        if variable_name == "#" and not expansion_operator:
             return str(len(self.script.arguments))
-        value = self.script.variables.get(variable)
-        if variable.isdecimal() and 0 < int(variable) <= len(self.script.arguments):
-            value = self.script_argument(int(variable))
-        elif variable.isdecimal() and not expansion_operator:
-            return self.script_argument(int(variable))
-        is_set = value is not None and not (expansion_operator.startswith(":") and value in ("", []))
-        value_text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
+        variable_value = self.script.variables.get(variable_name)
+        if variable_name.isdecimal() and 0 < int(variable_name) <= len(self.script.arguments):
+            variable_value = self.script_argument(int(variable_name))
+        elif variable_name.isdecimal() and not expansion_operator:
+            return self.script_argument(int(variable_name))
+        is_set = variable_value is not None and not (expansion_operator.startswith(":") and variable_value in ("", []))
+        value_text = "" if variable_value is None else (variable_value if isinstance(variable_value, str) else (variable_value[0] if variable_value else ""))
         if expansion_operator.endswith("+"):
             return self.expand_nested_text(alternative_text) if is_set else ""
         if is_set:
             return value_text
         if expansion_operator.endswith(("-", "=")):
             value_text = self.expand_nested_text(alternative_text)
-            if expansion_operator.endswith("=") and NAME.fullmatch(variable):
-                self.script.variables[variable] = value_text
+            if expansion_operator.endswith("=") and NAME.fullmatch(variable_name):
+                self.script.variables[variable_name] = value_text
             return value_text
-        if variable in ("@", "*"):
+        if variable_name in ("@", "*"):
             return ITEM.join(self.script.arguments) or ITEM
-        return value_text if value is not None or variable in self.script.skipped else unresolved(f"${variable}")
+        return value_text if variable_value is not None or variable_name in self.script.skipped else unresolved(f"${variable_name}")
 
     def expand_nested_text(self, nested_text: str) -> str:
         """Returns a nested text, such as a default value, after expansion."""

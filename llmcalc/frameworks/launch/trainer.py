@@ -218,12 +218,12 @@ def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Map
 
 
 def _with_named_files(
-    reader: LaunchReader, config: Table, framework_name: str, file_keys: Sequence[str], shipped: Mapping[str, Table]
+    reader: LaunchReader, config: Table, framework_name: str, file_keys: Sequence[str], shipped_tables: Mapping[str, Table]
 ) -> dict[str, Any]:
     """Returns the arguments with the framework's config files replaced by the files' tables."""
     expected_text = f"a config of {framework(framework_name).title}"
     tables_by_key = {
-        file_key: reader.fetch_tables(file_key, config[file_key], expected_text, shipped)
+        file_key: reader.fetch_tables(file_key, config[file_key], expected_text, shipped_tables)
         for file_key in file_keys
         if isinstance(config.get(file_key), str) and re.search(r"\.(json|ya?ml)$", config[file_key])
     }
@@ -421,7 +421,7 @@ def trainer_kernels(
     if uses_checkpointing or reader.flag(config, "activation_checkpointing"):
         argument_names = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
         ckpt_kwargs = next(
-            (table for argument in argument_names if (table := _table_or_json(reader, config, argument))), {}
+            (kwargs_table for argument in argument_names if (kwargs_table := _table_or_json(reader, config, argument))), {}
         )
         is_reentrant = ckpt_kwargs.get("use_reentrant", default_values["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"

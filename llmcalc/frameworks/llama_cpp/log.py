@@ -214,9 +214,9 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     """Returns (buffer name, device) → bytes. A recreated context replaces its buffers."""
     bytes_by_buffer: dict[tuple[str, str], int] = {}
     for log_line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
-        match = _OLLAMA_BUFFER.search(log_line[:LONGEST_PREFIX])
-        if match is not None:
-            bytes_by_buffer[_OLLAMA_NAMES[match["kind"]], match["device"]] = bytes_of(match["size"])
+        buffer_match = _OLLAMA_BUFFER.search(log_line[:LONGEST_PREFIX])
+        if buffer_match is not None:
+            bytes_by_buffer[_OLLAMA_NAMES[buffer_match["kind"]], buffer_match["device"]] = bytes_of(buffer_match["size"])
     for log_line in log_text.lines_with("n_ctx ", "buffer size"):
         if "n_ctx " in log_line and "=" in log_line and not _is_slot_line(log_line):
             bytes_by_buffer = {
@@ -226,15 +226,15 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
             }
         if "buffer size" not in log_line:
             continue
-        match = _BUFFER.search(log_line[:LONGEST_PREFIX])
-        if match is None:
+        buffer_match = _BUFFER.search(log_line[:LONGEST_PREFIX])
+        if buffer_match is None:
             continue
-        buffer_kind = match["kind"].strip()
+        buffer_kind = buffer_match["kind"].strip()
         buffer_key = (
             _TERM_NAMES.get(buffer_kind, "compute_buffer" if buffer_kind == "compute" else "output_buffer"),
-            match["device"],
+            buffer_match["device"],
         )
-        buffer_bytes = bytes_of(match["size"])
+        buffer_bytes = bytes_of(buffer_match["size"])
         is_added = (
             buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
         )  # full layers, layers with a window, and recurrent states

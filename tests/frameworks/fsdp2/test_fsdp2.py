@@ -662,7 +662,7 @@ def test_states_of_8_bits_are_those_of_local_rows() -> None:
         expected += trained_tensor.times * 2 * state
     assert phases["step"]["optimizer"] == expected
     with pytest.raises(InputError, match="on shards it is not modelled"):
-        check_optimizer(TrainingConfig(optimizer="adamw-8bit-torchao"), is_flat=True)
+        check_optimizer(TrainingConfig(optimizer="adamw-8bit-torchao"), has_flat_parameters=True)
 
 
 def test_layers_that_share_parameters_are_refused() -> None:

@@ -35,7 +35,7 @@ NOT_MODELLED = {
 
 def not_modelled(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
-    feature_names = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if operation.options.get(option))
+    feature_names = dict.fromkeys(feature_name for option, feature_name in NOT_MODELLED.items() if operation.options.get(option))
     if not feature_names:
         return ""
     return (
@@ -207,10 +207,10 @@ class AttentionKernels(LinearKernels):
         self.node("attention", qkv, [output], backward, *qkv, output, logsumexp, random_state)
         return self.all_to_all_output(output)
 
-    def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
-        """Allocates and frees the workspace of cuDNN's backward pass. sums: fp32 gradient sums; None without them."""
-        if sums is not None:
-            query_gradient_sums = self.graph.new_tensor((sums[0], sums[1] + heads), FLOAT32)
+    def cudnn_workspace(self, gradient_sums_shape: tuple[Number, Number] | None, heads: Number) -> None:
+        """Allocates and frees the workspace of cuDNN's backward pass. gradient_sums_shape: fp32 gradient sums; None without them."""
+        if gradient_sums_shape is not None:
+            query_gradient_sums = self.graph.new_tensor((gradient_sums_shape[0], gradient_sums_shape[1] + heads), FLOAT32)
             del query_gradient_sums
 
     def all_to_all_output(self, attention_output: Tensor) -> Tensor:
@@ -264,11 +264,11 @@ class AttentionKernels(LinearKernels):
             )
         self.persistent.use_torch_workspace("forward")
         scores_shape = (batch * heads * (row_count // batch), key_rows // batch)
-        uses_engine = kernel_choices.transformer_engine
+        uses_transformer_engine = kernel_choices.transformer_engine
         attention_mask = (
-            autograd_graph.new_tensor((row_count, key_rows // batch), BOOL) if is_masked and uses_engine else None
+            autograd_graph.new_tensor((row_count, key_rows // batch), BOOL) if is_masked and uses_transformer_engine else None
         )
-        if uses_engine:
+        if uses_transformer_engine:
             added_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
         else:
             self.persistent.grow_gather_buffer(2 * scores_shape[0] * scores_shape[1])
@@ -288,7 +288,7 @@ class AttentionKernels(LinearKernels):
         raw_scores = autograd_graph.new_tensor(scores_shape, q.dtype)
         self.node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del added_input, q, k
-        is_fused = uses_engine or self.has_fused_softmax(batch * heads, row_count // batch, key_rows // batch)
+        is_fused = uses_transformer_engine or self.has_fused_softmax(batch * heads, row_count // batch, key_rows // batch)
         attention_probs = self.fused_softmax(raw_scores) if is_fused else self.unfused_softmax(raw_scores)
         if attention_mask is not None:
             attention_probs = self.masked_copy(attention_probs, attention_mask)
