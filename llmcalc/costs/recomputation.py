@@ -117,7 +117,9 @@ def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[
     node_positions = [
         node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
     ]
-    layer_scopes = [module_scope for module_scope in spec.shared_program.root.scopes() if module_scope.about.get("kind") == "layer"]
+    layer_scopes = [
+        module_scope for module_scope in spec.shared_program.root.scopes() if module_scope.about.get("kind") == "layer"
+    ]
     return zip(node_positions, layer_scopes, strict=True)
 
 

@@ -421,7 +421,9 @@ def _optimizer_state(
         return optimizer_record.state(list(tensors), state_format, has_momentum)
     state_format = _float_format(run_settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = optimizer_record.state(
-        adapters.trained_copies(params.tree, params.include), run_settings.optimizer_dtype or weight_format, has_momentum
+        adapters.trained_copies(params.tree, params.include),
+        run_settings.optimizer_dtype or weight_format,
+        has_momentum,
     )
     return optimizer_record.state(adapters.adapters(params.tree, params.include), state_format, has_momentum).with_more(
         copy_state

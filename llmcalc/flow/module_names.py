@@ -94,10 +94,15 @@ class ModuleNames:
         self._published_names_by_path, self._names = published_names, {**USUAL, **published_names}
         self._names_outside_layers: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_LayerNames]] = {}
-        text_prefixes = [f"{current_name}." for current_name in _split_alternatives(published_names.get("", "")) if current_name]
+        text_prefixes = [
+            f"{current_name}." for current_name in _split_alternatives(published_names.get("", "")) if current_name
+        ]
         roots = tuple(
             dict.fromkeys(
-                (*class_prefixes, *(f"{prefix}{current_name}" for prefix in class_prefixes for current_name in text_prefixes))
+                (
+                    *class_prefixes,
+                    *(f"{prefix}{current_name}" for prefix in class_prefixes for current_name in text_prefixes),
+                )
             )
         )
         stacks = {child.name: child for child in tree.children if child.is_stack and spec_kind == "encoder-decoder"}
@@ -107,12 +112,18 @@ class ModuleNames:
             for current_name, stack in stacks.items():
                 self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, roots))
         else:
-            has_one_side = spec_kind == "encoder" or any(table_key.startswith("decoder.") for table_key in published_names)
+            has_one_side = spec_kind == "encoder" or any(
+                table_key.startswith("decoder.") for table_key in published_names
+            )
             self._stack_names("", other_children, self._side_names(spec_kind, roots) if has_one_side else roots)
 
     def __call__(self, module_path: str) -> tuple[str, ...]:
         published_names = self._published_names(module_path)
-        return tuple(dict.fromkeys((*published_names, *map(self._earlier_name, published_names)))) if self._earlier_patterns else published_names
+        return (
+            tuple(dict.fromkeys((*published_names, *map(self._earlier_name, published_names))))
+            if self._earlier_patterns
+            else published_names
+        )
 
     def _earlier_name(self, current_name: str) -> str:
         for name_pattern, replacement in self._earlier_patterns:
@@ -123,12 +134,19 @@ class ModuleNames:
         layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
         path_pattern = replace_numbers(path if layer_match is None else layer_match[3])
         if layer_match is None:
-            matching_names, layer_numbers = self._names_outside_layers.get(path_pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
+            matching_names, layer_numbers = (
+                self._names_outside_layers.get(path_pattern, ()),
+                re.findall(r"(?<=\.)\d+(?=\.|$)", path),
+            )
             return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in matching_names) or (path,)
         layers, layer_nodes = self._layer_names(layer_match[1], int(layer_match[2]))
         layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
-        matching_names = tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(path_pattern, ()))
-        joined_names = (_name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in matching_names)
+        matching_names = tuple(
+            _fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(path_pattern, ())
+        )
+        joined_names = (
+            _name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in matching_names
+        )
         return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (path,)
 
     def _layer_names(self, stack: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
@@ -140,7 +158,9 @@ class ModuleNames:
 
     def _side_names(self, side_name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
         side_prefixes = [
-            f"{root}{side_prefix}." for side_prefix in _split_alternatives(self._names.get(side_name, side_name)) for root in roots
+            f"{root}{side_prefix}."
+            for side_prefix in _split_alternatives(self._names.get(side_name, side_name))
+            for root in roots
         ]
         return (*roots, *side_prefixes)
 
@@ -163,9 +183,13 @@ class ModuleNames:
         for layer in (*layers, *predictors):
             has_separate_list = layer.name == "layers" and layer.label in labels_with_separate_list
             list_key, layer_groups = (
-                (f"{stack_name}layers.{layer.label}", [layer]) if has_separate_list else (f"{stack_name}layers", common_layers)
+                (f"{stack_name}layers.{layer.label}", [layer])
+                if has_separate_list
+                else (f"{stack_name}layers", common_layers)
             )
-            layer_indices = sorted(i for layer_group in layer_groups if layer_group.role != "shared" for i in layer_group.indices or ())
+            layer_indices = sorted(
+                i for layer_group in layer_groups if layer_group.role != "shared" for i in layer_group.indices or ()
+            )
             layer_numbers = {layer_index: position for position, layer_index in enumerate(layer_indices)}
             list_names = _split_alternatives(self._published_names_by_path.get(list_key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
@@ -278,7 +302,9 @@ class _LayerNames(NamedTuple):
         layer_names = [_layer_name(list_name, layer_number, len(self.numbers)) for list_name in self.lists]
         full_names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
         return (
-            (*full_names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}") if self.are_predictors else full_names
+            (*full_names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}")
+            if self.are_predictors
+            else full_names
         )
 
 
@@ -397,7 +423,9 @@ def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str
     known_names = list(published_names)
     if ancestors and ancestors[-1] == "experts":
         expert_modules = [
-            module_name.rpartition(".")[0] for module_name in published_names if module_name.split(".")[-2:-1] == ["experts"]
+            module_name.rpartition(".")[0]
+            for module_name in published_names
+            if module_name.split(".")[-2:-1] == ["experts"]
         ]
         known_names += [
             f"{module}.0.{leaf}" for module in expert_modules for leaf in EXPERT.get(last_name, (last_name,))

@@ -139,7 +139,11 @@ class Recorder:
         module_indices = range(over.size) if isinstance(over.size, int) else None
         module_input = x.view(*x.axes[1:]) if split else x
         with self.scope(list_name, repeat=over.size, indices=module_indices, **node_fields) as module_scope:
-            module_scope.stacked_axis, module_scope.argument, module_scope.argument_slice = over, x, module_input if split else None
+            module_scope.stacked_axis, module_scope.argument, module_scope.argument_slice = (
+                over,
+                x,
+                module_input if split else None,
+            )
             output = module_scope.output = record_module(module_input)
         stacked_axis = Axis(over.name, over.size + 1)
         return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))

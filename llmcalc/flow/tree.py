@@ -309,5 +309,8 @@ def index_ranges(indices: Sequence[int]) -> str:
             index_runs[-1][1] = layer_index
         else:
             index_runs.append([layer_index, layer_index])
-    range_texts = [str(first_index) if first_index == last_index else f"{first_index}-{last_index}" for first_index, last_index in index_runs]
+    range_texts = [
+        str(first_index) if first_index == last_index else f"{first_index}-{last_index}"
+        for first_index, last_index in index_runs
+    ]
     return range_texts[0] if len(range_texts) == 1 else "{" + ",".join(range_texts) + "}"

@@ -42,7 +42,9 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> Scheme | None:
     if quantization_table is None:
         return None
     if not isinstance(quantization_table, dict):
-        raise InputError(f"quantization_config: {type(quantization_table).__name__}; expected a table of fields ({WITHOUT})")
+        raise InputError(
+            f"quantization_config: {type(quantization_table).__name__}; expected a table of fields ({WITHOUT})"
+        )
     method_name = quantization_table.get("quant_method", _method_without_name(quantization_table))
     method_name = OTHER_METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
     if not isinstance(method_name, str) or method_name not in METHODS:
@@ -91,7 +93,10 @@ def _read_fp8(config: ConfigFields) -> Scheme:
     `Fp8Config.get_quant_method`): that of MiMo-V2.5 is in bf16.
     """
     config.ignore("fmt", "dequantize", "act_per_tensor")
-    block_shape, activation_scheme = config.get_integer_pair("weight_block_size"), config.get("activation_scheme", "dynamic")
+    block_shape, activation_scheme = (
+        config.get_integer_pair("weight_block_size"),
+        config.get("activation_scheme", "dynamic"),
+    )
     scale_format, expert_dtype = config.get("scale_fmt", "float"), config.get("expert_dtype", "fp8")
     config.check_choice("activation_scheme", activation_scheme, "dynamic", "static")
     config.check_choice("scale_fmt", scale_format, "float", "ue8m0", None)
@@ -106,7 +111,9 @@ def _read_fp8(config: ConfigFields) -> Scheme:
         unconverted_groups, _ = listed_groups(listed_layers)
     has_byte_scales = scale_format == "ue8m0" and (expert_dtype == "fp4" or bool(unconverted_groups))
     scale_bytes = 1 if has_byte_scales else 4
-    linear_format = FP8(block_shape or "tensor", scale_bytes if block_shape else 4, 1 if activation_scheme == "static" else 0)
+    linear_format = FP8(
+        block_shape or "tensor", scale_bytes if block_shape else 4, 1 if activation_scheme == "static" else 0
+    )
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if expert_dtype == "fp4" else None
     remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
@@ -242,7 +249,10 @@ def _read_bitsandbytes(config: ConfigFields) -> Scheme:
     )
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
-    code_type, has_double_quantization = config.get("bnb_4bit_quant_type", "fp4"), config.get("bnb_4bit_use_double_quant", False)
+    code_type, has_double_quantization = (
+        config.get("bnb_4bit_quant_type", "fp4"),
+        config.get("bnb_4bit_use_double_quant", False),
+    )
     if is_4_bit is is_8_bit or any(type(flag) not in (bool, type(None)) for flag in (is_4_bit, is_8_bit)):
         raise config.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:
@@ -255,7 +265,9 @@ def _read_bitsandbytes(config: ConfigFields) -> Scheme:
     config.check_choice("bnb_4bit_use_double_quant", has_double_quantization, False, True)
     return every_linear(
         config,
-        named.bnb4_scheme(f"{code_type}-double" if has_double_quantization else str(code_type), bool(has_double_quantization)),
+        named.bnb4_scheme(
+            f"{code_type}-double" if has_double_quantization else str(code_type), bool(has_double_quantization)
+        ),
         "llm_int8_skip_modules",
     )
 

@@ -92,7 +92,9 @@ def read_auto_round(scheme_fields: ConfigFields) -> Scheme:
             if group_size != scale_block:
                 raise module_fields.value_error("group_size", group_size, f"{scale_block}, the block of {data_type}")
             return (
-                FP8((1, scale_block), 1) if bits == 8 else FP4(scale_block, *((1, static_scales) if data_type == "nv_fp" else ()))
+                FP8((1, scale_block), 1)
+                if bits == 8
+                else FP4(scale_block, *((1, static_scales) if data_type == "nv_fp" else ()))
             )
         module_fields.check_choice(bits_field, bits, 2, 3, 4, 8)
         return (
@@ -345,7 +347,11 @@ def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) ->
     bits, head_bits = _average_bits(config, "bits", None), _average_bits(config, "head_bits", 6)
 
     def stored(bits_per_weight: Fraction) -> LinearFormat:
-        return AverageBits(bits_per_weight) if library_name == "exl2" else TrellisCodes(bits_per_weight, codebook != "3inst")
+        return (
+            AverageBits(bits_per_weight)
+            if library_name == "exl2"
+            else TrellisCodes(bits_per_weight, codebook != "3inst")
+        )
 
     head_group = LayerGroup(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"

@@ -177,7 +177,9 @@ class LinearScheme(Scheme):
         output_head_text = "" if self.head else ", output head"
         attention_text = ", attention" if self.scope == "experts" else ""
         embeddings_text = "" if self.tables else "embeddings"
-        unconverted_parts = f"{embeddings_text}{output_head_text}{attention_text}, norms, biases, routers".removeprefix(", ")
+        unconverted_parts = f"{embeddings_text}{output_head_text}{attention_text}, norms, biases, routers".removeprefix(
+            ", "
+        )
         note_texts.append(
             f"unconverted: {unconverted_parts}"
             + (" and the modules that the config lists" if self.excluded.entries else "")

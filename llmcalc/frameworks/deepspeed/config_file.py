@@ -145,11 +145,17 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
         if setting_name in ("offload_optimizer", "offload_param"):
             device = config_value.get("device", "cpu") if isinstance(config_value, Mapping) else config_value
             field_values[setting_name] = (
-                "none" if device in (None, False) else _convert_value(reader, dotted_key, field_types[setting_name], device)
+                "none"
+                if device in (None, False)
+                else _convert_value(reader, dotted_key, field_types[setting_name], device)
             )
-            field_values[f"{setting_name}_pin_memory"] = isinstance(config_value, Mapping) and config_value.get("pin_memory") is True
+            field_values[f"{setting_name}_pin_memory"] = (
+                isinstance(config_value, Mapping) and config_value.get("pin_memory") is True
+            )
         elif setting_name in field_types:
-            if config_value is not None and not (config_value == AUTO and AUTO_TEXT not in str(field_types[setting_name])):
+            if config_value is not None and not (
+                config_value == AUTO and AUTO_TEXT not in str(field_types[setting_name])
+            ):
                 field_values[setting_name] = _convert_value(reader, dotted_key, field_types[setting_name], config_value)
         elif setting_name in ZERO_IGNORED:
             reader.ignored.append(dotted_key)
@@ -172,10 +178,14 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     for setting_name, (section_name, section_key) in inner_tables.items():
         config_value = reader.table(config, section_name).get(section_key)
         if config_value not in (None, AUTO):
-            field_values[setting_name] = _convert_value(reader, f"{section_name}.{section_key}", field_types[setting_name], config_value)
+            field_values[setting_name] = _convert_value(
+                reader, f"{section_name}.{section_key}", field_types[setting_name], config_value
+            )
     for setting_name in ("communication_data_type", "gradient_clipping"):
         if config.get(setting_name) not in (None, AUTO):
-            field_values[setting_name] = _convert_value(reader, setting_name, field_types[setting_name], config[setting_name])
+            field_values[setting_name] = _convert_value(
+                reader, setting_name, field_types[setting_name], config[setting_name]
+            )
     optimizer_table = reader.table(config, "optimizer")
     field_values["optimizer"] = str(optimizer_table.get("type") or "")[:40]
     field_values["torch_adam"] = reader.table(optimizer_table, "params").get("torch_adam") is True
@@ -202,7 +212,10 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
         else [plain_type for plain_type in get_args(field_type) if plain_type is not NoneType] or [field_type]
     )
     literals = [
-        allowed_value for plain_type in type_arguments if get_origin(plain_type) is Literal for allowed_value in get_args(plain_type)
+        allowed_value
+        for plain_type in type_arguments
+        if get_origin(plain_type) is Literal
+        for allowed_value in get_args(plain_type)
     ]
     plain_types = [plain_type for plain_type in type_arguments if get_origin(plain_type) is not Literal]
     value_text = str(config_value)[:40].removesuffix(".0")
@@ -213,11 +226,18 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
             return flag_value(reader, dotted_key, config_value)
         if plain_type is int:
             return size_of(reader, dotted_key, config_value, minimum=0)
-        if plain_type is float and isinstance(config_value, int | float) and not isinstance(config_value, bool) and abs(config_value) < LARGEST:
+        if (
+            plain_type is float
+            and isinstance(config_value, int | float)
+            and not isinstance(config_value, bool)
+            and abs(config_value) < LARGEST
+        ):
             return float(config_value)
         if plain_type is str and isinstance(config_value, str):
             return config_value[:40]
-    raise reader.wrong(dotted_key, f"{shown(config_value)}; expected {' or '.join(map(_type_description, type_arguments))}")
+    raise reader.wrong(
+        dotted_key, f"{shown(config_value)}; expected {' or '.join(map(_type_description, type_arguments))}"
+    )
 
 
 def _type_description(field_type: Any) -> str:

@@ -255,7 +255,9 @@ class ParameterCoordinator:
                 gathered_parameter.available = True
                 if gathered_parameter.storage.inner is None and self.ranks > 1:
                     with self.gathering_stream():
-                        gathered_parameter.storage.inner = Storage(self.meter, gathered_parameter.count * gathered_parameter.full_param.dtype.bytes)
+                        gathered_parameter.storage.inner = Storage(
+                            self.meter, gathered_parameter.count * gathered_parameter.full_param.dtype.bytes
+                        )
 
     def release_module(self, module_path: Path) -> None:
         """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""

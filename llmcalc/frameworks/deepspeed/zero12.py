@@ -139,11 +139,16 @@ class PartitionedRun(ZeroRun):
             return ()
         partition_elements, element_bytes = self.partition_size, self.dtype.bytes
         round_host_bytes = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
-        buffer_sizes = [partition_elements * element_bytes, self.largest_parameter * element_bytes]  # param_buffer_of_bit16, temp_grad_buffer
+        buffer_sizes = [
+            partition_elements * element_bytes,
+            self.largest_parameter * element_bytes,
+        ]  # param_buffer_of_bit16, temp_grad_buffer
         if self.training.microbatches > 1:
             buffer_sizes += [elements(weight) * element_bytes for weight in self.rank_parameters]
         return (
-            MemoryTerm("fp32 weights and gradients", 2 * round_host_bytes(partition_elements * FLOAT32.bytes), "source", SOURCE),
+            MemoryTerm(
+                "fp32 weights and gradients", 2 * round_host_bytes(partition_elements * FLOAT32.bytes), "source", SOURCE
+            ),
             MemoryTerm("optimizer states", self.host_state_bytes(partition_elements), "source", SOURCE),
             MemoryTerm("buffers", sum(map(round_host_bytes, buffer_sizes)), "source", SOURCE),
         )

@@ -98,7 +98,9 @@ class Stage3Run(ZeroRun):
         ]
         if self.offloads:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
-            partition_bytes = sum(host_bytes * FLOAT32.bytes + round_host_bytes(host_bytes * FLOAT32.bytes) for host_bytes in group_sizes)
+            partition_bytes = sum(
+                host_bytes * FLOAT32.bytes + round_host_bytes(host_bytes * FLOAT32.bytes) for host_bytes in group_sizes
+            )
             memory_terms = [
                 MemoryTerm("fp32 weights and gradients", partition_bytes, "source", SOURCE),
                 MemoryTerm("optimizer states", sum(map(self.host_state_bytes, group_sizes)), "source", SOURCE),
@@ -137,7 +139,11 @@ class Stage3Run(ZeroRun):
         """Returns the parameter sub-groups, each for one optimizer step (`_create_fp16_sub_groups`)."""
         groups: list[list[Parameter]] = [[]]
         for parameter in trained_parameters:
-            if groups[-1] and sum(group_parameter.shard_elements for group_parameter in groups[-1]) >= self.settings.sub_group_size:
+            if (
+                groups[-1]
+                and sum(group_parameter.shard_elements for group_parameter in groups[-1])
+                >= self.settings.sub_group_size
+            ):
                 groups.append([])
             groups[-1].append(parameter)
         return groups

@@ -121,7 +121,11 @@ def _read_tokens(flag_name: str, flag_value: Any) -> int:
     if isinstance(flag_value, int) and not isinstance(flag_value, bool):
         return flag_value
     number_match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
-    tokens = None if number_match is None else exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
+    tokens = (
+        None
+        if number_match is None
+        else exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
+    )
     if tokens is None or tokens.denominator != 1:
         raise InputError(
             f"{flag_name}: {shown(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"
@@ -164,7 +168,11 @@ def idle_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[Flag]:
 def idle_flags_of(engine_file: str) -> list[Flag]:
     """Returns the flags in `idle_flags.toml`, which has a text for each type of value, in an engine file's folder."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("idle_flags.toml").read_text())
-    return [flag for flag_kind, flag_names in flags_by_kind.items() for flag in idle_flags(flag_names, cast(FlagKind, flag_kind))]
+    return [
+        flag
+        for flag_kind, flag_names in flags_by_kind.items()
+        for flag in idle_flags(flag_names, cast(FlagKind, flag_kind))
+    ]
 
 
 MOST_ITEMS = 10_000
@@ -372,7 +380,12 @@ def split_arguments(
             continue
         flag = matched_flag.flag
         flag_value = attached_value if equals_sign else _take_value(option, flag, argument_queue)
-        if flag_value is True and unknown_flags is None and argument_queue and re.fullmatch(r"[0-9]+", argument_queue[0]):
+        if (
+            flag_value is True
+            and unknown_flags is None
+            and argument_queue
+            and re.fullmatch(r"[0-9]+", argument_queue[0])
+        ):
             raise InputError(
                 f"{option} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; "
                 f"{f'expected {other_ways[option]}' if option in other_ways else f'remove {argument_queue[0]}'}"

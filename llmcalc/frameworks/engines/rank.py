@@ -444,7 +444,9 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
         from ...sources.to_hf import find_config, wrapper_class
 
         exported_config = find_config(model)
-        towers_without_audio = {tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name}
+        towers_without_audio = {
+            tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name
+        }
         if exported_config is None and towers_without_audio != model.towers:
             exported_config = find_config(model.model_copy(update={"towers": towers_without_audio}))
         if exported_config is None and model.towers:

@@ -81,7 +81,11 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
 
 def measured_context(measured_rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
     """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
-    matching_rows = [measured_row for measured_row in measured_rows if measured_row.devices <= devices and has_link(hardware, measured_row.link)]
+    matching_rows = [
+        measured_row
+        for measured_row in measured_rows
+        if measured_row.devices <= devices and has_link(hardware, measured_row.link)
+    ]
     return max(matching_rows, key=lambda measured_row: (measured_row.devices, measured_row.link))
 
 
@@ -182,9 +186,14 @@ class EngineRecord(Record, Generic[RuleType]):
     def missing_kernels(self, capability: float, version_numbers: Numbers) -> list[LeastCapability]:
         """Returns the kernels that a version lacks on an NVIDIA GPU of a compute capability."""
         capabilities = {
-            kernel_capability.kernels: kernel_capability for kernel_capability in ranges_at(self.least_capabilities, version_numbers)
+            kernel_capability.kernels: kernel_capability
+            for kernel_capability in ranges_at(self.least_capabilities, version_numbers)
         }  # the last row of each
-        return [kernel_capability for kernel_capability in capabilities.values() if capability < kernel_capability.capability]
+        return [
+            kernel_capability
+            for kernel_capability in capabilities.values()
+            if capability < kernel_capability.capability
+        ]
 
     def missing_class_note(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> str:
         """Returns a note if a version has no class for a model; empty if the version has a class, or if unknown.
@@ -212,7 +221,9 @@ class EngineRecord(Record, Generic[RuleType]):
         """
         version = version_text.removeprefix("v") or self.newest
         version_numbers = numbers_of(version)
-        earlier_rules = [version_rules for version_rules in self.versions if version_rules.first_version <= version_numbers]
+        earlier_rules = [
+            version_rules for version_rules in self.versions if version_rules.first_version <= version_numbers
+        ]
         if not earlier_rules:
             raise InputError(
                 f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} "
@@ -222,7 +233,9 @@ class EngineRecord(Record, Generic[RuleType]):
         if not version_text:
             version_remark = f"no version is named: {self.title} {self.newest}, the newest that was read"
         elif version_numbers > numbers_of(self.newest):
-            version_remark = f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
+            version_remark = (
+                f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
+            )
         return EngineVersion(version, earlier_rules[-1].start, version_remark)
 
 

@@ -96,11 +96,20 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, model_id: str) -> dict[str, Any]:
     training_script = SCRIPTS[script_name]
     reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
-    trainer_table = {argument_name: config_value for argument_name, config_value in config.items() if argument_name not in IGNORED and argument_name not in READ}
+    trainer_table = {
+        argument_name: config_value
+        for argument_name, config_value in config.items()
+        if argument_name not in IGNORED and argument_name not in READ
+    }
     trainer_table.pop("model_name_or_path", None)
     trainer_table["max_length"] = reader.size(config, "model_max_length", LENGTHS.get(script_name, 512))
-    if isinstance(trainer_table.get("deepspeed"), str) and trainer_table["deepspeed"].removeprefix("./") in QWEN_CONFIGS:
-        trainer_table["deepspeed"] = reader.fetch_tables("deepspeed", trainer_table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS)
+    if (
+        isinstance(trainer_table.get("deepspeed"), str)
+        and trainer_table["deepspeed"].removeprefix("./") in QWEN_CONFIGS
+    ):
+        trainer_table["deepspeed"] = reader.fetch_tables(
+            "deepspeed", trainer_table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS
+        )
     trainer_table["optim"] = reader.value(config, "optim", "adamw_torch")
     if training_script.flash:
         trainer_table["attn_implementation"] = "flash_attention_2"

@@ -37,9 +37,16 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     step_bytes = measure_optimizer_step(replace(training_config, dtype=shard_dtype, master=False))
     element_sizes = DTYPES[training_config.dtype].bytes, DTYPES[shard_dtype].bytes
     transient_function = partial(
-        transient_bytes, step_bytes, *element_sizes, memory_use.trained / parameter_count, fsdp_settings.splits, fsdp_settings.keeps_last
+        transient_bytes,
+        step_bytes,
+        *element_sizes,
+        memory_use.trained / parameter_count,
+        fsdp_settings.splits,
+        fsdp_settings.keeps_last,
     )
-    return estimate_with_torch_kernels(memory_estimate, parameter_bytes, compute_config, transient_function, pads_rows=True)
+    return estimate_with_torch_kernels(
+        memory_estimate, parameter_bytes, compute_config, transient_function, pads_rows=True
+    )
 
 
 def transient_bytes(

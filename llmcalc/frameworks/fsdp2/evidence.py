@@ -9,7 +9,11 @@ from ...parallel.layout import Layout
 
 
 def _evidence_by_test(
-    measurement: str, test_name: str, part_names: Iterable[tuple[str, str]], optimizer_names: Iterable[str], source_text: str
+    measurement: str,
+    test_name: str,
+    part_names: Iterable[tuple[str, str]],
+    optimizer_names: Iterable[str],
+    source_text: str,
 ) -> FrameworkEvidence:
     """Returns evidence for runs that a test compares with a measurement.
 

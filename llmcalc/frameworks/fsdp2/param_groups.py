@@ -232,7 +232,11 @@ class ParamGroup:
     """
 
     def __init__(
-        self, communication_state: CommunicationState, group_name: str, reshards: bool, fsdp_sharding: Sharding | None = None
+        self,
+        communication_state: CommunicationState,
+        group_name: str,
+        reshards: bool,
+        fsdp_sharding: Sharding | None = None,
     ) -> None:
         self.traffic: CommunicationState = communication_state
         self.sharding: Sharding = fsdp_sharding or communication_state.sharding

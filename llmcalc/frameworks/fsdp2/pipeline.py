@@ -94,7 +94,9 @@ class ShardedChunk(Chunk):
         rank_sharding = sharding(sharded_setup.training, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp)
         self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, other_streams)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
-        if sharded_setup.fsdp.splits and (sharing_reason := head_sharing_reason(sharded_setup.spec, sharded_setup.training)):
+        if sharded_setup.fsdp.splits and (
+            sharing_reason := head_sharing_reason(sharded_setup.spec, sharded_setup.training)
+        ):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
         self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp.splits)
         self.gathers: bool = False

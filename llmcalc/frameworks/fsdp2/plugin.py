@@ -50,7 +50,11 @@ PER_MACHINE = 8
 
 
 def fsdp_layout(
-    reader: LaunchReader, fsdp_table: Table, world_size: int, machines: int, parallelism_table: Mapping[str, Any] | None = None
+    reader: LaunchReader,
+    fsdp_table: Table,
+    world_size: int,
+    machines: int,
+    parallelism_table: Mapping[str, Any] | None = None,
 ) -> tuple[Layout, dict[str, Any]]:
     """Returns the layout of an FSDP configuration, and the settings that the configuration implies.
 
@@ -71,7 +75,10 @@ def fsdp_layout(
     command_settings: dict[str, Any] = {}
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
-    groups = {str(config_key).removeprefix("parallelism_config_"): size_value for config_key, size_value in (parallelism_table or {}).items()}
+    groups = {
+        str(config_key).removeprefix("parallelism_config_"): size_value
+        for config_key, size_value in (parallelism_table or {}).items()
+    }
     layout_sizes = {
         size_name: size_of(reader, f"parallelism_config.{size_name}", groups[size_name])
         for size_name in GROUP_SIZES
@@ -221,7 +228,13 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
         raise reader.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
     fsdp_table = {str(config_key).removeprefix("fsdp_"): config_value for config_key, config_value in config.items()}
     fsdp_argument = trainer_arguments.get("fsdp") or ""
-    fsdp_options = fsdp_argument.split() if isinstance(fsdp_argument, str) else fsdp_argument if isinstance(fsdp_argument, list) else []
+    fsdp_options = (
+        fsdp_argument.split()
+        if isinstance(fsdp_argument, str)
+        else fsdp_argument
+        if isinstance(fsdp_argument, list)
+        else []
+    )
     for fsdp_option in fsdp_options if fsdp_argument is not True else []:
         option_name = str(fsdp_option).upper()
         if option_name in STRATEGIES:

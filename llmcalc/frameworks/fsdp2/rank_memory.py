@@ -158,7 +158,17 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
         if layers and fsdp_settings.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp_settings.prefetch} layers gather others than those between")
         return [
-            record(spec, rank_training, rank_sharding, fsdp_settings, layout.reshard, layers, workspace, program, context_ring)
+            record(
+                spec,
+                rank_training,
+                rank_sharding,
+                fsdp_settings,
+                layout.reshard,
+                layers,
+                workspace,
+                program,
+                context_ring,
+            )
         ]
 
     return CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training.layer_period)
@@ -236,7 +246,9 @@ def _training_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[T
         raise InputError("FSDP2 with image and audio encoders is not modelled")
     torchtitan_version = version_date(training_run.version)
     settings = titan_settings(training_run.own_settings, memory_estimate.settings.precision)
-    training_config, fsdp_settings = torchtitan_training(memory_estimate.spec, training_config, torchtitan_version, settings)
+    training_config, fsdp_settings = torchtitan_training(
+        memory_estimate.spec, training_config, torchtitan_version, settings
+    )
     return training_config, replace(fsdp_settings, prefetch=training_run.layout.prefetch)
 
 

@@ -239,7 +239,9 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layers)
     reshard_setting = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
     expert_tp = job_config.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
-    rotate_method = job_config.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
+    rotate_method = job_config.word_of(
+        "context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental"
+    )
     return Layout(
         tp=tp,
         pp=pp,
@@ -540,7 +542,10 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
     if not is_float8_enabled and not any(converter_name in FLOAT8_CONVERTERS for converter_name in converter_names):
         return Float8(recipe="rowwise") if FLOAT8_EXPERTS in converter_names else None
     section_name, float8_table = _float8_table(job_config)
-    recipe, skipped_modules = float8_table.get("recipe_name"), float8_table.get("filter_fqns", ["output"] if is_float8_enabled else [])
+    recipe, skipped_modules = (
+        float8_table.get("recipe_name"),
+        float8_table.get("filter_fqns", ["output"] if is_float8_enabled else []),
+    )
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
         raise reader.wrong(f"{section_name}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
     if isinstance(skipped_modules, str):
@@ -552,7 +557,10 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
     if gathers_float8 and recipe is not None:
         raise reader.wrong(full_key, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
     is_sharded = layout.dp // layout.hsdp_replicas > 1
-    skips_small_layers, skipped_layers = SMALL in skipped_modules, tuple(layer for layer in skipped_modules if layer != SMALL)
+    skips_small_layers, skipped_layers = (
+        SMALL in skipped_modules,
+        tuple(layer for layer in skipped_modules if layer != SMALL),
+    )
     return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small_layers)
 
 

@@ -193,7 +193,9 @@ def flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = F
         from ...sources.presets import load_preset
 
         return load_preset(GPT_OSS[base_size]).model
-    model_flavor = OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
+    model_flavor = (
+        OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
+    )
     table_builders: dict[str, Callable[[Any], Table]] = {
         "llama2": _llama_table,
         "llama3": _llama_table,
@@ -236,7 +238,10 @@ def _llama4(llama4_sizes: Llama4Flavor) -> Table:
     """Returns the model-spec table of a Llama 4 model."""
     norm, llama_sizes = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.sizes
     expert_sizes = ExpertSizes(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())
-    heads: Table = {"num_attention_heads": llama_sizes.n_heads, "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads}
+    heads: Table = {
+        "num_attention_heads": llama_sizes.n_heads,
+        "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads,
+    }
     chunk_fields = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_step else {}
     attention_tables: dict[str, Table] = {
         "rope": {**heads, **chunk_fields, "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta}},
@@ -249,14 +254,20 @@ def _llama4(llama4_sizes: Llama4Flavor) -> Table:
         for i in range(llama_sizes.n_layers)
     ]
     layer_tables = {
-        layer_name: _layer_table(attention_tables[layer_name.partition("-")[0]], network_tables[layer_name.partition("-")[2]], norm)
+        layer_name: _layer_table(
+            attention_tables[layer_name.partition("-")[0]], network_tables[layer_name.partition("-")[2]], norm
+        )
         for layer_name in dict.fromkeys(layer_types)
     }
     return {
         "vocab_size": llama_sizes.vocab_size,
         "hidden_size": llama_sizes.dim,
         "tie_word_embeddings": False,
-        "decoder": {**stack_of_kinds(layer_tables, layer_types), "num_hidden_layers": llama_sizes.n_layers, "final_norm": norm},
+        "decoder": {
+            **stack_of_kinds(layer_tables, layer_types),
+            "num_hidden_layers": llama_sizes.n_layers,
+            "final_norm": norm,
+        },
     }
 
 
@@ -319,10 +330,16 @@ def _deepseek_table(model_flavor: DeepSeekFlavor) -> Table:
         "dense": _layer_table(attention_table, _swiglu_table(model_flavor.inter_dim), norm),
         "experts": _layer_table(attention_table, _moe_table(model_flavor.experts), norm),
     }
-    layer_types = ["dense"] * model_flavor.n_dense_layers + ["experts"] * (model_flavor.n_layers - model_flavor.n_dense_layers)
+    layer_types = ["dense"] * model_flavor.n_dense_layers + ["experts"] * (
+        model_flavor.n_layers - model_flavor.n_dense_layers
+    )
     return {
         "vocab_size": model_flavor.vocab_size,
         "hidden_size": model_flavor.dim,
         "tie_word_embeddings": False,
-        "decoder": {**stack_of_kinds(layer_tables, layer_types), "num_hidden_layers": model_flavor.n_layers, "final_norm": norm},
+        "decoder": {
+            **stack_of_kinds(layer_tables, layer_types),
+            "num_hidden_layers": model_flavor.n_layers,
+            "final_norm": norm,
+        },
     }

@@ -47,7 +47,10 @@ ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
 
 def is_python(file_text: str) -> bool:
     """Whether a Python file contains configurations of torchtitan."""
-    return "Trainer.Config" in file_text and re.search(r"^from torchtitan[\w.]* import", file_text, re.MULTILINE) is not None
+    return (
+        "Trainer.Config" in file_text
+        and re.search(r"^from torchtitan[\w.]* import", file_text, re.MULTILINE) is not None
+    )
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
@@ -57,13 +60,17 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """
     with reading_of(source_file) as reader:
         configurations = Configurations(parse_python(file_text, source_file.where))
-        configuration_choices = [chosen_name for chosen_name in configurations.functions if _family_of(chosen_name)] or [
-            chosen_name for chosen_name in configurations.functions if not chosen_name.startswith("_")
-        ]
+        configuration_choices = [
+            chosen_name for chosen_name in configurations.functions if _family_of(chosen_name)
+        ] or [chosen_name for chosen_name in configurations.functions if not chosen_name.startswith("_")]
         configuration_names = [argument for argument in source_file.arguments if "=" not in argument]
         chosen_name = configuration_names[0] if configuration_names else ""
         if chosen_name not in configuration_choices:
-            problem_text = f"no configuration '{chosen_name[:60]}'" if chosen_name else f"{len(configuration_choices)} configurations"
+            problem_text = (
+                f"no configuration '{chosen_name[:60]}'"
+                if chosen_name
+                else f"{len(configuration_choices)} configurations"
+            )
             raise reader.wrong(
                 "config",
                 f"the file has {problem_text}: {', '.join(configuration_choices[:8])[:300]}; expected one of them, as in --launch "
@@ -94,7 +101,11 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
     if converter_keys:
         reader.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
     for config_key, config_value in config.items():
-        is_argument = config_key.startswith("model_spec.") and config_key not in (*MODEL_KEYS, *converter_keys) and CALLED not in config_key
+        is_argument = (
+            config_key.startswith("model_spec.")
+            and config_key not in (*MODEL_KEYS, *converter_keys)
+            and CALLED not in config_key
+        )
         if is_argument and config_value not in (None, "standard"):
             reader.unknown[config_key[:80]] = "no argument of a model that is read"
     launched_run = read_job(_job_sections(reader, config), reader, flavor(model_family, model_size, reader.where))
@@ -114,7 +125,9 @@ def _family_of(configuration_name: str) -> str:
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
-    job_sections: dict[str, dict[str, Any]] = {section_name: {} for section_name in SECTIONS if section_name != "optimizer"}
+    job_sections: dict[str, dict[str, Any]] = {
+        section_name: {} for section_name in SECTIONS if section_name != "optimizer"
+    }
     for config_key, config_value in config.items():
         section_name, _, field_name = config_key.partition(".")
         if section_name not in SECTIONS or not field_name or CALLED in field_name or config_key in IGNORED_KEYS:

@@ -154,7 +154,8 @@ def check(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run whose optimizer cannot update shards."""
     optimizer_name = memory_estimate.settings.optimizer
     check_optimizer(
-        TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name), has_flat_parameters=False
+        TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name),
+        has_flat_parameters=False,
     )
 
 
@@ -367,7 +368,16 @@ def record(
 
     def new_run(memory_meter: EventRecorder) -> FsdpRun:
         return FsdpRun(
-            spec, training_config, fsdp_sharding, fsdp_settings, reshards, layers, workspace, memory_meter, program, context_ring
+            spec,
+            training_config,
+            fsdp_sharding,
+            fsdp_settings,
+            reshards,
+            layers,
+            workspace,
+            memory_meter,
+            program,
+            context_ring,
         )
 
     training_run = new_run(memory_meter := EventRecorder())

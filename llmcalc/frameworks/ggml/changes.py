@@ -67,7 +67,9 @@ def _largest_fitting(least_value: int, largest_value: int, free_bytes_of: Callab
     while failing_value - fitting_value > 1:
         interval_length = failing_value - fitting_value
         guessed_value = fitting_value + (
-            interval_length // 2 if bisects_interval else min(max(interval_length * free_bytes // (free_bytes + missing_bytes), 1), interval_length - 1)
+            interval_length // 2
+            if bisects_interval
+            else min(max(interval_length * free_bytes // (free_bytes + missing_bytes), 1), interval_length - 1)
         )
         free_bytes_now = free_bytes_of(guessed_value)
         if free_bytes_now < 0:

@@ -140,9 +140,14 @@ class _LayerFit:
 
     def placement_of(self, layers_of_gpus: list[_GpuLayers]) -> Placement:
         """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
-        layer_count, layers_on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in layers_of_gpus)
+        layer_count, layers_on_gpus = (
+            len(self.server.model.layers),
+            sum(gpu_layers.layers for gpu_layers in layers_of_gpus),
+        )
         layers_by_gpu = (
-            tuple(float(gpu_layers.layers) for gpu_layers in layers_of_gpus) if layers_on_gpus else self.server.layer_shares
+            tuple(float(gpu_layers.layers) for gpu_layers in layers_of_gpus)
+            if layers_on_gpus
+            else self.server.layer_shares
         )
         layers = LayerDevices(layer_count, self.server.devices, layers_on_gpus, layers_by_gpu, True)
         hosted_layers: set[int] = set()
@@ -187,7 +192,9 @@ class _LayerFit:
         layer_note = f"--fit places {layers_on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
         hosted_layers = len(tensor_placement.host_experts) + len(tensor_placement.partial)
         layer_note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
-        return FittedServer(server, tensor_placement, server.buffers(tensor_placement), (*self.fitted.notes, layer_note))
+        return FittedServer(
+            server, tensor_placement, server.buffers(tensor_placement), (*self.fitted.notes, layer_note)
+        )
 
     def _with_most_layers(
         self, layers_by_gpu: list[_GpuLayers], gpu_number: int, most_layers: int, has_experts: bool

@@ -270,7 +270,10 @@ class GgufModel:
             if weight_tensor.optional == MTP.name
         ]
         weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *weights])[-len(weights) :]
-        return tuple(GgufTensor(_gguf_name(mtp_weight), tensor_bytes, mtp_weight.layer) for mtp_weight, tensor_bytes in weight_sizes)
+        return tuple(
+            GgufTensor(_gguf_name(mtp_weight), tensor_bytes, mtp_weight.layer)
+            for mtp_weight, tensor_bytes in weight_sizes
+        )
 
     @property
     def file_bytes(self) -> int:
@@ -341,7 +344,9 @@ def _layer_shape(layer: Place) -> LayerShape:
         elif isinstance(layer_op, DeltaRule) and not layer_op.by_channel and conv_width:
             value_width = int(layer_op.heads) * int(layer_op.value_dim)
             delta_net_sizes = int(layer_op.heads), int(layer_op.key_dim), int(layer_op.value_dim)
-            layer_shape.delta_net = DeltaNet(*delta_net_sizes, key_width=(conv_width - value_width) // 2, kernel=kernel_size)
+            layer_shape.delta_net = DeltaNet(
+                *delta_net_sizes, key_width=(conv_width - value_width) // 2, kernel=kernel_size
+            )
         elif isinstance(layer_op, ExpertLinear) and op_name in ("up_proj", "fc1"):
             layer_shape.experts, layer_shape.top_k, layer_shape.expert_width = (
                 int(layer_op.num_experts),
@@ -397,4 +402,7 @@ def _file_shards(first_shard: Path) -> list[Path]:
     shard_match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
     if shard_match is None or int(shard_match[3]) > MOST_SHARDS:
         return [first_shard]
-    return [first_shard.with_name(f"{shard_match[1]}-{i:05d}-of-{shard_match[3]}.gguf") for i in range(1, int(shard_match[3]) + 1)]
+    return [
+        first_shard.with_name(f"{shard_match[1]}-{i:05d}-of-{shard_match[3]}.gguf")
+        for i in range(1, int(shard_match[3]) + 1)
+    ]

@@ -250,7 +250,10 @@ class GgmlServer(GgmlSettings):
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
         layer_count, mtp_modules = len(self.model.layers), self.model.mtp_modules
-        cache_types = {f"cache_type_{key_or_value}": self.flags.get(f"cache_type_{key_or_value}_draft", "f16") for key_or_value in "kv"}
+        cache_types = {
+            f"cache_type_{key_or_value}": self.flags.get(f"cache_type_{key_or_value}_draft", "f16")
+            for key_or_value in "kv"
+        }
         module_server = self.with_flags(**cache_types, spec_type="none")
         tensor_sizes: dict[str, int] = {}
         for tensor in self.model.mtp_tensors:

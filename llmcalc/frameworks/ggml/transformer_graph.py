@@ -177,12 +177,16 @@ class ModelGraph:
             uses_flash_attention = self.settings.flash
             element_bytes = F16 if uses_flash_attention and self.rules.mask_f16 else F32
             mask_input = Tensor(
-                mask_cells * padded_rows * element_bytes, operation_name="input", layout=(mask_cells, padded_rows, element_bytes)
+                mask_cells * padded_rows * element_bytes,
+                operation_name="input",
+                layout=(mask_cells, padded_rows, element_bytes),
             )
             self._mask_inputs[window] = mask_input
             is_converted = uses_flash_attention and not self.rules.mask_f16
             self._masks[window] = (
-                self._new_tensor((mask_cells, padded_rows), mask_input, element_bytes=F16) if is_converted else mask_input
+                self._new_tensor((mask_cells, padded_rows), mask_input, element_bytes=F16)
+                if is_converted
+                else mask_input
             )
         return self._masks[window]
 
@@ -258,7 +262,13 @@ class ModelGraph:
         return any(layer.delta_net is not None for layer in self.layers.values())
 
     def _attend(
-        self, query: Tensor, cached_keys: Tensor, cached_values: Tensor, heads: int, value_dim: int, window_size: int | None
+        self,
+        query: Tensor,
+        cached_keys: Tensor,
+        cached_values: Tensor,
+        heads: int,
+        value_dim: int,
+        window_size: int | None,
     ) -> Tensor:
         """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
         settings, tokens = self.settings, self.settings.tokens
@@ -434,7 +444,9 @@ class ModelGraph:
             latents: Tensor = cache
             if self.rules.style != "ik" or settings.mla > 1:
                 latents = self._new_tensor(
-                    (cells, latent_rank), self._view(cache, None), element_bytes=F16 if settings.key_type_is_f16 else F32
+                    (cells, latent_rank),
+                    self._view(cache, None),
+                    element_bytes=F16 if settings.key_type_is_f16 else F32,
                 )
             weighted_latents = self._attend_with_scores(query, cache, latents, cells, heads, latent_rank, layer.window)
         head_values = self._new_tensor(
@@ -482,10 +494,14 @@ class ModelGraph:
             return self._inplace(activated_gate, activated_gate, up_output)
         return Tensor(up_output.nbytes, (gate, up_output), "new", up_output.layout)
 
-    def network(self, i: int, name_suffix: str, inner_width: int, is_gated: bool, input_tensor: Tensor, tokens: int) -> Tensor:
+    def network(
+        self, i: int, name_suffix: str, inner_width: int, is_gated: bool, input_tensor: Tensor, tokens: int
+    ) -> Tensor:
         up = self.matmul(f"blk.{i}.ffn_up{name_suffix}.weight", i, inner_width, input_tensor, tokens)
         if is_gated:
-            up = self.apply_gate(self.matmul(f"blk.{i}.ffn_gate{name_suffix}.weight", i, inner_width, input_tensor, tokens), up)
+            up = self.apply_gate(
+                self.matmul(f"blk.{i}.ffn_gate{name_suffix}.weight", i, inner_width, input_tensor, tokens), up
+            )
         else:
             up = self._inplace(up, up)
         return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden, up, tokens)

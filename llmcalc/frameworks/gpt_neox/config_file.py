@@ -134,15 +134,25 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
     accumulation_steps = reader.size(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
         batch = size_of(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
-        accumulation_steps = accumulation_steps if global_batch is None else max(1, size_of(reader, "train_batch_size", global_batch) // (batch * replicas))
+        accumulation_steps = (
+            accumulation_steps
+            if global_batch is None
+            else max(1, size_of(reader, "train_batch_size", global_batch) // (batch * replicas))
+        )
     else:
         batch = max(1, size_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replicas))
-    return run_over_ranks._replace(settings={**run_over_ranks.settings, "batch": batch, "num_microbatches": accumulation_steps})
+    return run_over_ranks._replace(
+        settings={**run_over_ranks.settings, "batch": batch, "num_microbatches": accumulation_steps}
+    )
 
 
 def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    config = {argument_name: argument_value for argument_name, argument_value in arguments.items() if argument_name in DEEPSPEED}
+    config = {
+        argument_name: argument_value
+        for argument_name, argument_value in arguments.items()
+        if argument_name in DEEPSPEED
+    }
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if precision is not None:
@@ -256,7 +266,9 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
-    rotary_fraction, rope_base = (reader.value(arguments, argument, default_value) for argument, default_value in ROTATION.items())
+    rotary_fraction, rope_base = (
+        reader.value(arguments, argument, default_value) for argument, default_value in ROTATION.items()
+    )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
     rotary_table = {"type": "rope", "rope_theta": float(size_of(reader, "rotary_emb_base", rope_base))}

@@ -76,7 +76,11 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
 def processes_of(config: Table) -> int | None:
     """Returns the number of processes in an accelerate config; None if the config states none."""
     process_count = config.get("num_processes")
-    return process_count if isinstance(process_count, int) and not isinstance(process_count, bool) and 0 < process_count < 10**7 else None
+    return (
+        process_count
+        if isinstance(process_count, int) and not isinstance(process_count, bool) and 0 < process_count < 10**7
+        else None
+    )
 
 
 def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
@@ -89,7 +93,11 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
     precision = str(accelerate_table.get("mixed_precision") or "no").lower()
     if precision in ("bf16", "fp16"):
         arguments[precision] = True
-    arguments |= {config_key: accelerate_table[config_key] for config_key in ("parallelism_config", "use_cpu") if accelerate_table.get(config_key)}
+    arguments |= {
+        config_key: accelerate_table[config_key]
+        for config_key in ("parallelism_config", "use_cpu")
+        if accelerate_table.get(config_key)
+    }
     distributed_type = str(accelerate_table.get("distributed_type", "NO")).upper()
     if distributed_type == "FSDP":
         config = accelerate_table.get("fsdp_config")

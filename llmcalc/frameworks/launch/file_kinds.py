@@ -48,13 +48,19 @@ def _program(
     title, kind_name: as in `LaunchFile`; by default a config of the program, and its folder.
     reader_functions: field of `LaunchFile` → `file:function` in the folder; by default those that read its config files.
     """
-    reader_functions = reader_functions or {"matches": f"config_file:is_{folder_name}", "read": f"config_file:read_{folder_name}"}
+    reader_functions = reader_functions or {
+        "matches": f"config_file:is_{folder_name}",
+        "read": f"config_file:read_{folder_name}",
+    }
     reader_package = f"{FRAMEWORKS}.{folder_name}"
     lazy_readers: dict[str, Any] = {
-        field_name: LazyFunction(reader_package, function_place) for field_name, function_place in reader_functions.items()
+        field_name: LazyFunction(reader_package, function_place)
+        for field_name, function_place in reader_functions.items()
     }
     program_kind = kind_name or folder_name.replace("_", "-")
-    return folder_name, LaunchFile(program_kind, title or f"a config of {program}", program=program, version=version, **lazy_readers)
+    return folder_name, LaunchFile(
+        program_kind, title or f"a config of {program}", program=program, version=version, **lazy_readers
+    )
 
 
 PROGRAMS = dict(
@@ -161,5 +167,7 @@ def kinds() -> tuple[LaunchFile, ...]:
 
 def launch_files() -> str:
     """Returns the titles of the kinds of launch files in YAML, JSON or TOML, as one text for messages."""
-    *kind_titles, last_title = (launch_file.title for launch_file in (*_framework_files(), *program_files()) if launch_file.read is not None)
+    *kind_titles, last_title = (
+        launch_file.title for launch_file in (*_framework_files(), *program_files()) if launch_file.read is not None
+    )
     return f"{', '.join(kind_titles)} or {last_title}"

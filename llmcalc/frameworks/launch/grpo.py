@@ -133,7 +133,9 @@ def _engine_flags(
 ) -> dict[str, Any]:
     """Returns the flags of the colocated vLLM engine (generation/vllm_generation.py)."""
     tensor_parallel = reader.size(config, "vllm_tensor_parallel_size", 1)
-    steps_per_generation = reader.size(config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1))
+    steps_per_generation = reader.size(
+        config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1)
+    )
     batch = config.get("generation_batch_size")
     if batch is not None:
         sequences_of_ranks = sequences * launched_run.layout.world

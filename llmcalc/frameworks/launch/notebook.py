@@ -144,5 +144,8 @@ def _shell_variables(python_text: str) -> Iterator[str]:
     if not _is_valid(python_text):
         return
     for variable_name, variable_value in constants(ast.parse(python_text).body).items():
-        if isinstance(variable_value, str | int) and re.fullmatch(r"[\w./:@ -]{1,200}", str(variable_value)) is not None:
+        if (
+            isinstance(variable_value, str | int)
+            and re.fullmatch(r"[\w./:@ -]{1,200}", str(variable_value)) is not None
+        ):
             yield f"{variable_name}='{variable_value}'"

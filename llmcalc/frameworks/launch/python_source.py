@@ -72,7 +72,10 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
         operand_value = value_of(expression.operand, known_values, nesting_depth + 1)
         return -operand_value if isinstance(operand_value, int | float) else UnknownValue("-")
     if isinstance(expression, ast.BinOp):
-        left_value, right_value = value_of(expression.left, known_values, nesting_depth + 1), value_of(expression.right, known_values, nesting_depth + 1)
+        left_value, right_value = (
+            value_of(expression.left, known_values, nesting_depth + 1),
+            value_of(expression.right, known_values, nesting_depth + 1),
+        )
         if type(left_value) is int and type(right_value) is int:
             return _whole_number_result(expression.op, left_value, right_value)
     return UnknownValue(source_of(expression))
@@ -106,7 +109,11 @@ def _comparison_result(operator_node: ast.cmpop, left_value: Any, right_values: 
     if isinstance(operator_node, ast.In | ast.NotIn) and isinstance(right_values, list):
         has_unknown = any(isinstance(compared_value, UnknownValue) for compared_value in right_values)
         return None if has_unknown else (left_value in right_values) == isinstance(operator_node, ast.In)
-    if isinstance(operator_node, ast.Gt | ast.Lt) and isinstance(left_value, int | float) and isinstance(right_values, int | float):
+    if (
+        isinstance(operator_node, ast.Gt | ast.Lt)
+        and isinstance(left_value, int | float)
+        and isinstance(right_values, int | float)
+    ):
         return left_value > right_values if isinstance(operator_node, ast.Gt) else left_value < right_values
     return None
 
@@ -202,7 +209,10 @@ class Configurations:
             raise RecursionError
         function = self.functions[function_name]
         parameters = [*function.args.args, *function.args.kwonlyargs]
-        default_nodes = [*function.args.defaults, *(default_node for default_node in function.args.kw_defaults if default_node is not None)]
+        default_nodes = [
+            *function.args.defaults,
+            *(default_node for default_node in function.args.kw_defaults if default_node is not None),
+        ]
         variables = dict(self.constants)
         for parameter, default_node in zip(reversed(parameters), reversed(default_nodes), strict=False):
             variables[parameter.arg] = value_of(default_node, self.constants)
@@ -243,7 +253,13 @@ class Configurations:
         if isinstance(condition, ast.BoolOp):
             operand_truths = [self.truth_of(operand, variables, configs_by_variable) for operand in condition.values]
             deciding_value = isinstance(condition.op, ast.Or)
-            return deciding_value if deciding_value in operand_truths else None if None in operand_truths else not deciding_value
+            return (
+                deciding_value
+                if deciding_value in operand_truths
+                else None
+                if None in operand_truths
+                else not deciding_value
+            )
         if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
             operand_truth = self.truth_of(condition.operand, variables, configs_by_variable)
             return None if operand_truth is None else not operand_truth
@@ -273,7 +289,9 @@ class Configurations:
         config = self.evaluate(expression, variables, configs_by_variable, 0)
         return config[""] if set(config) == {""} else UnknownValue(source_of(expression))
 
-    def assign_value(self, target_node: ast.expr, config: Config, variables: Config, configs: dict[str, Config]) -> None:
+    def assign_value(
+        self, target_node: ast.expr, config: Config, variables: Config, configs: dict[str, Config]
+    ) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""
         target_path = dotted(target_node)
         variable_name, _, attr_name = target_path.partition(".")
@@ -289,9 +307,15 @@ class Configurations:
             return
         owner_config = configs.setdefault(variable_name, {})
         self.count_work(len(owner_config) + len(config))
-        for config_key in [config_key for config_key in owner_config if config_key == attr_name or config_key.startswith(f"{attr_name}.")]:
+        for config_key in [
+            config_key
+            for config_key in owner_config
+            if config_key == attr_name or config_key.startswith(f"{attr_name}.")
+        ]:
             del owner_config[config_key]
-        owner_config |= {f"{attr_name}.{config_key}".rstrip("."): attribute_value for config_key, attribute_value in config.items()}
+        owner_config |= {
+            f"{attr_name}.{config_key}".rstrip("."): attribute_value for config_key, attribute_value in config.items()
+        }
         if len(owner_config) > MOST_VALUES:
             raise RecursionError
 
@@ -319,10 +343,13 @@ class Configurations:
         called_name = dotted(expression.func)
         keyword_nodes = {keyword.arg: keyword.value for keyword in expression.keywords if keyword.arg is not None}
         if called_name in self.functions:
-            argument_values = {config_key: value_of(config_value, variables) for config_key, config_value in keyword_nodes.items()}
+            argument_values = {
+                config_key: value_of(config_value, variables) for config_key, config_value in keyword_nodes.items()
+            }
             parameters = [parameter.arg for parameter in self.functions[called_name].args.args]
             argument_values |= {
-                config_key: value_of(config_value, variables) for config_key, config_value in zip(parameters, expression.args, strict=False)
+                config_key: value_of(config_value, variables)
+                for config_key, config_value in zip(parameters, expression.args, strict=False)
             }
             return self.configuration_of(called_name, argument_values, depth + 1)
         config: Config = dict(self.known.get(called_name, {}))
@@ -330,9 +357,15 @@ class Configurations:
             config = self.evaluate(expression.func.value, variables, configs_by_variable, depth + 1)
             called_name = f"….{expression.func.attr}"
         config[CALLED] = called_name
-        for config_key, argument in (*((str(i), config_value) for i, config_value in enumerate(expression.args)), *keyword_nodes.items()):
+        for config_key, argument in (
+            *((str(i), config_value) for i, config_value in enumerate(expression.args)),
+            *keyword_nodes.items(),
+        ):
             inner_config = self.evaluate(argument, variables, configs_by_variable, depth + 1)
-            config |= {f"{config_key}.{inner_path}".rstrip("."): config_value for inner_path, config_value in inner_config.items()}
+            config |= {
+                f"{config_key}.{inner_path}".rstrip("."): config_value
+                for inner_path, config_value in inner_config.items()
+            }
         self.count_work(len(config))
         if len(config) > MOST_VALUES:
             raise RecursionError

@@ -231,7 +231,11 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
                 f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
             )
         parent_folders = [folder, *folder.resolve().parents][1 : MOST_FOLDERS + 1]  # scripts run in a repository's root
-        tried_paths = (folder / file_name, Path(file_name), *(parent_folder / file_name for parent_folder in parent_folders))
+        tried_paths = (
+            folder / file_name,
+            Path(file_name),
+            *(parent_folder / file_name for parent_folder in parent_folders),
+        )
         possible_path = next((possible_path for possible_path in tried_paths if possible_path.exists()), None)
         if possible_path is None:
             raise InputError(
@@ -248,7 +252,11 @@ def _table_reader(name_in_errors: str, launch_folder: Path | None) -> Fetch:
 
     def read_config_tables(file_name: str) -> Mapping[str, Any]:
         file_path, file_text = read_text(file_name)
-        config = parse_yaml(file_text, file_path) if file_path.endswith((".yaml", ".yml")) else parse_json(file_text, file_path)
+        config = (
+            parse_yaml(file_text, file_path)
+            if file_path.endswith((".yaml", ".yml"))
+            else parse_json(file_text, file_path)
+        )
         if not isinstance(config, Mapping):
             raise InputError(f"{file_path}: expected a table of keys")
         return config
@@ -329,7 +337,9 @@ def _read_training_command(
             return _read_config(config_words[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
         if program_line.program == "tune run":
-            recipe_name = next((program_word for program_word in program_line.words if not program_word.startswith("-")), "NAME")
+            recipe_name = next(
+                (program_word for program_word in program_line.words if not program_word.startswith("-")), "NAME"
+            )
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
                 f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
@@ -339,7 +349,9 @@ def _read_training_command(
         table_kind = next((file for file in kinds() if file.name == TABLES_OF.get(program_line.program)), None)
         if table_kind is not None and table_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
-            arguments_table = {keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()}
+            arguments_table = {
+                keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
+            }
             arguments_table = {**IMPLIED_BY.get(program_line.program, {}), **arguments_table}
             return read_with_options(
                 table_kind, table_kind.read, arguments_table, source_of_command(program_line), options

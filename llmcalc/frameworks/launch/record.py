@@ -423,7 +423,11 @@ class LaunchReader:
         return world_size or 1
 
     def fetch_tables(
-        self, argument_name: str, file_name: Any, expected_file_kind: str, shipped_tables: Mapping[str, Table] = NO_FILES
+        self,
+        argument_name: str,
+        file_name: Any,
+        expected_file_kind: str,
+        shipped_tables: Mapping[str, Table] = NO_FILES,
     ) -> Table:
         """Returns the tables of another file that an argument names.
 
@@ -437,7 +441,11 @@ class LaunchReader:
         shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
             shipped_text = next(
-                (shipped_table for shipped_name, shipped_table in shipped_tables.items() if file_name.endswith(f"/{shipped_name}")),
+                (
+                    shipped_table
+                    for shipped_name, shipped_table in shipped_tables.items()
+                    if file_name.endswith(f"/{shipped_name}")
+                ),
                 None,
             )
         try:
@@ -567,7 +575,12 @@ HARMLESS = ("garbage_collection_threshold", "backend")
 def size_of(reader: LaunchReader, argument_name: str, written_value: Any, *, minimum: int = 1) -> int:
     """Returns a value as a whole number of at least `minimum`. Raises `InputError`, which names the argument."""
     parsed_number = written_value
-    if isinstance(written_value, str) and len(written_value) < 20 and written_value.strip().lstrip("+-").isdecimal() and written_value.isascii():
+    if (
+        isinstance(written_value, str)
+        and len(written_value) < 20
+        and written_value.strip().lstrip("+-").isdecimal()
+        and written_value.isascii()
+    ):
         parsed_number = int(written_value)
     if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST:
         parsed_number = int(written_value)

@@ -45,9 +45,15 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
     """Returns the arguments that a Python file declares, with the values typed after the file's name."""
     default_values = dict([*_declared_arguments(syntax_tree)][:MOST_ARGUMENTS])
     typed_values = dict(_typed_values(typed_words))
-    undeclared_flag = next((f"--{argument_name}" for argument_name in typed_values if argument_name not in default_values), "")
+    undeclared_flag = next(
+        (f"--{argument_name}" for argument_name in typed_values if argument_name not in default_values), ""
+    )
     loose_word = typed_words[0] if typed_words and not typed_values else ""
-    argument_values = {argument_name: argument for argument_name, argument in {**default_values, **typed_values}.items() if argument is not None}
+    argument_values = {
+        argument_name: argument
+        for argument_name, argument in {**default_values, **typed_values}.items()
+        if argument is not None
+    }
     argument_variables = set(_argument_variables(syntax_tree))
     variables: dict[str, Any] = {}
     for node in ast.walk(syntax_tree):
@@ -57,8 +63,12 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
             and dotted(node.value).removeprefix("self.") in argument_variables
         ):
             variables[dotted(node)] = argument_values[node.attr]
-    used_arguments = {argument_name.rpartition(".")[2]: shown(argument_value) for argument_name, argument_value in variables.items()}
-    values_used = ", ".join(f"{argument_name} {value_text}" for argument_name, value_text in [*used_arguments.items()][:MOST_SHOWN])
+    used_arguments = {
+        argument_name.rpartition(".")[2]: shown(argument_value) for argument_name, argument_value in variables.items()
+    }
+    values_used = ", ".join(
+        f"{argument_name} {value_text}" for argument_name, value_text in [*used_arguments.items()][:MOST_SHOWN]
+    )
     return ScriptArguments(default_values, typed_values, variables, undeclared_flag or loose_word, values_used)
 
 
@@ -115,7 +125,9 @@ def _typed_values(typed_words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             continue
         argument_name, equals_sign, value_text = typed_word[2:].partition("=")
         if not equals_sign:
-            value_text = typed_words[i + 1] if i + 1 < len(typed_words) and not typed_words[i + 1].startswith("--") else "True"
+            value_text = (
+                typed_words[i + 1] if i + 1 < len(typed_words) and not typed_words[i + 1].startswith("--") else "True"
+            )
         yield argument_name.replace("-", "_"), _plain_value(value_text)
 
 
@@ -127,4 +139,8 @@ def _plain_value(value_text: str) -> Any:
         return value_text.lower() == "true"
     if re.fullmatch(r"-?[0-9]{1,18}", value_text, re.ASCII) is not None:
         return int(value_text)
-    return float(value_text) if re.fullmatch(r"-?[0-9]{0,18}\.?[0-9]{1,18}(e-?[0-9]{1,3})?", value_text) is not None else value_text
+    return (
+        float(value_text)
+        if re.fullmatch(r"-?[0-9]{0,18}\.?[0-9]{1,18}(e-?[0-9]{1,3})?", value_text) is not None
+        else value_text
+    )

@@ -40,7 +40,10 @@ SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 
 def read_script(
-    script_text: str, name_in_errors: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+    script_text: str,
+    name_in_errors: str,
+    typed_variables: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
 ) -> ShellScript:
     """Returns the variables and commands of a shell script, without running the script.
 
@@ -294,14 +297,20 @@ class StatementReader(WordReader):
         """Returns the block of a shell loop over values, or over the value that the user typed for the variable."""
         if variable_name in self.script.typed:
             loop_items = [self.script.typed[variable_name]]
-        if not NAME.fullmatch(variable_name) or any(is_unresolved(loop_item) for loop_item in loop_items) or self.in_unsure_branch():
+        if (
+            not NAME.fullmatch(variable_name)
+            or any(is_unresolved(loop_item) for loop_item in loop_items)
+            or self.in_unsure_branch()
+        ):
             if variable_name not in self.script.typed:
                 self.script.variables[variable_name] = unresolved(variable_name)
             return Branch(None, earlier_branch_runs=None)
         if not loop_items or not self.is_running():
             return Branch(False, earlier_branch_runs=None)
         self.script.variables[variable_name] = self.script.loops[variable_name] = loop_items[0]
-        return Branch(True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable_name, values=loop_items[1:])
+        return Branch(
+            True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable_name, values=loop_items[1:]
+        )
 
     def close_block(self) -> None:
         """Closes a block, or returns to the start of an unfinished loop."""
@@ -386,7 +395,9 @@ class StatementReader(WordReader):
     def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the command `read` does."""
         input_text = self.here_string or ""
-        split_words = input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
+        split_words = (
+            input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
+        )
         for i, variable_name in enumerate(variables):
             words_value = (
                 " ".join(split_words[i:]) if i == len(variables) - 1 else split_words[i] if i < len(split_words) else ""

@@ -95,10 +95,14 @@ class _Expression:
                 if operator == "*":
                     left_value = left_value * right_value
                 else:
-                    quotient = abs(left_value) // abs(right_value) * (1 if (left_value < 0) == (right_value < 0) else -1)
+                    quotient = (
+                        abs(left_value) // abs(right_value) * (1 if (left_value < 0) == (right_value < 0) else -1)
+                    )
                     left_value = quotient if operator == "/" else left_value - quotient * right_value
             elif operator == "*" and isinstance(left_value, list) != isinstance(right_value, list):
-                list_items, repeat_count = (left_value, right_value) if isinstance(left_value, list) else (right_value, left_value)
+                list_items, repeat_count = (
+                    (left_value, right_value) if isinstance(left_value, list) else (right_value, left_value)
+                )
                 assert isinstance(list_items, list)
                 assert isinstance(repeat_count, int)
                 if len(list_items) * max(0, repeat_count) > LONGEST_LIST:
@@ -137,7 +141,11 @@ class _Expression:
             self.expect_token("]")
             return list_items
         variable_text = self.variables.get(token.strip("${}"), "")
-        if not isinstance(variable_text, str) or len(variable_text) > LONGEST_NUMBER or not re.fullmatch(r"\s*-?\d{1,15}\s*", variable_text):
+        if (
+            not isinstance(variable_text, str)
+            or len(variable_text) > LONGEST_NUMBER
+            or not re.fullmatch(r"\s*-?\d{1,15}\s*", variable_text)
+        ):
             raise ValueError("a name without a value")
         return int(variable_text)
 
@@ -147,7 +155,9 @@ class _Expression:
         self.take_token()
 
     def check_size(self, result_value: int | list[int]) -> None:
-        is_too_large = len(result_value) > LONGEST_LIST if isinstance(result_value, list) else abs(result_value) > LARGEST
+        is_too_large = (
+            len(result_value) > LONGEST_LIST if isinstance(result_value, list) else abs(result_value) > LARGEST
+        )
         if is_too_large:
             raise ValueError("too large")
 

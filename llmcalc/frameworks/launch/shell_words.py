@@ -79,7 +79,9 @@ class ShellScript:
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
-        exported_values = {variable_name: self.variables.get(variable_name, "") for variable_name in sorted(self.exported)}
+        exported_values = {
+            variable_name: self.variables.get(variable_name, "") for variable_name in sorted(self.exported)
+        }
         return {
             variable_name: exported_value
             for variable_name, exported_value in exported_values.items()
@@ -365,11 +367,17 @@ class WordReader:
         arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", text_in_braces)
         if arguments_match is not None:
             return ITEM.join(self.script.arguments[max(0, int(arguments_match[1]) - 1) :]) or ITEM
-        expansion_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", text_in_braces, re.DOTALL)
+        expansion_match = re.fullmatch(
+            r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", text_in_braces, re.DOTALL
+        )
         if expansion_match is None:
             name_match = NAME.match(text_in_braces)
             return unresolved(f"${{{name_match[0] if name_match else text_in_braces[:20]}…}}")
-        variable_name, expansion_operator, alternative_text = expansion_match[1], expansion_match[2] or "", expansion_match[3] or ""
+        variable_name, expansion_operator, alternative_text = (
+            expansion_match[1],
+            expansion_match[2] or "",
+            expansion_match[3] or "",
+        )
         if variable_name == "#" and not expansion_operator:
             return str(len(self.script.arguments))
         variable_value = self.script.variables.get(variable_name)
@@ -378,7 +386,11 @@ class WordReader:
         elif variable_name.isdecimal() and not expansion_operator:
             return self.script_argument(int(variable_name))
         is_set = variable_value is not None and not (expansion_operator.startswith(":") and variable_value in ("", []))
-        value_text = "" if variable_value is None else (variable_value if isinstance(variable_value, str) else (variable_value[0] if variable_value else ""))
+        value_text = (
+            ""
+            if variable_value is None
+            else (variable_value if isinstance(variable_value, str) else (variable_value[0] if variable_value else ""))
+        )
         if expansion_operator.endswith("+"):
             return self.expand_nested_text(alternative_text) if is_set else ""
         if is_set:
@@ -390,7 +402,11 @@ class WordReader:
             return value_text
         if variable_name in ("@", "*"):
             return ITEM.join(self.script.arguments) or ITEM
-        return value_text if variable_value is not None or variable_name in self.script.skipped else unresolved(f"${variable_name}")
+        return (
+            value_text
+            if variable_value is not None or variable_name in self.script.skipped
+            else unresolved(f"${variable_name}")
+        )
 
     def expand_nested_text(self, nested_text: str) -> str:
         """Returns a nested text, such as a default value, after expansion."""

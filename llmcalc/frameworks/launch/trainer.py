@@ -218,7 +218,11 @@ def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Map
 
 
 def _with_named_files(
-    reader: LaunchReader, config: Table, framework_name: str, file_keys: Sequence[str], shipped_tables: Mapping[str, Table]
+    reader: LaunchReader,
+    config: Table,
+    framework_name: str,
+    file_keys: Sequence[str],
+    shipped_tables: Mapping[str, Table],
 ) -> dict[str, Any]:
     """Returns the arguments with the framework's config files replaced by the files' tables."""
     expected_text = f"a config of {framework(framework_name).title}"
@@ -421,7 +425,8 @@ def trainer_kernels(
     if uses_checkpointing or reader.flag(config, "activation_checkpointing"):
         argument_names = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
         ckpt_kwargs = next(
-            (kwargs_table for argument in argument_names if (kwargs_table := _table_or_json(reader, config, argument))), {}
+            (kwargs_table for argument in argument_names if (kwargs_table := _table_or_json(reader, config, argument))),
+            {},
         )
         is_reentrant = ckpt_kwargs.get("use_reentrant", default_values["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"

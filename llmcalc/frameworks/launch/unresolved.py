@@ -62,6 +62,8 @@ def unresolved_reason(shell_text: str) -> str:
         return f"{reason_text}: a command prints it; expected a value"
     if re.fullmatch(r"\$[0-9]{1,3}", marked_name):
         argument_number = int(marked_name[1:])
-        arguments = " ".join(("ARG1", "ARG2", f"… ARG{argument_number}" if argument_number > 3 else "ARG3")[: min(argument_number, 3)])
+        arguments = " ".join(
+            ("ARG1", "ARG2", f"… ARG{argument_number}" if argument_number > 3 else "ARG3")[: min(argument_number, 3)]
+        )
         return f"{reason_text}: it is argument {argument_number} of the script; expected --launch 'FILE {arguments}', or a value"
     return f"{reason_text}; expected a value"

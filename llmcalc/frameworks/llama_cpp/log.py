@@ -216,7 +216,9 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     for log_line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
         buffer_match = _OLLAMA_BUFFER.search(log_line[:LONGEST_PREFIX])
         if buffer_match is not None:
-            bytes_by_buffer[_OLLAMA_NAMES[buffer_match["kind"]], buffer_match["device"]] = bytes_of(buffer_match["size"])
+            bytes_by_buffer[_OLLAMA_NAMES[buffer_match["kind"]], buffer_match["device"]] = bytes_of(
+                buffer_match["size"]
+            )
     for log_line in log_text.lines_with("n_ctx ", "buffer size"):
         if "n_ctx " in log_line and "=" in log_line and not _is_slot_line(log_line):
             bytes_by_buffer = {

@@ -165,7 +165,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= pair_settings(reader, loss, run_settings, _reference_model(config))
             if loss not in LOSSES_WITHOUT_REFERENCE:
                 has_frozen_copy = isinstance(reader.frozen, FrozenModel)
-                reader.frozen = replace(_reference_model(config), loss=POLICY_LOGITS) if has_frozen_copy else POLICY_LOGITS
+                reader.frozen = (
+                    replace(_reference_model(config), loss=POLICY_LOGITS) if has_frozen_copy else POLICY_LOGITS
+                )
         elif training_stage == "kto":
             run_settings |= kto_settings(reader, run_settings, _reference_model(config))
         if config.get("use_eaft_loss"):
@@ -268,16 +270,23 @@ def _low_rank_optimizer(
 ) -> dict[str, Any]:
     """Returns the settings of GaLore or APOLLO. argument_prefix: the common prefix of the arguments."""
     if "lora_rank" in run_settings:
-        raise reader.wrong(f"use_{argument_prefix}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full")
+        raise reader.wrong(
+            f"use_{argument_prefix}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full"
+        )
     if config.get("deepspeed"):
         raise reader.wrong(
             f"use_{argument_prefix}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed"
         )
     if str(config.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
         reader.unknown["optim"] = f"with use_{argument_prefix} adamw_torch alone is modelled"
-    modelled_values = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if argument_prefix == "apollo" else {})
+    modelled_values = {"target": "all", "proj_type": "std"} | (
+        {"proj": "random"} if argument_prefix == "apollo" else {}
+    )
     for argument_name, modelled_value in modelled_values.items():
-        if reader.value(config, f"{argument_prefix}_{argument_name}", modelled_value) not in (modelled_value, [modelled_value]):
+        if reader.value(config, f"{argument_prefix}_{argument_name}", modelled_value) not in (
+            modelled_value,
+            [modelled_value],
+        ):
             reader.unknown[f"{argument_prefix}_{argument_name}"] = f"{modelled_value} alone is modelled"
     reader.filled_in.pop("optim", None)
     rank = reader.size(config, f"{argument_prefix}_rank", 16)

@@ -72,7 +72,9 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         else:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
         reduction_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
-        return sharded_launch(reader, world_size, run_settings | formats, reduction_settings, spec=spec, target=model_name)
+        return sharded_launch(
+            reader, world_size, run_settings | formats, reduction_settings, spec=spec, target=model_name
+        )
 
 
 def _resolved_value(reader: LaunchReader, config: Table, argument_name: str, written_value: Any) -> Any:
@@ -113,7 +115,9 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return {"optimizer": OPTIMIZERS[optimizer]} | ({} if implementation is None else {"optimizer_impl": implementation})
 
 
-def _number_formats(reader: LaunchReader, config: Table, fsdp_table: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
+def _number_formats(
+    reader: LaunchReader, config: Table, fsdp_table: Table, is_sharded: bool
+) -> tuple[dict[str, Any], str]:
     """Returns the number formats of the run and of gradient reduction, by `precision_name`."""
     precision = str(reader.value(config, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):

@@ -97,7 +97,9 @@ class ShardedWeights:
         self.buckets: list[ShardedBucket] = make_buckets(parameters, settings, layout)
         self.bucket_of_path = {parameter.path: bucket for bucket in self.buckets for parameter in bucket.parameters}
         has_format_argument = _is_version_since(settings, GRADIENT_FORMAT_CHOSEN)
-        has_fp32_gradients = settings.megatron_fsdp_main_grads_dtype == "fp32" if has_format_argument else settings.reduces_in_fp32
+        has_fp32_gradients = (
+            settings.megatron_fsdp_main_grads_dtype == "fp32" if has_format_argument else settings.reduces_in_fp32
+        )
         self.gradient_bytes = MAIN_BYTES if has_fp32_gradients else 2
         self.only_layers_prefetch = _is_version_since(settings, ONLY_LAYERS_PREFETCH)
         self.outer_weights_stay = _is_version_since(settings, OUTER_WEIGHTS_STAY)
@@ -287,7 +289,11 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
     row_alignment = _row_size(parameters[0])
     for parameter in parameters:
         row_size, parameter_size = _row_size(parameter), parameter.size
-        if row_size != row_alignment and (row_alignment % row_size or parameter_size % row_alignment) and parameter_size >= row_alignment:
+        if (
+            row_size != row_alignment
+            and (row_alignment % row_size or parameter_size % row_alignment)
+            and parameter_size >= row_alignment
+        ):
             row_alignment = math.lcm(row_alignment, row_size)
     start_by_path: dict[Path, int] = {}
     short_parameters = [parameter for parameter in parameters if parameter.size < row_alignment]

@@ -35,7 +35,9 @@ NOT_MODELLED = {
 
 def not_modelled(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
-    feature_names = dict.fromkeys(feature_name for option, feature_name in NOT_MODELLED.items() if operation.options.get(option))
+    feature_names = dict.fromkeys(
+        feature_name for option, feature_name in NOT_MODELLED.items() if operation.options.get(option)
+    )
     if not feature_names:
         return ""
     return (
@@ -210,7 +212,9 @@ class AttentionKernels(LinearKernels):
     def cudnn_workspace(self, gradient_sums_shape: tuple[Number, Number] | None, heads: Number) -> None:
         """Allocates and frees the workspace of cuDNN's backward pass. gradient_sums_shape: fp32 gradient sums; None without them."""
         if gradient_sums_shape is not None:
-            query_gradient_sums = self.graph.new_tensor((gradient_sums_shape[0], gradient_sums_shape[1] + heads), FLOAT32)
+            query_gradient_sums = self.graph.new_tensor(
+                (gradient_sums_shape[0], gradient_sums_shape[1] + heads), FLOAT32
+            )
             del query_gradient_sums
 
     def all_to_all_output(self, attention_output: Tensor) -> Tensor:
@@ -266,7 +270,9 @@ class AttentionKernels(LinearKernels):
         scores_shape = (batch * heads * (row_count // batch), key_rows // batch)
         uses_transformer_engine = kernel_choices.transformer_engine
         attention_mask = (
-            autograd_graph.new_tensor((row_count, key_rows // batch), BOOL) if is_masked and uses_transformer_engine else None
+            autograd_graph.new_tensor((row_count, key_rows // batch), BOOL)
+            if is_masked and uses_transformer_engine
+            else None
         )
         if uses_transformer_engine:
             added_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
@@ -288,7 +294,9 @@ class AttentionKernels(LinearKernels):
         raw_scores = autograd_graph.new_tensor(scores_shape, q.dtype)
         self.node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del added_input, q, k
-        is_fused = uses_transformer_engine or self.has_fused_softmax(batch * heads, row_count // batch, key_rows // batch)
+        is_fused = uses_transformer_engine or self.has_fused_softmax(
+            batch * heads, row_count // batch, key_rows // batch
+        )
         attention_probs = self.fused_softmax(raw_scores) if is_fused else self.unfused_softmax(raw_scores)
         if attention_mask is not None:
             attention_probs = self.masked_copy(attention_probs, attention_mask)

@@ -407,7 +407,11 @@ class ExpertKernels(HeadKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
-        expert_steps = [scope_item for scope_item in module_scope.items if isinstance(scope_item, Step) and scope_item.verb == "experts"]
+        expert_steps = [
+            scope_item
+            for scope_item in module_scope.items
+            if isinstance(scope_item, Step) and scope_item.verb == "experts"
+        ]
         if self.rank_choices.grouped_gemm or not expert_steps:
             return super().module_kernel(module_scope)
         return lambda: self._run_sequential_experts(module_scope, expert_steps)
@@ -600,13 +604,17 @@ def _shared_experts(module_scope: Scope) -> list[Item]:
     """Returns the operations of a module's shared experts, including the output gate."""
     scope_items = module_scope.items
     scope_positions = [
-        i for i, scope_item in enumerate(scope_items) if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "shared_expert"
+        i
+        for i, scope_item in enumerate(scope_items)
+        if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "shared_expert"
     ]
     if not scope_positions:
         return []
     end_position = scope_positions[-1] + 1
     gate_positions = [
-        i for i, scope_item in enumerate(scope_items) if isinstance(scope_item, Step) and scope_item.about.get("kind") == "shared_expert"
+        i
+        for i, scope_item in enumerate(scope_items)
+        if isinstance(scope_item, Step) and scope_item.about.get("kind") == "shared_expert"
     ]
     if gate_positions:
         end_position = 1 + next(
