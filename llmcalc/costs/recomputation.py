@@ -29,7 +29,7 @@ def _unsaved_flops(op_use: OpUse) -> Number:
     return op_use.forward_flops() if isinstance(op_use.op, Conv1d) else 0
 
 
-def recomputed(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[str] = frozenset()) -> Number:
+def recomputed_flops(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[str] = frozenset()) -> Number:
     """Counts the FLOPs of full recomputation, as with reentrant checkpointing.
 
     Raises `InputError` for a module that no layer has, and if every other operation is recomputed.

@@ -83,8 +83,8 @@ class MemoryUse:
         if self.quantized is not None:
             return self.quantized.total
         if self.trained_dtype:
-            trained_bytes = packed_bytes(self.trained, self.trained_dtype)
-            return packed_bytes(self.count.total - self.trained, self.dtype) + trained_bytes
+            trained_bytes = packed_bytes(self.trained_parameters, self.trained_dtype)
+            return packed_bytes(self.count.total - self.trained_parameters, self.dtype) + trained_bytes
         if self.adapters is None:
             return packed_bytes(self.count.total, self.dtype)
         quantized_weights, stored_bytes = self.adapters.quantized_base(self.count.tree, self.count.include)
@@ -95,7 +95,7 @@ class MemoryUse:
         )
 
     @property
-    def trained(self) -> Number:
+    def trained_parameters(self) -> Number:
         """The number of trained parameters: all parameters, or only the adapters'; 0 in inference."""
         if self.phase != "training":
             return 0
@@ -127,7 +127,7 @@ class MemoryUse:
         if not self.grad_dtype:
             return 0
         if self.adapters is None:
-            return packed_bytes(self.trained, self.grad_dtype)
+            return packed_bytes(self.trained_parameters, self.grad_dtype)
         (adapters, adapter_dtype), (module_copies, copy_dtype) = self._adapters_and_copies
         if self.grad_dtype != adapter_dtype:
             copy_dtype = self.grad_dtype
@@ -139,7 +139,7 @@ class MemoryUse:
     @property
     def master_weights(self) -> Number:
         """Bytes of the fp32 master copy of all trained parameters; 0 without a master copy."""
-        return packed_bytes(self.trained, "float32") if self.has_master else 0
+        return packed_bytes(self.trained_parameters, "float32") if self.has_master else 0
 
     @property
     def optimizer_bytes(self) -> Number:
@@ -153,7 +153,7 @@ class MemoryUse:
         """
         return self._cache_size(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
 
-    def paged(self, block_tokens: int, tokens: Number) -> Number:
+    def paged_cache_bytes(self, block_tokens: int, tokens: Number) -> Number:
         """Returns the bytes of a paged cache of `tokens` per sequence, in whole blocks of `block_tokens` tokens."""
         return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block_tokens) * block_tokens))
 
@@ -185,7 +185,7 @@ class MemoryUse:
         return reduce(add, self.parts.values(), 0)
 
     @property
-    def not_counted(self) -> list[str]:
+    def uncounted_notes(self) -> list[str]:
         """Notes on memory that is not counted: excluded optional parts of the model, and scales of narrow weights."""
         notes = [
             f"{part_option} modules: {adapter_elements:,} parameters ({OPTIONAL_PARTS[part_option].option} counts them)"

@@ -80,10 +80,10 @@ class Node:
 
     def __repr__(self) -> str:
         content_text = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__
-        return printable(f"<Node {self.segment or 'of a model'}: {content_text}>")
+        return printable(f"<Node {self.path_segment or 'of a model'}: {content_text}>")
 
     @property
-    def segment(self) -> str:
+    def path_segment(self) -> str:
         """The node's part of a dotted path, with layer indices: `layers.0-31`, `layers.{0-4,6-10}`, `self_attn`."""
         return self.name if self.indices is None else f"{self.name}.{index_ranges(self.indices)}"
 
@@ -98,11 +98,11 @@ class Node:
         children = tuple(
             reduced_child
             for reduced_child in reduced_children
-            if reduced_child.children or reduced_child._may_have(effect)
+            if reduced_child.children or reduced_child._can_have_effect(effect)
         )
         return replace(self, children=children)
 
-    def _may_have(self, effect: str) -> bool:
+    def _can_have_effect(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
     def has_form(self, form_name: str) -> bool:
@@ -154,9 +154,9 @@ class Place:
         """The dotted path of the node: the segments of the ancestors and of the node; empty for the root."""
         if self.parent is None:
             return ""
-        return f"{self.parent.path}.{self.node.segment}" if self.parent.path else self.node.segment
+        return f"{self.parent.path}.{self.node.path_segment}" if self.parent.path else self.node.path_segment
 
-    def below(self, node: Node) -> Place:
+    def child_place(self, node: Node) -> Place:
         """Returns the place of a child of this node."""
         return Place(
             node,
@@ -170,7 +170,7 @@ class Place:
 
     def children(self) -> Iterator[Place]:
         """Returns the places of this node's children."""
-        return map(self.below, self.node.children)
+        return map(self.child_place, self.node.children)
 
     def walk(self) -> Iterator[Place]:
         """Yields this place and every place below, parents first."""
@@ -215,12 +215,12 @@ class OpUse:
     roles: frozenset[Role]
     run_config: RunConfig | None
 
-    def has(self, effect: str) -> bool:
+    def has_effect(self, effect: str) -> bool:
         """Whether the operation counts for an effect (parameters, FLOPs, …) in the roles of its node."""
         return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
     def _effect_or_zero(self, effect: str, *arguments: Any) -> Number:
-        return getattr(self.op, effect)(*arguments) if self.has(effect) else 0
+        return getattr(self.op, effect)(*arguments) if self.has_effect(effect) else 0
 
     def params(self) -> Number:
         return self._effect_or_zero("params")

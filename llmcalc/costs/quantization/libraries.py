@@ -346,17 +346,17 @@ def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) ->
     config.ignore("version", "calibration", "out_scales", "tensor_storage", "original_quantization_config")
     bits, head_bits = _average_bits(config, "bits", None), _average_bits(config, "head_bits", 6)
 
-    def stored(bits_per_weight: Fraction) -> LinearFormat:
+    def format_with_bits(bits_per_weight: Fraction) -> LinearFormat:
         return (
             AverageBits(bits_per_weight)
             if library_name == "exl2"
             else TrellisCodes(bits_per_weight, codebook != "3inst")
         )
 
-    head_group = LayerGroup(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
+    head_group = LayerGroup(format_with_bits(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"
     remarks = () if is_uniform else (AVERAGE,)
-    layer_groups = (head_group, LayerGroup(stored(bits)))
+    layer_groups = (head_group, LayerGroup(format_with_bits(bits)))
     return LinearScheme(
         f"{library_name}-{float(bits):g}", f"exllama{library_name[-2:]}", remarks, layer_groups, head=True
     )

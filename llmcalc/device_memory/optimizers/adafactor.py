@@ -47,7 +47,7 @@ def _unfactored_size(tensor: ParamTensor) -> Number:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adafactor.step`. Each parameter's step count is on the host."""
-    trained_parameters, dtype = optimizer_step.updated, optimizer_step.dtype
+    trained_parameters, dtype = optimizer_step.updated_parameters, optimizer_step.dtype
     for parameter in optimizer_step.loop_over(trained_parameters):
         if not parameter.states and _is_factored(parameter):
             with optimizer_step.counted_as_states():
@@ -136,7 +136,7 @@ def _group_by_dtype_and_factors(
 ) -> list[list[OptimizedParameter]]:
     """Returns tensors by device, number format and rank (`_group_tensors_by_device_dtype_and_is_multidim`)."""
     groups_by_format: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
-    for same_dtype_parameters in optimizer_step.by_dtype(trained_parameters):
+    for same_dtype_parameters in optimizer_step.group_by_dtype(trained_parameters):
         for parameter in same_dtype_parameters:
             groups_by_format.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
     return list(groups_by_format.values())

@@ -35,7 +35,7 @@ def step(optimizer_step: OptimizerStep) -> None:
     from ...simulator.tensor import FLOAT32
 
     aten, parameter_update = optimizer_step.t, None
-    for parameter in optimizer_step.loop_over(optimizer_step.updated):
+    for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
         grad = None
         grad = aten.to(parameter.grad, FLOAT32)
         if not parameter.states:

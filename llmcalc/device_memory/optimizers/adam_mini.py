@@ -37,7 +37,7 @@ def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adam_mini.step`. Temporary tensors live until the next parameter replaces them."""
     aten = optimizer_step.t
     momentum_over_denominator = parameter_update = None
-    for parameter in optimizer_step.loop_over(optimizer_step.updated):
+    for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
         grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
         is_vector = len(grad.shape) < 2
         if not parameter.states:

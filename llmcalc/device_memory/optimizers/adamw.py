@@ -32,7 +32,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs torch's `Adam.step` on tensors without values."""
-    update(optimizer_step, optimizer_step.updated)
+    update(optimizer_step, optimizer_step.updated_parameters)
 
 
 def update(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
@@ -57,7 +57,7 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
     aten, is_older_torch = optimizer_step.t, is_older(optimizer_step.torch, ONE_INTERMEDIATE)
-    for tensor_group in optimizer_step.by_dtype(trained_parameters):
+    for tensor_group in optimizer_step.group_by_dtype(trained_parameters):
         exp_avg_sq_sqrt = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(tensor_group)]
         if is_older_torch:
             denom = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(tensor_group)]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def of_rank(rank: int, optimizer_name: str) -> Optimizer:
+def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the `Optimizer` description of APOLLO with projections of this rank."""
 
     def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
@@ -104,4 +104,4 @@ def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right_
     return aten.like(projected_norm, gradient_norm)
 
 
-OPTIMIZER = of_rank(RANK, "apollo")
+OPTIMIZER = optimizer_of_rank(RANK, "apollo")

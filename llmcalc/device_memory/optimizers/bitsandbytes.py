@@ -142,7 +142,7 @@ class _StateLayout:
         aten = optimizer_step.t
         most_states = 3 * self.moments  # of a tensor that owns the code maps: states, scales, maps
         has_maps = any(len(parameter.states) == most_states for parameter in optimizer_step.parameters)
-        for parameter in optimizer_step.loop_over(optimizer_step.updated):
+        for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
             if parameter.states:
                 continue
             tensor = parameter.tensor

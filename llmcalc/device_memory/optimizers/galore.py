@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def of_rank(rank: int, optimizer_name: str) -> Optimizer:
+def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the `Optimizer` description of GaLore with projections of this rank."""
 
     def clipped_rank(tensor: ParamTensor) -> Number:
@@ -102,4 +102,4 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
         return aten.new_tensor((rank, column_count) if is_right_projection else (row_count, rank), dtype)
 
 
-OPTIMIZER = of_rank(RANK, "galore")
+OPTIMIZER = optimizer_of_rank(RANK, "galore")

@@ -50,8 +50,8 @@ def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Muon.step` with Nesterov momentum, then the step of AdamW."""
-    _update_matrices(optimizer_step, [parameter for parameter in optimizer_step.updated if parameter.matrix])
-    adamw.update(optimizer_step, [parameter for parameter in optimizer_step.updated if not parameter.matrix])
+    _update_matrices(optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if parameter.matrix])
+    adamw.update(optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if not parameter.matrix])
 
 
 def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:

@@ -24,8 +24,8 @@ def step(optimizer_step: OptimizerStep) -> None:
     Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
     """
     if optimizer_step.momentum:
-        is_foreach, updated_parameters = optimizer_step.implementation == "foreach", optimizer_step.updated
-        for tensor_group in optimizer_step.by_dtype(updated_parameters) if is_foreach else [updated_parameters]:
+        is_foreach, updated_parameters = optimizer_step.implementation == "foreach", optimizer_step.updated_parameters
+        for tensor_group in optimizer_step.group_by_dtype(updated_parameters) if is_foreach else [updated_parameters]:
             for parameter in optimizer_step.loop_over(tensor_group):
                 parameter.states = parameter.states or optimizer_step.states_like(parameter.grad)  # momentum_buffer
 

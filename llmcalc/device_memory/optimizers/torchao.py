@@ -45,7 +45,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         from ...simulator.tensor import FLOAT32, INT64, UINT8
 
         aten = optimizer_step.t
-        for parameter in optimizer_step.loop_over(optimizer_step.updated):
+        for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
             element_count, stored_tensor = parameter.tensor.count, parameter.tensor
             is_quantized = element_count >= LEAST_8BIT and element_count % BLOCK == 0
             with optimizer_step.counted_as_states():

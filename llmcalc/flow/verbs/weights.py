@@ -15,7 +15,7 @@ from ..value import Value, Weight
 Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "all"]
 
 
-class Normed(Protocol):
+class NormSpec(Protocol):
     """The properties of a norm: whether it has a weight and a bias, and its number of separate groups."""
 
     weight: bool
@@ -170,7 +170,7 @@ class WeightVerbs(Recorder):
         self,
         node_name: str,
         x: Value,
-        spec: Normed,
+        spec: NormSpec,
         over: Shape | None = None,
         heads: Axis | None = None,
         groups: Axis | None = None,
@@ -199,7 +199,7 @@ class WeightVerbs(Recorder):
             raise InputError(f"{norm_name or self.here.name}.groups: {groups} does not divide the width {width}")
         return Axis("norm_groups", groups)
 
-    def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
+    def normalized(self, x: Value, spec: NormSpec, over: Shape | None = None, like: Value | None = None) -> Value:
         """Records a norm without a node in the tree. like: the output of the norm whose weights are used again."""
         step_options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
         return self.step("norm", "", (x,), Value(x.rows, x.axes), **step_options)

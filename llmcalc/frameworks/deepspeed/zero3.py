@@ -43,7 +43,7 @@ class Stage3Run(ZeroRun):
                 f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"
             )
         self.coordinator: ParameterCoordinator = ParameterCoordinator(self.meter, zero_setup.settings, zero_setup.ranks)
-        self.lowering.gather_with(self.coordinator)
+        self.lowering.set_coordinator(self.coordinator)
         self.bucket: list[Parameter] = []
         self.elements: int = 0
         self.buffer: Storage | None = None
@@ -159,12 +159,12 @@ class Stage3Run(ZeroRun):
         """Runs the backward pass, and reduces the remaining gradients."""
         super().backward(loss)
         self.meter.place = AllocationPlace("backward")
-        self.reduce()
+        self.reduce_bucket()
         for module in list(self.coordinator.backward_modules):
             self.coordinator.after_backward(module)
 
     @property
-    def on_gradient(self) -> Callable[[Tensor], None]:
+    def gradient_hook(self) -> Callable[[Tensor], None]:
         """The hook that runs after a parameter's gradient is complete."""
         return self.reduce_independent
 
@@ -177,7 +177,7 @@ class Stage3Run(ZeroRun):
         if parameter is None:  # an input of a part that runs again
             return
         if self.elements + parameter.count > self.bucket_elements and self.elements > 0:
-            self.reduce()
+            self.reduce_bucket()
         if self.buffer is not None and self.elements + parameter.count <= self.bucket_elements:
             weight.grad = Tensor(weight.shape, self.dtype, self.buffer)
         self.bucket.append(parameter)
@@ -189,7 +189,7 @@ class Stage3Run(ZeroRun):
         ):
             self.coordinator.after_backward(parameter.module)
 
-    def reduce(self) -> None:
+    def reduce_bucket(self) -> None:
         """Reduces a bucket over ranks, and accumulates this rank's shards."""
         if not self.bucket:
             return

@@ -205,7 +205,9 @@ class EngineRank:
             if not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
             named_tensor = weight if path_names is None else replace(weight, names=path_names(weight.path))
-            refusal_reasons = [scheme.refuses_shard(named_tensor, tensor_shape) for tensor_shape in tensor_shapes]
+            refusal_reasons = [
+                scheme.shard_refusal_reason(named_tensor, tensor_shape) for tensor_shape in tensor_shapes
+            ]
             if all(refusal_reasons):
                 remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight.path else ""
                 raise ImpossibleLayout(
@@ -349,7 +351,7 @@ class EngineRank:
         ]
 
     @cached_property
-    def widths(self) -> tuple[int, bool, RankExperts | None]:
+    def network_widths(self) -> tuple[int, bool, RankExperts | None]:
         """The widest dense feed-forward network's width, whether the network has a gate, and the rank's experts."""
         dense_width, is_gated, experts = 0, False, None
         for tree_node in self.model.tree().walk():

@@ -89,7 +89,7 @@ def measured_context(measured_rows: Iterable[MeasuredContext], hardware: Hardwar
     return max(matching_rows, key=lambda measured_row: (measured_row.devices, measured_row.link))
 
 
-class RuleRange(VersionRange):
+class VersionRules(VersionRange):
     """The memory rules of a range of versions, with their source file and function in the engine."""
 
     source: str
@@ -102,7 +102,7 @@ class RuleRange(VersionRange):
 
 
 RangeType = TypeVar("RangeType", bound=VersionRange)
-RuleType = TypeVar("RuleType", bound=RuleRange)
+RuleType = TypeVar("RuleType", bound=VersionRules)
 
 
 def ranges_at(version_ranges: Iterable[RangeType], version_numbers: Numbers) -> list[RangeType]:
@@ -115,7 +115,7 @@ def ranges_at(version_ranges: Iterable[RangeType], version_numbers: Numbers) -> 
     ]
 
 
-class AddedClasses(Record):
+class AddedModelClasses(Record):
     """Classes of models that an engine lacks up to the version `absent`.
 
     absent: the newest version whose list of models was read and does not have them.
@@ -133,7 +133,7 @@ KernelUse: TypeAlias = Literal[
 """What kernels compute with: weights in a format, a cache in fp8 of heads or of latents, attention with an indexer."""
 
 
-class LeastCapability(VersionRange):
+class MinimumCapability(VersionRange):
     """The least compute capability of NVIDIA's GPUs on which a range of versions has kernels.
 
     kernels: what they compute with. source: the engine's source file and function, or its documents.
@@ -144,7 +144,7 @@ class LeastCapability(VersionRange):
     source: str
 
     @property
-    def use(self) -> str:
+    def kernel_purpose(self) -> str:
         """The weights, cache or attention that the kernels compute with, in words."""
         use_texts = {
             "fp8 cache": "a cache in fp8",
@@ -169,8 +169,8 @@ class EngineRecord(Record, Generic[RuleType]):
     newest: str
     versions: tuple[RuleType, ...] = Field(min_length=1)
     messages: dict[str, str]
-    added_classes: tuple[AddedClasses, ...] = ()
-    least_capabilities: tuple[LeastCapability, ...] = ()
+    added_classes: tuple[AddedModelClasses, ...] = ()
+    least_capabilities: tuple[MinimumCapability, ...] = ()
 
     @model_validator(mode="after")
     def _sort_versions(self) -> Self:
@@ -183,7 +183,7 @@ class EngineRecord(Record, Generic[RuleType]):
         """Returns the memory rules of a version."""
         return ranges_at(self.versions, version_numbers)[-1]
 
-    def missing_kernels(self, capability: float, version_numbers: Numbers) -> list[LeastCapability]:
+    def missing_kernels(self, capability: float, version_numbers: Numbers) -> list[MinimumCapability]:
         """Returns the kernels that a version lacks on an NVIDIA GPU of a compute capability."""
         capabilities = {
             kernel_capability.kernels: kernel_capability

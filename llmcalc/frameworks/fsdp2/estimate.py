@@ -40,7 +40,7 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
         transient_bytes,
         step_bytes,
         *element_sizes,
-        memory_use.trained / parameter_count,
+        memory_use.trained_parameters / parameter_count,
         fsdp_settings.splits,
         fsdp_settings.keeps_last,
     )
@@ -64,13 +64,14 @@ def transient_bytes(
     element_bytes: bytes of an element of gathered parameters and of gradients.
     shard_width: bytes of an element of a shard.
     trained_share: the share of the parameters that is trained.
-    splits, keeps_last_layer: `splits_head` and `keeps_last` of `Fsdp`.
+    splits_head, keeps_last_layer: `splits` and `keeps_last` of `FsdpSettings`.
 
     Layers are gathered one by one, and the next one with each. Modules outside the layers stay gathered, unless
-    embedding and head, of one size, are gathered by themselves (`splits_head`). The last layer may stay gathered after its
-    forward pass; if not, it is gathered again when the head's backward pass begins. A layer's gradients are whole until
-    its backward pass ends, and the reduced ones, in fp32, exist until the next layer's ends. In a pipeline gradients
-    stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the next forward pass.
+    embedding and head, of one size, are gathered by themselves (`splits_head`). The last layer may stay gathered
+    after its forward pass; if not, it is gathered again when the head's backward pass begins. A layer's gradients
+    are whole until its backward pass ends, and the reduced ones, in fp32, exist until the next layer's ends. In a
+    pipeline gradients stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the
+    next forward pass.
     """
     from .pipeline import ACTIVE
 

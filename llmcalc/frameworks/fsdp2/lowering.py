@@ -156,7 +156,7 @@ class FsdpProfile(RingAttention):
         if layer_name == EMBEDDING.path:
             return False
         row_count, column_count = self.unsharded_shape(parameter_key, template.shape)
-        return float8_settings.converts(torchtitan_name(layer_name), row_count, column_count)
+        return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
 
     def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""

@@ -43,7 +43,7 @@ FRAMEWORK = Framework(
         ("fsdp", "fsdp_config"),
         LazyFunction(__package__, "plugin:read_trainer"),
     ),
-    own_messages=LazyFunction(__package__, "rank_memory:own_messages"),
+    messages_of_rank=LazyFunction(__package__, "rank_memory:messages_of_rank"),
     implied_by=("with --fsdp or --zero 3", lambda request: request.zero_stage() == 3),
     selective_recompute="selective-op",
     narrow_precisions=frozenset({"fp8"}),

@@ -166,7 +166,7 @@ MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 """Suffixes of flavours that differ only in the attention kernel."""
 
 
-def flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
+def spec_of_flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
     """Returns the model of torchtitan's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
 
     Raises `InputError`, which names the field, for an unknown model.
@@ -199,7 +199,7 @@ def flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = F
     table_builders: dict[str, Callable[[Any], Table]] = {
         "llama2": _llama_table,
         "llama3": _llama_table,
-        "llama4": _llama4,
+        "llama4": _llama4_table,
         "qwen3": _qwen_table,
         "deepseek_v3": _deepseek_table,
     }
@@ -234,7 +234,7 @@ def _llama_table(llama_sizes: LlamaFlavor) -> Table:
     }
 
 
-def _llama4(llama4_sizes: Llama4Flavor) -> Table:
+def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
     """Returns the model-spec table of a Llama 4 model."""
     norm, llama_sizes = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.sizes
     expert_sizes = ExpertSizes(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())

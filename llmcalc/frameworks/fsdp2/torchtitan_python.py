@@ -18,7 +18,7 @@ from ..launch.command_line import plain_value
 from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
 from .torchtitan_file import read_job
-from .torchtitan_models import flavor
+from .torchtitan_models import spec_of_flavor
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "llama3", "qwen3")
 """Folders of torchtitan/models, with which the names of their configurations begin."""
@@ -60,33 +60,31 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """
     with reading_of(source_file) as reader:
         configurations = Configurations(parse_python(file_text, source_file.where))
-        configuration_choices = [
-            chosen_name for chosen_name in configurations.functions if _family_of(chosen_name)
-        ] or [chosen_name for chosen_name in configurations.functions if not chosen_name.startswith("_")]
+        function_names = [function_name for function_name in configurations.functions if _family_of(function_name)] or [
+            function_name for function_name in configurations.functions if not function_name.startswith("_")
+        ]
         configuration_names = [argument for argument in source_file.arguments if "=" not in argument]
-        chosen_name = configuration_names[0] if configuration_names else ""
-        if chosen_name not in configuration_choices:
+        function_name = configuration_names[0] if configuration_names else ""
+        if function_name not in function_names:
             problem_text = (
-                f"no configuration '{chosen_name[:60]}'"
-                if chosen_name
-                else f"{len(configuration_choices)} configurations"
+                f"no configuration '{function_name[:60]}'" if function_name else f"{len(function_names)} configurations"
             )
+            example_name = function_names[0] if function_names else "NAME"
+            suggestion = suggest(function_name, function_names) if function_name else ""
             raise reader.wrong(
                 "config",
-                f"the file has {problem_text}: {', '.join(configuration_choices[:8])[:300]}; expected one of them, as in --launch "
-                f"'{source_file.where} {configuration_choices[0] if configuration_choices else 'NAME'}'.{suggest(chosen_name, configuration_choices) if chosen_name else ''}".rstrip(
-                    "."
-                ),
+                f"the file has {problem_text}: {', '.join(function_names[:8])[:300]}; expected one of them, as in "
+                f"--launch '{source_file.where} {example_name}'.{suggestion}".rstrip("."),
             )
         try:
-            config = configurations.configuration_of(chosen_name)
+            config = configurations.configuration_of(function_name)
         except RecursionError:
-            raise reader.wrong(chosen_name, "nested too deeply; expected a configuration") from None
+            raise reader.wrong(function_name, "nested too deeply; expected a configuration") from None
         for argument in source_file.arguments:
             overridden_key, equals_sign, override_value = argument.lstrip("-").partition("=")
             if equals_sign:
                 config[overridden_key] = plain_value(override_value)
-        return _read_configuration(reader, config, chosen_name)
+        return _read_configuration(reader, config, function_name)
 
 
 def _read_configuration(reader: LaunchReader, config: Config, configuration_name: str) -> Launch:
@@ -108,7 +106,9 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
         )
         if is_argument and config_value not in (None, "standard"):
             reader.unknown[config_key[:80]] = "no argument of a model that is read"
-    launched_run = read_job(_job_sections(reader, config), reader, flavor(model_family, model_size, reader.where))
+    launched_run = read_job(
+        _job_sections(reader, config), reader, spec_of_flavor(model_family, model_size, reader.where)
+    )
     settings = dict(launched_run.settings)
     if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
         reader.notes.append("the loss is computed in chunks of the sequence, which are counted as fused chunks")

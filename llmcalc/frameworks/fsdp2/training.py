@@ -26,8 +26,8 @@ from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import Ring
 from ...simulator.tensor import DTYPES
 from .lowering import EMBEDDING, HEAD, MODEL, FsdpProfile, LayerKey, groups_of_layer
-from .param_groups import CommunicationState, ParamGroup, Sharding
-from .settings import Float8, TitanSettings
+from .param_groups import CommunicationState, FsdpSharding, ParamGroup
+from .settings import Float8Settings, TitanSettings
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 
@@ -60,7 +60,7 @@ class FsdpSettings:
     keeps_last: bool = True
     reduces_each: bool = True
     splits: bool = False
-    float8: Float8 | None = None
+    float8: Float8Settings | None = None
     divides_loss: bool = True
     prefetch: int = 0
     frozen: str = ""
@@ -160,7 +160,10 @@ def check(memory_estimate: Memory, version_text: str) -> None:
 
 
 def check_optimizer(training_config: TrainingConfig, has_flat_parameters: bool) -> None:
-    """Raises `InputError` for an optimizer that cannot update shards. has_flat_parameters: whether shards are flat parameters."""
+    """Raises `InputError` for an optimizer that cannot update shards.
+
+    has_flat_parameters: whether shards are flat parameters.
+    """
 
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
         """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
@@ -174,9 +177,9 @@ def check_optimizer(training_config: TrainingConfig, has_flat_parameters: bool) 
         )
 
 
-def sharding(
+def sharding_of_rank(
     training_config: TrainingConfig, layout: Layout, rank: int, fsdp_settings: FsdpSettings = TITAN
-) -> Sharding:
+) -> FsdpSharding:
     """Returns the sharding of a rank's parameters.
 
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
@@ -219,7 +222,7 @@ def sharding(
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     shard_index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
     frozen_dtype = DTYPES[fsdp_settings.frozen] if fsdp_settings.frozen else None
-    rank_sharding = Sharding(
+    rank_sharding = FsdpSharding(
         layout.shards,
         shard_index,
         layout.hsdp_replicas,
@@ -254,7 +257,7 @@ class FsdpRun(TrainingRun):
         self,
         spec: ModelSpec,
         training_config: TrainingConfig,
-        fsdp_sharding: Sharding,
+        fsdp_sharding: FsdpSharding,
         fsdp_settings: FsdpSettings = TITAN,
         reshards: bool = True,
         layers: Mapping[int, int] | None = None,
@@ -280,7 +283,7 @@ class FsdpRun(TrainingRun):
         super().set_up()
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
-    def micro_batches(self) -> None:
+    def run_micro_batches(self) -> None:
         """Runs the micro-batches of a step, one of which represents several identical micro-batches."""
         reduces_each_micro_batch = self.fsdp.reduces_each
         microbatch_count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
@@ -353,10 +356,10 @@ def head_sharing_reason(spec: ModelSpec, training_config: TrainingConfig) -> str
     return ""
 
 
-def record(
+def record_fsdp_run(
     spec: ModelSpec,
     training_config: TrainingConfig,
-    fsdp_sharding: Sharding,
+    fsdp_sharding: FsdpSharding,
     fsdp_settings: FsdpSettings = TITAN,
     reshards: bool = True,
     layers: Mapping[int, int] | None = None,
@@ -385,6 +388,6 @@ def record(
     set_up_events = memory_meter.cut()
     training_run.next_batch()
     batch_events = memory_meter.cut()
-    training_run.micro_batches()
+    training_run.run_micro_batches()
     recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.cut())
     return recorded_run or record_two_steps(new_run(memory_meter := EventRecorder()), memory_meter)

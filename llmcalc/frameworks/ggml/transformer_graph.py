@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ..engines.engine import HOST
-from .compute_graph import Graph, Tensor
-from .model import OUTPUT, DeltaNet, LayerShape
+from .compute_graph import ComputeGraph, Tensor
+from .gguf_model import OUTPUT, DeltaNetSizes, LayerShape
 
 F32, F16, I32, I64 = 4, 2, 4, 8
 
@@ -111,7 +111,7 @@ class ModelGraph:
     number: int
     layer_device: Callable[[int], str]
     weight: Callable[[str], tuple[int, str] | None]
-    graph: Graph = field(default_factory=Graph)
+    graph: ComputeGraph = field(default_factory=ComputeGraph)
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _mask_inputs: dict[int | None, Tensor] = field(default_factory=dict)
     _rotations: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -556,7 +556,7 @@ class ModelGraph:
         self.graph.add_operations(recurrence_output, self._store_in_cache(state_cache, recurrence_output))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, recurrence_output, tokens)
 
-    def delta_net(self, i: int, net_sizes: DeltaNet, normed_input: Tensor) -> Tensor:
+    def delta_net(self, i: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
         tokens, sequences, heads = self.settings.tokens, self.settings.sequences, net_sizes.heads
         cached_inputs, state_elements = (
@@ -600,7 +600,7 @@ class ModelGraph:
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    def build_graph(self) -> Graph:
+    def build_graph(self) -> ComputeGraph:
         """Returns the graph in execution order."""
         tokens = self.settings.tokens
         token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))

@@ -53,11 +53,14 @@ def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
 
     Raises `InputError` for a text that is no notebook.
     """
-    from .file_kinds import kinds
+    from .file_kinds import launch_file_kinds
 
     cells = list(_code_cells(parse_json(notebook_text, name_in_errors), name_in_errors))
     python_text = "\n".join(map(_python_of_cell, cells))
-    if any(launch_file.read_python is not None and launch_file.is_python(python_text) for launch_file in kinds()):
+    if any(
+        launch_file.read_python is not None and launch_file.is_python(python_text)
+        for launch_file in launch_file_kinds()
+    ):
         return _checked_code(python_text, name_in_errors)
     commands = [command_text for cell in cells if (command_text := _script_of_cell(cell))]
     if not commands:

@@ -28,7 +28,7 @@ from .command_line import (
     trains_by_command,
     typed_launch,
 )
-from .file_kinds import kinds, launch_files
+from .file_kinds import launch_file_kinds, launch_files
 from .notebook import read_launch_text
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
@@ -147,7 +147,7 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
     if not isinstance(config, Mapping):
         raise InputError(f"{name_in_errors}: is no launch file; expected {launch_files()}")
     refuse_config(config, name_in_errors)
-    for launch_file in kinds():
+    for launch_file in launch_file_kinds():
         if launch_file.read is not None and launch_file.matches(config):
             return read_with_options(launch_file, launch_file.read, config, source_file, options)
     key_list = ", ".join(str(config_key)[:30] for config_key in list(config)[:4])
@@ -170,7 +170,7 @@ ARGUMENT_PARSER = re.compile(r"\b(TrlParser|HfArgumentParser|H4ArgumentParser)\(
 
 def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
-    for launch_kind in kinds():
+    for launch_kind in launch_file_kinds():
         if launch_kind.read_python is not None and launch_kind.is_python(file_text):
             return read_with_options(launch_kind, launch_kind.read_python, file_text, source_file, options)
     if ARGUMENT_PARSER.search(file_text) is not None:
@@ -182,7 +182,9 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             f"in --launch '{source_file.where} --model_name_or_path … --per_device_train_batch_size …', or the script "
             "or YAML file that has them"
         )
-    known_titles = ", ".join(launch_kind.title for launch_kind in kinds() if launch_kind.read_python is not None)
+    known_titles = ", ".join(
+        launch_kind.title for launch_kind in launch_file_kinds() if launch_kind.read_python is not None
+    )
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
         "or the script that starts it"
@@ -300,7 +302,7 @@ def _read_training_command(
             **script.env(),
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
-        world_size = source_file.world_size or processes([*batch, *command_line.launcher], source_env)
+        world_size = source_file.world_size or process_count([*batch, *command_line.launcher], source_env)
         read_file = _text_reader_with_written_files(source_file.read_text, script.files)
         if world_size is None:
             world_size = processes_of(config_table(command_line.launcher, name_in_errors, read_file))
@@ -324,7 +326,7 @@ def _read_training_command(
             unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
         )
 
-    for file in kinds():
+    for file in launch_file_kinds():
         if file.read_command is not None:
             matching_lines = [program_line for program_line in command_lines if file.runs(program_line)]
             matching_lines = [command for command in matching_lines if file.trains(command)] or matching_lines
@@ -346,7 +348,9 @@ def _read_training_command(
                 "recipe.yaml, and --config recipe.yaml"
             )
     for program_line in command_lines:
-        table_kind = next((file for file in kinds() if file.name == TABLES_OF.get(program_line.program)), None)
+        table_kind = next(
+            (file for file in launch_file_kinds() if file.name == TABLES_OF.get(program_line.program)), None
+        )
         if table_kind is not None and table_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
             arguments_table = {
@@ -368,7 +372,7 @@ def _read_by_arguments(
 ) -> Launch:
     """Returns the training run of a command whose program is unknown, recognized by its arguments."""
     name_in_errors = source_file.where
-    argument_readers = [file_kind for file_kind in kinds() if file_kind.read_arguments is not None]
+    argument_readers = [file_kind for file_kind in launch_file_kinds() if file_kind.read_arguments is not None]
     for file_kind in argument_readers:
         matching_commands = [command for command in shell_script.commands if file_kind.is_run_by(command.words)]
         if not matching_commands or file_kind.read_arguments is None:
@@ -424,7 +428,10 @@ def _read_python_of_command(
             )
         except InputError:
             continue
-        if any(launch_file.read_python is not None and launch_file.is_python(file_text) for launch_file in kinds()):
+        if any(
+            launch_file.read_python is not None and launch_file.is_python(file_text)
+            for launch_file in launch_file_kinds()
+        ):
             return _read_python(file_text, replace(source_file, where=file_path, arguments=program_line.words), options)
     return None
 
@@ -572,7 +579,7 @@ def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def processes(launcher: list[str], environment: Mapping[str, str]) -> int | None:
+def process_count(launcher: list[str], environment: Mapping[str, str]) -> int | None:
     """Returns the number of devices, processes per machine · machines, from a launcher's arguments.
 
     environment: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.

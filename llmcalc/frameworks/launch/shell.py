@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from .shell_conditions import WHOLE, Branch, holds
+from .shell_conditions import WHOLE, ShellBranch, evaluate_test
 from .shell_words import LONGEST_VALUE, ShellCommand, ShellScript, WordReader
 from .slurm import slurm_variables
-from .unresolved import ITEM, NAME, UNRESOLVED, UNSET, is_unresolved, printable, unresolved
+from .unresolved import ITEM, NAME, UNRESOLVED, UNSET, is_unresolved, mark_unresolved, printable
 
 MOST_WORDS = 20_000
 """Largest number of words of all commands of a script."""
@@ -86,7 +86,7 @@ class StatementReader(WordReader):
         self, shell_script: ShellScript, script_text: str, nesting_depth: int = 0, first_line: int = 1
     ) -> None:
         super().__init__(shell_script, script_text, nesting_depth, first_line)
-        self.branches: list[Branch] = []
+        self.branches: list[ShellBranch] = []
         self.waiting: list[tuple[str, bool]] = []
         self.statement_start = (0, first_line)
         self.here_string: str | None = None
@@ -120,7 +120,7 @@ class StatementReader(WordReader):
                 self.at += is_doubled
             elif (
                 character in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
-            ) and not self.at_placeholder():
+            ) and not self.is_at_placeholder():
                 self.skip_redirection()
             elif assignment and (not statement_words or statement_words[0] in DECLARES):
                 self.at = assignment.end()
@@ -137,7 +137,7 @@ class StatementReader(WordReader):
         if separator == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
 
-    def skips_next(self) -> bool:
+    def skips_next_command(self) -> bool:
         """Whether the next command in a list of && and || is certainly skipped."""
         return bool(self.joined_by) and self.has_succeeded is (self.joined_by == "||")
 
@@ -153,7 +153,7 @@ class StatementReader(WordReader):
         if first_word in (*BEGINS, *ENDS, "elif"):
             self.has_succeeded = None
             return False
-        if self.skips_next():
+        if self.skips_next_command():
             self.skip_assignments(assignments)
             return True
         is_condition = first_word in CONDITIONS or command_words[-1:] == ["]]"]
@@ -190,7 +190,7 @@ class StatementReader(WordReader):
         if command_words == ["{"]:
             self.open_block(command_words, "")
             if self.joined_by and self.has_succeeded is not None:
-                self.branches[-1].runs = not self.skips_next()
+                self.branches[-1].runs = not self.skips_next_command()
             self.joined_by = ""
             return []
         if len(command_words) == 1 and command_words[0] in BETWEEN:
@@ -228,7 +228,7 @@ class StatementReader(WordReader):
                     return True
         return None if has_long_pattern else False
 
-    def read_condition(self, command_words: list[str], separator: str, branch: Branch) -> None:
+    def read_condition(self, command_words: list[str], separator: str, branch: ShellBranch) -> None:
         """Evaluates a condition of `if`, `elif`, && or ||, and opens the branch after the last condition.
 
         separator: the separator after the condition.
@@ -261,7 +261,7 @@ class StatementReader(WordReader):
             command_words = [*command_words, "]]"]
         elif command_words[-1:] == ["]]"] and command_words[0] != "[[":
             command_words = ["[[", *command_words]
-        condition = holds(command_words)
+        condition = evaluate_test(command_words)
         if condition is not None:
             self.script.unset |= {
                 printable(command_word) for command_word in command_words if UNSET.fullmatch(command_word)
@@ -273,10 +273,10 @@ class StatementReader(WordReader):
         if len(self.branches) >= MOST_BLOCKS:
             raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
         if command_words[0] == "if":
-            branch = Branch(None)
+            branch = ShellBranch(None)
             self.read_condition(command_words[1:], separator, branch)
         elif command_words[0] == "case" and len(command_words) > 2 and command_words[2] == "in":
-            branch = Branch(False, value=command_words[1], patterns=[])
+            branch = ShellBranch(False, value=command_words[1], patterns=[])
             self.branches.append(branch)
             if len(command_words) > 3:
                 self.read_patterns(command_words[3:], ")")
@@ -284,16 +284,16 @@ class StatementReader(WordReader):
         elif command_words[0] in ("while", "until"):
             condition_true = self.evaluate_condition(command_words[1:]) if separator not in ("&", "|") else None
             condition = condition_true if condition_true is None or command_words[0] == "while" else not condition_true
-            branch = Branch(condition, earlier_branch_runs=None, start=self.statement_start if condition else None)
+            branch = ShellBranch(condition, earlier_branch_runs=None, start=self.statement_start if condition else None)
         elif command_words[0] in ("for", "select") and len(command_words) > 1:
             branch = self.loop_block(
-                command_words[1][:80], command_words[3:] if command_words[2:3] == ["in"] else [unresolved("$@")]
+                command_words[1][:80], command_words[3:] if command_words[2:3] == ["in"] else [mark_unresolved("$@")]
             )
         else:
-            branch = Branch(None, earlier_branch_runs=None)
+            branch = ShellBranch(None, earlier_branch_runs=None)
         self.branches.append(branch)
 
-    def loop_block(self, variable_name: str, loop_items: list[str]) -> Branch:
+    def loop_block(self, variable_name: str, loop_items: list[str]) -> ShellBranch:
         """Returns the block of a shell loop over values, or over the value that the user typed for the variable."""
         if variable_name in self.script.typed:
             loop_items = [self.script.typed[variable_name]]
@@ -303,12 +303,12 @@ class StatementReader(WordReader):
             or self.in_unsure_branch()
         ):
             if variable_name not in self.script.typed:
-                self.script.variables[variable_name] = unresolved(variable_name)
-            return Branch(None, earlier_branch_runs=None)
+                self.script.variables[variable_name] = mark_unresolved(variable_name)
+            return ShellBranch(None, earlier_branch_runs=None)
         if not loop_items or not self.is_running():
-            return Branch(False, earlier_branch_runs=None)
+            return ShellBranch(False, earlier_branch_runs=None)
         self.script.variables[variable_name] = self.script.loops[variable_name] = loop_items[0]
-        return Branch(
+        return ShellBranch(
             True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable_name, values=loop_items[1:]
         )
 
@@ -370,7 +370,9 @@ class StatementReader(WordReader):
                 self.read_words(variable_names, assignments.get("IFS"))
         elif first_word in SETS_VARIABLES:
             for variable_name in filter(NAME.fullmatch, command_words[1:]):
-                self.script.variables[variable_name] = self.script.typed.get(variable_name, unresolved(variable_name))
+                self.script.variables[variable_name] = self.script.typed.get(
+                    variable_name, mark_unresolved(variable_name)
+                )
         else:
             self.add_command(command_words, assignments, line_number)
 
@@ -388,7 +390,7 @@ class StatementReader(WordReader):
         for variable_name, assigned_value in assignments.items():
             has_known_value = surely_runs and not (isinstance(assigned_value, str) and is_unresolved(assigned_value))
             if has_known_value or variable_name not in self.script.typed:
-                self.script.variables[variable_name] = assigned_value if surely_runs else unresolved(variable_name)
+                self.script.variables[variable_name] = assigned_value if surely_runs else mark_unresolved(variable_name)
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
             self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
 
@@ -521,7 +523,7 @@ class StatementReader(WordReader):
                 self.skip_comment()
             elif character in "\n;&|(":
                 self.at += 1
-            elif character in "<>" and not self.at_placeholder():
+            elif character in "<>" and not self.is_at_placeholder():
                 self.skip_redirection()
             else:
                 array_item = self.read_word()

@@ -162,7 +162,7 @@ class _Expression:
             raise ValueError("too large")
 
 
-def evaluated(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
+def evaluate_expression(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
     """Returns the number, or the list of numbers, of an expression; None if it cannot be evaluated."""
     tokens = tokens_of(expression_text)
     if not tokens:
@@ -177,5 +177,5 @@ def evaluated(expression_text: str, shell_variables: Mapping[str, str | list[str
 
 def value_of(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | None:
     """Returns the whole number of an expression; None if it cannot be evaluated."""
-    result_value = evaluated(expression_text, shell_variables)
+    result_value = evaluate_expression(expression_text, shell_variables)
     return result_value if isinstance(result_value, int) else None

@@ -316,7 +316,7 @@ def pair_settings(
     keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
     if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
-        add_reference(reader, run_settings, reference_model)
+        add_reference_model(reader, run_settings, reference_model)
     if loss == "reward" and not keeps_logits:
         reader.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")
         return {"batch": 2 * run_settings["batch"], "cross_entropy": "chunked"}
@@ -332,7 +332,7 @@ def kto_settings(
     Its mismatched answers run without gradients.
     run_settings: the settings of the run. reference_model: as of `pair_settings`.
     """
-    add_reference(reader, run_settings, reference_model)
+    add_reference_model(reader, run_settings, reference_model)
     reader.notes.append("the loss of KTO is counted as that of SFT, an estimate")
     return {"batch": run_settings["batch"], **_loss_of_all_logits(reader, run_settings)}
 
@@ -348,7 +348,7 @@ def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -
     return {"cross_entropy": "eager"}
 
 
-def add_reference(
+def add_reference_model(
     reader: LaunchReader, run_settings: Mapping[str, Any], reference_model: FrozenModel | None = None
 ) -> None:
     """Adds the reference model of a loss: shared frozen weights with adapters, else a copy of all weights.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..logs.log_contents import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
+from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, bytes_of, pattern
 from ..logs.log_text import LogText
 
 _BUFFER = re.compile(
@@ -92,7 +92,7 @@ PLAIN_FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 """Formats of the cache that are plain numbers."""
 
 
-def read_log(log_text: LogText) -> LogReading | None:
+def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None for a log without any."""
     log_values = LogValues(log_text, PATTERNS, _is_slot_line)
     buffer_sizes = _buffer_sizes(log_text)
@@ -128,7 +128,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     is_ik_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
     program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_ik_fork else "llama.cpp"
     build_text = "" if is_ollama else log_values.last_text("build")
-    return LogReading(
+    return ParsedLog(
         program=program_name,
         title="Ollama" if is_ollama else program_name,
         terms=memory_terms,

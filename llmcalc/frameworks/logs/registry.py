@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from ...errors import InputError
-from .log_contents import LogReading
+from .log_contents import ParsedLog
 from .log_text import LogText
 
 FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
@@ -22,10 +22,10 @@ EXPECTED_LOGS = (
 )
 
 
-def read_log(file_name: str, log_text: LogText) -> LogReading:
+def read_log(file_name: str, log_text: LogText) -> ParsedLog:
     """Returns the contents of a log. file_name: for errors. Raises `InputError` for an unknown kind of log."""
     parsed_logs = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
-    torch_log: LogReading | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
+    torch_log: ParsedLog | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
     if not parsed_logs:
         if torch_log is None:
             raise InputError(f"{file_name}: no line is known; expected {EXPECTED_LOGS}")
@@ -44,8 +44,8 @@ def read_log(file_name: str, log_text: LogText) -> LogReading:
     )
 
 
-def _log_readings(log_text: LogText) -> Iterator[LogReading]:
+def _log_readings(log_text: LogText) -> Iterator[ParsedLog]:
     for framework_folder in FOLDERS:
-        parsed_log: LogReading | None = import_module(f"..{framework_folder}.log", __package__).read_log(log_text)
+        parsed_log: ParsedLog | None = import_module(f"..{framework_folder}.log", __package__).read_log(log_text)
         if parsed_log is not None:
             yield parsed_log

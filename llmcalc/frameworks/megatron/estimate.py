@@ -20,7 +20,9 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
     Weights are bf16; gradients, the master copy and states are fp32 by default, of adapters alone if those are trained.
     """
     static_states = memory_estimate.states
-    trained_fraction = 1 if static_states.adapters is None else static_states.trained / static_states.count.total
+    trained_fraction = (
+        1 if static_states.adapters is None else static_states.trained_parameters / static_states.count.total
+    )
     gradients, optimizer = (trained_fraction * part_bytes for part_bytes in optimizer_bytes(memory_estimate.settings))
     parameter_bytes = BytesPerParameter(2, gradients, optimizer)
     included_parts, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context

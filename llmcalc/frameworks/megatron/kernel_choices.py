@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from ...device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, workspace_bytes
 from ...errors import InputError
-from .kernels import RankChoices
+from .kernels import RankKernelChoices
 from .kernels.choices import AttentionBackend, Loss, Recipe
 from .settings import MegatronSettings
 from .unsupported import gpu_generation, unmodelled_arguments
@@ -130,10 +130,10 @@ def loss(settings: MegatronSettings) -> Loss:
     return settings.cross_entropy_fusion_impl
 
 
-def rank_choices_of(settings: MegatronSettings) -> RankChoices:
+def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
     """Returns the kernel choices of a run's ranks."""
     capacity_factor = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
-    return RankChoices(
+    return RankKernelChoices(
         tp=settings.tp,
         cp=settings.cp,
         ep=settings.expert_model_parallel_size,

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE
-from ..launch.unresolved import unresolved
+from ..launch.unresolved import mark_unresolved
 from .server import Container
 
 DEEPEST = 10
@@ -81,6 +81,8 @@ def _expand_macros(command: str, values_by_macro: Mapping[str, str], place_in_er
                 f"{place_in_errors}: its command grows too long; expected at most {LONGEST_VALUE:,} letters"
             )
         command = re.sub(
-            r"\$\{([\w.-]{1,120})\}", lambda match: values_by_macro.get(match[1], unresolved(f"${match[1]}")), command
+            r"\$\{([\w.-]{1,120})\}",
+            lambda match: values_by_macro.get(match[1], mark_unresolved(f"${match[1]}")),
+            command,
         )
     raise InputError(f"{place_in_errors}: macros name each other; expected at most {DEEPEST} inside each other")

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import InputError
 from ..launch.python_source import DEEPEST, UnknownValue, dotted, parse_python, value_of
 from ..launch.shell_words import UnsplittableText
-from ..launch.unresolved import unresolved
+from ..launch.unresolved import mark_unresolved
 from .engine_tables import server_of_table
 from .scripts import ServerFinder, starts_server, versions_in
 from .server import Container, StartedServer
@@ -237,7 +237,9 @@ class _Evaluator:
 def _word_of_value(evaluated_value: Any) -> str:
     """Returns a value as a command's word, with a mark if unknown before the file runs."""
     return (
-        unresolved(evaluated_value.text or "…") if isinstance(evaluated_value, UnknownValue) else str(evaluated_value)
+        mark_unresolved(evaluated_value.text or "…")
+        if isinstance(evaluated_value, UnknownValue)
+        else str(evaluated_value)
     )
 
 

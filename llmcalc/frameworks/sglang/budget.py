@@ -414,7 +414,7 @@ class Server(EngineServer):
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
         """Returns the additional bytes of dense networks that every rank stores in full, in a model with experts."""
-        if not self.flags.get("moe_dense_tp_size") or rank.widths[2] is None:
+        if not self.flags.get("moe_dense_tp_size") or rank.network_widths[2] is None:
             return 0
         whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
         return whole_bytes - whole_bytes // self.tp
@@ -542,7 +542,7 @@ def memory(server: Server) -> EngineMemory:
         startup_error = server.engine_record.messages["no_cache" if pool is None or pool.requests else "no_states"]
     concurrency = cache_tokens / request_length
     return EngineMemory(
-        terms=server.with_receipt(memory_terms),
+        terms=server.with_logged_sizes(memory_terms),
         kv_tokens=cache_tokens,
         blocks=cache_tokens // page_tokens,
         max_concurrency=concurrency if pool is None else min(concurrency, pool.requests),

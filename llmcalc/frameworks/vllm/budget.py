@@ -541,7 +541,7 @@ class Server(EngineServer):
         rank.check_divided_blocks()
         rope_element_bytes = 4 if self.has_class_of(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
-        _, _, experts = rank.widths
+        _, _, experts = rank.network_widths
         padding_bytes = 0
         if rank.scheme == "mxfp4" and experts is not None:
             padded_expert_bytes = self.engine_record.padded_experts(self.version_numbers, self.hardware).bytes_of(
@@ -677,7 +677,7 @@ class Server(EngineServer):
                 f"{block_count:,} blocks of {kv_pool.block_size} tokens",
             ),
         )
-        return StageMemory(self.with_receipt(memory_terms), kv_pool, cache_bytes, block_count, graph_bytes)
+        return StageMemory(self.with_logged_sizes(memory_terms), kv_pool, cache_bytes, block_count, graph_bytes)
 
     @cached_property
     def fullest_stage(self) -> StageMemory:

@@ -187,7 +187,7 @@ def test_auto_is_what_transformers_makes_of_it() -> None:
         reduce_bucket_size="auto",
         stage3_prefetch_bucket_size="auto",
         stage3_param_persistence_threshold="auto",
-    ).resolved(4096)
+    ).with_resolved_values(4096)
     assert auto.reduce_bucket_size == 4096 * 4096
     assert auto.stage3_prefetch_bucket_size == int(0.9 * 4096 * 4096)
     assert auto.stage3_param_persistence_threshold == 10 * 4096

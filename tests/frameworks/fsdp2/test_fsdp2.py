@@ -43,7 +43,7 @@ from llmcalc.frameworks.fsdp2.training import (
     FsdpSettings,
     check_optimizer,
     record,
-    sharding,
+    sharding_of_rank,
     torchtitan_training,
 )
 from llmcalc.frameworks.ranks import Cluster
@@ -409,7 +409,7 @@ def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
     spec, training = with_layers(family("llama3-8b"), 12), TrainingConfig(batch=2, seq=7)
     layout, fsdp = Layout(dp=4, zero=3), FsdpSettings(prefetch=prefetch)
     meter = Meter()
-    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, memory_meter=meter)
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp, memory_meter=meter)
     run.set_up()
     run.step()
     meter.peaks, meter.place = {}, AllocationPlace()
@@ -442,7 +442,7 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     spec, layout = family("llama3-8b"), Layout(dp=4, zero=3)
     training = TrainingConfig(batch=1, seq=7, optimizer="adamw", implementation="fused", choices=FLASH)
     fsdp = FsdpSettings(dtype=dtype, offloads=True)
-    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp)
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp)
     run.set_up()
     assert run.meter.by_kind["weights"] == 0
     run.step()
@@ -481,7 +481,7 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     """Bytes of every place and kind of a run of twelve layers, from one of four repeats."""
     spec = with_layers(family(name), 12)
     training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
-    rank_model = sharding(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
+    rank_model = sharding_of_rank(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
     stacks = layer_stacks(spec, training.recompute.every)
     few = record(spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)})
     found = RepeatAnalysis(few, stacks, [0]).counted({})
@@ -557,7 +557,7 @@ def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings
     assert sorted(counted.get_comm_counts().values()) == sorted(
         sum(times for (kind, _), times in expected.items() if kind == each) for each in {kind for kind, _ in expected}
     )
-    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, layout.reshard)
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp, layout.reshard)
     run.set_up()
     run.step()
     if microbatches < 3:  # of more, those between the first and the last stand for one
@@ -617,7 +617,7 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
     run = FsdpRun(
         spec,
         TrainingConfig(batch=1, seq=64),
-        sharding(TrainingConfig(batch=1, seq=64), layout := Layout(dp=4, ep=2, zero=3), 0),
+        sharding_of_rank(TrainingConfig(batch=1, seq=64), layout := Layout(dp=4, ep=2, zero=3), 0),
         program=rank_program(spec, layout, 0),
     )
     run.set_up()
@@ -628,7 +628,7 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
     run.forward_and_backward()
     assert sent == [64 * 8] * 2 * 2
     with pytest.raises(InputError, match="adapters where ranks divide the experts"):
-        sharding(TrainingConfig(batch=1, seq=64, adapters=Adapters(8, frozenset({"q_proj"}))), layout, 0)
+        sharding_of_rank(TrainingConfig(batch=1, seq=64, adapters=Adapters(8, frozenset({"q_proj"}))), layout, 0)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -738,7 +738,9 @@ def test_a_rank_of_divided_products(fsdp: FsdpSettings) -> None:
     spec = with_layers(family("llama3-8b"), 12)
     training = TrainingConfig(batch=2, seq=7, recompute=recompute_of("full"))
     layout = Layout(tp=2, dp=3, zero=3)
-    run = FsdpRun(spec, training, sharding(training, layout, 1, fsdp), fsdp, program=rank_program(spec, layout, 1))
+    run = FsdpRun(
+        spec, training, sharding_of_rank(training, layout, 1, fsdp), fsdp, program=rank_program(spec, layout, 1)
+    )
     run.set_up()
     run.step()
     run.meter.peaks = {}
@@ -776,7 +778,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
         nonlocal sums
         sums = sums.plus_sum(size, in_place)
 
-    run = FsdpRun(spec, training, sharding(training, layout, 0), TITAN)
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0), TITAN)
     run.graph.on_sum = add
     run.set_up()
     for _ in range(2):

@@ -15,7 +15,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.ggml.compute_graph import Graph, Tensor, buffer_sizes
-from llmcalc.frameworks.ggml.model import DeltaNet, GgufModel, LayerShape
+from llmcalc.frameworks.ggml.gguf_model import DeltaNet, GgufModel, LayerShape
 from llmcalc.frameworks.ggml.patterns import NamePattern
 from llmcalc.frameworks.ggml.placement import LayerDevices
 from llmcalc.frameworks.ggml.transformer_graph import GraphRules, GraphSettings, ModelGraph

@@ -33,7 +33,7 @@ NOT_MODELLED = {
 """Option of an attention step that these kernels do not have → what it is."""
 
 
-def not_modelled(operation: Step) -> str:
+def unmodelled_reason(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
     feature_names = dict.fromkeys(
         feature_name for option, feature_name in NOT_MODELLED.items() if operation.options.get(option)
@@ -78,7 +78,7 @@ class AttentionKernels(LinearKernels):
         """Splits the output of a fused QKV projection into its parts."""
         if any(operation.outs[0].axes[0].name not in HEADS for operation in fused_operations):
             return super().split_product(fused_operations, product, widths)
-        qkv_parts = self.split_along(product, widths)
+        qkv_parts = self.split_columns(product, widths)
         heads = [operation.outs[0].axes[0].size for operation in fused_operations]
         fewest_heads = min(heads)
         if (
@@ -89,7 +89,7 @@ class AttentionKernels(LinearKernels):
                 qkv_parts[i] = self.dense_copy(qkv_parts[i])
         return qkv_parts
 
-    def split_along(self, x: Tensor, part_widths: Sequence[Number]) -> list[Tensor]:
+    def split_columns(self, x: Tensor, part_widths: Sequence[Number]) -> list[Tensor]:
         """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
         row_count = x.shape[0]
         part_views = [
@@ -135,7 +135,7 @@ class AttentionKernels(LinearKernels):
         kernel_name = type(operation.op).__name__
         if kernel_name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{kernel_name}'", operation.name)
-        refusal_reason = not_modelled(operation)
+        refusal_reason = unmodelled_reason(operation)
         if refusal_reason:
             raise self.unsupported(refusal_reason, operation.name)
         q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.ins[:3])
@@ -210,7 +210,10 @@ class AttentionKernels(LinearKernels):
         return self.all_to_all_output(output)
 
     def cudnn_workspace(self, gradient_sums_shape: tuple[Number, Number] | None, heads: Number) -> None:
-        """Allocates and frees the workspace of cuDNN's backward pass. gradient_sums_shape: fp32 gradient sums; None without them."""
+        """Allocates and frees the workspace of cuDNN's backward pass.
+
+        gradient_sums_shape: shape of the fp32 gradient sums; None without them.
+        """
         if gradient_sums_shape is not None:
             query_gradient_sums = self.graph.new_tensor(
                 (gradient_sums_shape[0], gradient_sums_shape[1] + heads), FLOAT32

@@ -154,7 +154,7 @@ class PartitionedRun(ZeroRun):
         )
 
     @property
-    def contiguous(self) -> bool:
+    def has_contiguous_buffer(self) -> bool:
         """Whether gradients are copied into the bucket's contiguous buffer."""
         return self.settings.contiguous_gradients or self.offloads
 
@@ -174,7 +174,7 @@ class PartitionedRun(ZeroRun):
         return self.accumulation_dtype if self.accumulates_separately else self.dtype
 
     @property
-    def on_gradient(self) -> Callable[[Tensor], None]:
+    def gradient_hook(self) -> Callable[[Tensor], None]:
         """The hook that runs after a parameter's gradient is complete."""
         return self.process_gradients
 
@@ -192,7 +192,7 @@ class PartitionedRun(ZeroRun):
         """Allocates the buffers of the gradient buckets."""
         if self.has_buffers:
             return
-        if self.contiguous:
+        if self.has_contiguous_buffer:
             self.bucket.buffers, self.bucket.index = [], 0
             with counted_as(self.meter, "communication"):
                 for _ in range(2 if self.settings.overlaps else 1):
@@ -227,9 +227,9 @@ class PartitionedRun(ZeroRun):
         bucket, settings, element_count = self.bucket, self.settings, elements(weight)
         if bucket.elements + element_count > self.bucket_elements:
             self.reduce_ipg_grads()
-            if self.contiguous and settings.overlaps:
+            if self.has_contiguous_buffer and settings.overlaps:
                 bucket.index = 1 - bucket.index
-        if self.contiguous:
+        if self.has_contiguous_buffer:
             if element_count > self.bucket_elements:
                 self.oversized_gradient = weight
             else:
@@ -243,7 +243,7 @@ class PartitionedRun(ZeroRun):
         if not grad_bucket.weights:
             return
         with self.reduction_stream():
-            if self.contiguous:
+            if self.has_contiguous_buffer:
                 self.average_tensor()
                 self.oversized_gradient = None
             else:
@@ -257,11 +257,11 @@ class PartitionedRun(ZeroRun):
             for weight in grad_bucket.weights:
                 belongs_to_rank = id(weight) in self.rank_pieces
                 if settings.stage == 2 and not belongs_to_rank:
-                    if settings.overlaps and not self.contiguous:
+                    if settings.overlaps and not self.has_contiguous_buffer:
                         self.pending_frees.append(weight)
                     else:
                         self._store_gradient(weight, None)
-                elif self.contiguous and belongs_to_rank:
+                elif self.has_contiguous_buffer and belongs_to_rank:
                     self.copy_grads_in_partition(weight)
         grad_bucket.clear()
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...errors import InputError
 from ..engines.engine import HOST
-from .placement import LayerDevices, Placement
+from .placement import LayerDevices, TensorDevices
 from .server import Buffers, GgmlServer
 from .settings import MIB
 
@@ -25,7 +25,7 @@ class FittedServer(NamedTuple):
     """A server after --fit: context, placement, buffers, and notes on the changes."""
 
     server: GgmlServer
-    placement: Placement
+    placement: TensorDevices
     buffers: Buffers
     notes: tuple[str, ...] = ()
 
@@ -42,7 +42,7 @@ class _GpuLayers:
     overflow: tuple[str, ...] = ()
 
 
-def fit(server: GgmlServer) -> FittedServer:
+def fit_server(server: GgmlServer) -> FittedServer:
     """Returns the server after --fit has changed flags until each GPU has its free margin."""
     tensor_placement = server.placement
     fitted_server = FittedServer(server, tensor_placement, server.buffers(tensor_placement))
@@ -98,7 +98,7 @@ def _used_bytes(fitted_server: FittedServer) -> int:
 def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> FittedServer:
     """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
     server = fitted_server.server
-    longest_context, used_bytes = server.context, _used_bytes(fitted_server)
+    longest_context, used_bytes = server.context_tokens, _used_bytes(fitted_server)
     least_context = int(server.flags.get("fit_ctx", server.engine_record.fit_ctx)) * server.streams
     if used_bytes <= sum(byte_limits) or not server.has_automatic_context or longest_context <= least_context:
         return fitted_server
@@ -123,7 +123,7 @@ def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> F
 
 def _with_context(server: GgmlServer, context: int) -> FittedServer:
     changed_server = server.with_flags(ctx_size=context)
-    context_note = f"--fit reduces --ctx-size from {server.context:,} to {context:,}"
+    context_note = f"--fit reduces --ctx-size from {server.context_tokens:,} to {context:,}"
     return FittedServer(changed_server, server.placement, changed_server.buffers(server.placement), (context_note,))
 
 
@@ -138,7 +138,7 @@ class _LayerFit:
     def server(self) -> GgmlServer:
         return self.fitted.server
 
-    def placement_of(self, layers_of_gpus: list[_GpuLayers]) -> Placement:
+    def placement_of(self, layers_of_gpus: list[_GpuLayers]) -> TensorDevices:
         """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
         layer_count, layers_on_gpus = (
             len(self.server.model.layers),
@@ -162,7 +162,7 @@ class _LayerFit:
                 else:
                     hosted_layers.add(layer_index)
             layer += gpu_layers.hosted
-        return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
+        return TensorDevices(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
     def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> Buffers:
         tensor_placement = self.placement_of(layers_by_gpu)

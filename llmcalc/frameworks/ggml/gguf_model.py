@@ -110,7 +110,7 @@ class LatentSizes(NamedTuple):
     query_rank: int
 
 
-class DeltaNet(NamedTuple):
+class DeltaNetSizes(NamedTuple):
     """The sizes of a Gated DeltaNet. key_width: width of all query heads. kernel: width of the convolution."""
 
     heads: int
@@ -144,7 +144,7 @@ class LayerShape:
     window: int | None = None
     latent: LatentSizes | None = None
     state_elements: int = 0
-    delta_net: DeltaNet | None = None
+    delta_net: DeltaNetSizes | None = None
     gate_width: int = 0
     width: int = 0
     is_gated: bool = False
@@ -162,7 +162,7 @@ class GgufModel:
     quantize: str | None = None
 
     @classmethod
-    def of_flag(cls, preset: Preset, quantize: str | None) -> GgufModel:
+    def from_quantize_flag(cls, preset: Preset, quantize: str | None) -> GgufModel:
         """Returns a model in the scheme of `--quantize`. quantize: `none` and None for the file's or checkpoint's."""
         return cls(preset, None if quantize is not None and quantize.strip().lower() == "none" else quantize)
 
@@ -344,7 +344,7 @@ def _layer_shape(layer: Place) -> LayerShape:
         elif isinstance(layer_op, DeltaRule) and not layer_op.by_channel and conv_width:
             value_width = int(layer_op.heads) * int(layer_op.value_dim)
             delta_net_sizes = int(layer_op.heads), int(layer_op.key_dim), int(layer_op.value_dim)
-            layer_shape.delta_net = DeltaNet(
+            layer_shape.delta_net = DeltaNetSizes(
                 *delta_net_sizes, key_width=(conv_width - value_width) // 2, kernel=kernel_size
             )
         elif isinstance(layer_op, ExpertLinear) and op_name in ("up_proj", "fc1"):
