@@ -151,7 +151,7 @@ def _scopes_by_path(module_scope: Scope, parent_path: str = "") -> Iterator[tupl
 def _last_product(layer: Scope) -> Linear | Conv1d | None:
     """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
-    for operation in layer.steps(idle=False):
+    for operation in layer.steps(includes_idle=False):
         if operation.verb not in SAVES_NOTHING:
             last_product = operation
     return last_product.op if last_product is not None and isinstance(last_product.op, (Linear, Conv1d)) else None

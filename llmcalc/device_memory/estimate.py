@@ -399,7 +399,7 @@ def changes_scores(spec: ModelSpec) -> bool:
     return any(
         operation.verb == "joint_softmax"
         or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.ins) > 3))
-        for operation in spec.shared_program.root.steps(idle=False)
+        for operation in spec.shared_program.root.steps(includes_idle=False)
     )
 
 

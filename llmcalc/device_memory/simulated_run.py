@@ -93,7 +93,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
         )
         and not operation.options.get("sinks")
         and not operation.options.get("float32_scores")
-        for operation in spec.shared_program.root.steps(idle=False)
+        for operation in spec.shared_program.root.steps(includes_idle=False)
     )
 
 

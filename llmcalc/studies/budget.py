@@ -143,7 +143,7 @@ def _measure_value(
 
 def _device_bytes(preset: Preset, setting_values: dict[str, Any], hardware: Hardware | None) -> int:
     bound_settings = settings_with_shorthands(setting_values).with_usual_recomputation()
-    cuda_runtime = runtime_of(hardware, expandable=bound_settings.allocator == "expandable")
+    cuda_runtime = runtime_of(hardware, has_expandable_segments=bound_settings.allocator == "expandable")
     return memory(
         preset.model, bound_settings, preset.dtype, model_config=preset.checkpoint, cuda_runtime=cuda_runtime
     ).device.device_bytes

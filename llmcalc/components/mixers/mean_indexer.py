@@ -61,14 +61,14 @@ class MeanIndexer(BlockIndexer):
                 position,
             )
             (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, index_dim))
-            block_means = recorder.sum(recorder.windows(all_keys, pool, past=True), index_dim, mean=True)
+            block_means = recorder.sum(recorder.windows(all_keys, pool, includes_past=True), index_dim, is_mean=True)
             block_means = recorder.rope(recorder.norm("k_norm", block_means, self.norm), position, row_stride=pool.size)
             recorder.hold(q=q, k=block_means)
             scores = recorder.act(
                 recorder.scores("core", q, block_means, is_cross_attention=True, core=ops.EntryScores, rate=pool.size),
                 "relu",
             )
-            recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool=pool.size)
+            recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool_size=pool.size)
         mask, keys, values = recorder.selected(q, keys, values)
         recorder.hold(k=keys, v=values, mask=mask)
         return (

@@ -422,7 +422,7 @@ class QuantoInt(LinearFormat):
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         column_count = next(
-            (group_columns for group_columns in (128, 96, 64, 32) if n_in > 128 and n_in % group_columns == 0), n_in
+            (scale_columns for scale_columns in (128, 96, 64, 32) if n_in > 128 and n_in % scale_columns == 0), n_in
         )
         group_count = n_out * floor_div(n_in, column_count)
         code_bytes = ceil_div(group_count, 8 // self.bits) * column_count

@@ -143,7 +143,7 @@ def _group_by_dtype_and_factors(
 
 
 def build_torch_optimizers(
-    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch

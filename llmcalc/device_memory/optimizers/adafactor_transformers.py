@@ -94,7 +94,7 @@ def _estimate(optimizer_step: OptimizerStep, grad: Tensor, row_state: Tensor, co
 
 
 def build_torch_optimizers(
-    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
     """Builds the optimizer of transformers as its Trainer does. parameters: as of `adafactor`."""
     from transformers.optimization import Adafactor

@@ -84,7 +84,7 @@ def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> 
 
 
 def build_torch_optimizers(
-    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
     """Builds torch's optimizers. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
@@ -94,7 +94,7 @@ def build_torch_optimizers(
     if matrices:
         yield torch.optim.Muon(matrices)
     if other_parameters:
-        yield from adamw.build_torch_optimizers(other_parameters, implementation, momentum)
+        yield from adamw.build_torch_optimizers(other_parameters, implementation, has_momentum)
 
 
 OPTIMIZER = Optimizer(

@@ -326,13 +326,17 @@ def _read_training_command(
             unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
         )
 
-    for file in launch_file_kinds():
-        if file.read_command is not None:
-            matching_lines = [program_line for program_line in command_lines if file.runs(program_line)]
-            matching_lines = [command for command in matching_lines if file.trains(command)] or matching_lines
+    for launch_file in launch_file_kinds():
+        if launch_file.read_command is not None:
+            matching_lines = [program_line for program_line in command_lines if launch_file.runs(program_line)]
+            matching_lines = [command for command in matching_lines if launch_file.trains(command)] or matching_lines
             if matching_lines:
-                command = matching_lines[0] if file.reads_first else _only_command(matching_lines, name_in_errors)
-                return read_with_options(file, file.read_command, command, source_of_command(command), options)
+                command = (
+                    matching_lines[0] if launch_file.reads_first else _only_command(matching_lines, name_in_errors)
+                )
+                return read_with_options(
+                    launch_file, launch_file.read_command, command, source_of_command(command), options
+                )
     for program_line in command_lines:
         config_words = config_place(program_line)
         if config_words is not None:
@@ -349,7 +353,12 @@ def _read_training_command(
             )
     for program_line in command_lines:
         table_kind = next(
-            (file for file in launch_file_kinds() if file.name == TABLES_OF.get(program_line.program)), None
+            (
+                launch_file
+                for launch_file in launch_file_kinds()
+                if launch_file.name == TABLES_OF.get(program_line.program)
+            ),
+            None,
         )
         if table_kind is not None and table_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
