@@ -77,7 +77,7 @@ HOPPER = CudaRuntime()
 """An H100 or H200 with torch's defaults."""
 
 
-def runtime_of(
+def cuda_runtime_of(
     hardware: Hardware | None, workspace_config: str | None = None, has_expandable_segments: bool = False
 ) -> CudaRuntime:
     """Returns the CUDA memory of an accelerator, default an H100. workspace_config: CUBLAS_WORKSPACE_CONFIG or None.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..accelerator import Fit, Hardware
 from ..errors import InputError
-from ..evidence import ON_META, Evidence, Status, names_of, weakest, witness_texts
+from ..evidence import ON_META, Evidence, Status, evidence_names, weakest, witness_texts
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.caching_allocator import CachingAllocator
@@ -167,7 +167,7 @@ def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> Memo
         return memory_term
     if weakest_status == "untested":
         return replace(
-            memory_term, status=weakest_status, witness=f"no measurement of {names_of(evidence, weakest_status)}"
+            memory_term, status=weakest_status, witness=f"no measurement of {evidence_names(evidence, weakest_status)}"
         )
     checks_text = witness_texts(evidence, weakest_status)
     if memory_term.witness == ON_META:

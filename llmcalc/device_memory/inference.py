@@ -104,7 +104,7 @@ class InferenceRun:
         self,
         spec: ModelSpec,
         inference_config: InferenceConfig,
-        repeats: Mapping[int, int] | None = None,
+        repeats_by_stack: Mapping[int, int] | None = None,
         workspace: int = 0,
         memory_meter: Meter | EventRecorder | None = None,
     ) -> None:
@@ -112,7 +112,7 @@ class InferenceRun:
             raise InputError(f"{spec.one_pass_model} does not decode: it reads a sequence in one pass")
         self.spec: ModelSpec = spec
         self.inference: InferenceConfig = inference_config
-        self.layers: dict[int, int] = dict(repeats or {})
+        self.layers: dict[int, int] = dict(repeats_by_stack or {})
         self.workspace: int = workspace
         self.workspaces: list[Storage] = []
         self.names: list[str] = []

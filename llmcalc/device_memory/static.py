@@ -109,10 +109,10 @@ class MemoryUse:
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
-        tree, extra_parts = self.count.tree, self.count.include
+        tree, included_parts = self.count.tree, self.count.include
         adapters, module_copies = (
-            self.adapters.adapters(tree, extra_parts),
-            self.adapters.trained_copies(tree, extra_parts),
+            self.adapters.adapters(tree, included_parts),
+            self.adapters.trained_copies(tree, included_parts),
         )
         return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 
@@ -465,8 +465,10 @@ def _adapters_and_format(
     )
     if run_settings.lora_experts and run_settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
-    joins_as_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
-    adapters = low_rank(params.tree, requested_adapters, lora_targets, params.include, module_names, joins_as_class)
+    fuses_projections_like_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
+    adapters = low_rank(
+        params.tree, requested_adapters, lora_targets, params.include, module_names, fuses_projections_like_class
+    )
     return adapters, _float_format(run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
 
 

@@ -139,7 +139,7 @@ class TrainingRun:
         self,
         spec: ModelSpec,
         training_config: TrainingConfig,
-        repeats: Mapping[int, int] | None = None,
+        repeats_by_stack: Mapping[int, int] | None = None,
         workspace: int = 0,
         memory_meter: Meter | EventRecorder | None = None,
         program: Flow | None = None,
@@ -170,7 +170,7 @@ class TrainingRun:
             choices=training_config.choices,
             adapters=training_config.adapters,
         )
-        self.lowering.run_only = dict(repeats or {})
+        self.lowering.run_only = dict(repeats_by_stack or {})
         self.lowering.first_trained_layer = training_config.first_trained_layer
         self.lowering.trained_dtype = training_config.trained_dtype or self.lowering.dtype
         self.labels: Tensor | None = None

@@ -212,22 +212,26 @@ class ModuleNames:
         path: str,
         parent_paths: tuple[str, ...],
         outer_parents: tuple[str, ...],
-        keys: tuple[str, ...],
+        table_keys_of_node: tuple[str, ...],
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields the path and published names of a node and all nodes below.
 
         parent_paths: the prefixes of its parent's modules.
         outer_parents: the prefixes of its layer, or of the stack outside of layers.
-        keys: its path in the layer, and every suffix of that path.
+        table_keys_of_node: its path in the layer, and every suffix of that path.
         """
         child_keys = {
-            child.name: (*(f"{table_key}.{child.name}" for table_key in keys), child.name) for child in node.children
+            child.name: (*(f"{table_key}.{child.name}" for table_key in table_keys_of_node), child.name)
+            for child in node.children
         }
         outer_child_names = {
-            module for keys in child_keys.values() for module in self._table_names(keys) if module.startswith(".")
+            module
+            for table_keys_of_node in child_keys.values()
+            for module in self._table_names(table_keys_of_node)
+            if module.startswith(".")
         }
         separate_words = outer_child_names if node.children else None
-        name_entry = self._table_entry(keys)
+        name_entry = self._table_entry(table_keys_of_node)
         if name_entry == "":
             module_names: tuple[str, ...] = ()
             child_prefixes = parent_paths
@@ -317,13 +321,13 @@ def _name_in_layer(layer: str, name_in_layer: str) -> str:
     return f"{layer}.{name_in_layer}" if name_in_layer else layer
 
 
-def _layer_name(lists: str, layer_number: int, layers: int) -> str:
+def _layer_name(joined_list_names: str, layer_number: int, layers: int) -> str:
     """Returns the checkpoint name of a layer. With several module lists of equal length, ` + ` joins the names.
 
     layer_number: its number among the layers with parameters of their own.
     layers: how many these are.
     """
-    list_names = lists.split(" + ")
+    list_names = joined_list_names.split(" + ")
     list_length = max(1, layers // len(list_names))
     list_name, layer_number = (
         (list_names[0], layer_number)
@@ -428,15 +432,17 @@ def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str
             if module_name.split(".")[-2:-1] == ["experts"]
         ]
         known_names += [
-            f"{module}.0.{leaf}" for module in expert_modules for leaf in EXPERT.get(last_name, (last_name,))
+            f"{module}.0.{last_component}"
+            for module in expert_modules
+            for last_component in EXPERT.get(last_name, (last_name,))
         ] + expert_modules
-    variants: list[str] = []
+    name_variants: list[str] = []
     for module_name in dict.fromkeys(known_names):
-        *path_names, leaf = module_name.split(".")
+        *path_names, last_component = module_name.split(".")
         component_choices = [(module_path, *EARLIER.get(module_path, ())) for module_path in path_names]
-        last_names = (leaf, *EARLIER.get(leaf, ()))
-        variants += [".".join(name_parts) for name_parts in product(*component_choices, last_names)]
-    return tuple(dict.fromkeys(variants))
+        last_names = (last_component, *EARLIER.get(last_component, ()))
+        name_variants += [".".join(name_parts) for name_parts in product(*component_choices, last_names)]
+    return tuple(dict.fromkeys(name_variants))
 
 
 def replace_numbers(module_path: str) -> str:

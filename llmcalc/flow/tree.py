@@ -288,12 +288,12 @@ def cost_by_kind(
 ) -> dict[str, Number]:
     """Returns the summed cost of each kind of component; the sums add up to the total of the tree."""
     costs_by_kind: dict[str, Number] = {}
-    for node_place in root.walk(run_config):
-        if node_place.optional and node_place.optional not in include:
+    for node_position in root.walk(run_config):
+        if node_position.optional and node_position.optional not in include:
             continue
-        cost_of_node = times(node_place.own_cost(cost), node_place.times)
+        cost_of_node = times(node_position.own_cost(cost), node_position.times)
         if not is_zero(cost_of_node):
-            costs_by_kind[node_place.kind] = add(costs_by_kind.get(node_place.kind, 0), cost_of_node)
+            costs_by_kind[node_position.kind] = add(costs_by_kind.get(node_position.kind, 0), cost_of_node)
     return costs_by_kind
 
 

@@ -342,10 +342,10 @@ class RankFlow(Flow):
         return self.tables[id(weight)]
 
     def experts(
-        self, name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | JoinedShapes, **options: Any
+        self, node_name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | JoinedShapes, **options: Any
     ) -> Value:
         return super().experts(
-            name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.rank_part, output), **options
+            node_name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.rank_part, output), **options
         )
 
     def layers(

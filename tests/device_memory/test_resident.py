@@ -97,7 +97,7 @@ def test_adapters_by_hand(base: str) -> None:
     spec, n = llmcalc.load("llama3-8b").model, 8_030_261_248
     use = memory(spec, Settings("training", lora_rank=8, base=base))
     trained = 32 * 8 * (4096 + 4096 + 4096 + 1024)
-    assert use.trained == trained
+    assert use.trained_parameters == trained
     assert use.parts["gradients"] == 4 * trained
     assert use.parts["optimizer"] == 2 * 4 * trained + 4 * 32 * 4
     assert use.parts["master_weights"] == 0
@@ -114,7 +114,10 @@ def test_all_linear_layers_of_the_layers_have_adapters() -> None:
     spec = llmcalc.load("llama3-8b").model
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     every = memory(spec, Settings("training", lora_rank=4, lora_targets=("all-linear",)))
-    assert every.trained == memory(spec, Settings("training", lora_rank=4, lora_targets=names)).trained
+    assert (
+        every.trained_parameters
+        == memory(spec, Settings("training", lora_rank=4, lora_targets=names)).trained_parameters
+    )
     assert every.adapters is not None
     assert every.adapters.targets == frozenset(names)
 

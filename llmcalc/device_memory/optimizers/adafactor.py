@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .step import OptimizedParameter, OptimizerStep
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
     element_counts = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
@@ -154,7 +154,7 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adafactor",
     implementations=("loop", "foreach"),
-    states=states,
+    states=state_bytes,
     step=step,
     build_torch_optimizers=build_torch_optimizers,
     reads_values=True,

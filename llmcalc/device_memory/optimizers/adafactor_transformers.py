@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of root mean squares."""
     torch_states = {
         state_name: state_size
-        for state_name, state_size in adafactor.states(tensors, "float32").items()
+        for state_name, state_size in adafactor.state_bytes(tensors, "float32").items()
         if state_name != "step"
     }
     return torch_states | {"RMS": 4 * tensor_count(tensors)}
@@ -105,7 +105,7 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adafactor-transformers",
     implementations=("loop",),
-    states=states,
+    states=state_bytes,
     step=step,
     build_torch_optimizers=build_torch_optimizers,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the first moment, and of the means that replace the second moment."""
     return {
         "m": packed_bytes(total_elements(tensors), dtype),
@@ -60,7 +60,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 OPTIMIZER = Optimizer(
     name="adam-mini",
     implementations=("loop",),
-    states=states,
+    states=state_bytes,
     step=step,
     not_in_torch="adam_mini is not a part of torch",
     note="a matrix has one mean of the second moment per row, a vector its whole second moment; Adam-mini itself has "

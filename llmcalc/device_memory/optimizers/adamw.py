@@ -20,7 +20,7 @@ ONE_INTERMEDIATE = (2, 1)
 """The first version of torch whose foreach AdamW makes one temporary per tensor; older ones make two."""
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of both moments and of the step counts."""
     element_count = total_elements(tensors)
     return {
@@ -86,7 +86,7 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adamw",
     implementations=("foreach", "fused", "loop"),
-    states=states,
+    states=state_bytes,
     usual="fused",
     step=step,
     build_torch_optimizers=build_torch_optimizers,

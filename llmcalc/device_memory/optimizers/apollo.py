@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the `Optimizer` description of APOLLO with projections of this rank."""
 
-    def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
         projected_tensors, other_tensors = split_projected(tensors)
         projected_elements = sum_over(projected_tensors, lambda tensor: rank * longer_side(tensor))
@@ -75,7 +75,9 @@ def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
                 norm_grad = scaled_grad
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad, scaling_factors)
 
-    return low_rank_optimizer("apollo", rank, optimizer_name, states, step, "apollo_torch", "apollo_torch/apollo.py")
+    return low_rank_optimizer(
+        "apollo", rank, optimizer_name, state_bytes, step, "apollo_torch", "apollo_torch/apollo.py"
+    )
 
 
 def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:

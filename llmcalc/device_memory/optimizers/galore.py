@@ -36,7 +36,7 @@ def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
     def clipped_rank(tensor: ParamTensor) -> Number:
         return minimum(rank, shorter_side(tensor))
 
-    def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors and of both moments."""
         projected_tensors, other_tensors = split_projected(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
@@ -67,7 +67,7 @@ def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
         "galore",
         rank,
         optimizer_name,
-        states,
+        state_bytes,
         step,
         "galore_torch",
         "galore_torch/adamw.py; without its decomposition's work buffers",

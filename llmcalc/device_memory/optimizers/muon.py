@@ -24,11 +24,11 @@ ITERATIONS = 5
 """Newton-Schulz iterations of a step."""
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the matrices' momentum and of AdamW's states."""
     matrices = [parameter for parameter in tensors if parameter.is_layer_matrix]
     other_tensors = [parameter for parameter in tensors if not parameter.is_layer_matrix]
-    return {"momentum_buffer": packed_bytes(total_elements(matrices), dtype), **adamw.states(other_tensors, dtype)}
+    return {"momentum_buffer": packed_bytes(total_elements(matrices), dtype), **adamw.state_bytes(other_tensors, dtype)}
 
 
 def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
@@ -100,7 +100,7 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="muon",
     implementations=("foreach", "fused", "loop"),
-    states=states,
+    states=state_bytes,
     step=step,
     build_torch_optimizers=build_torch_optimizers,
     note="momentum for the weight matrices of linear layers in the layers; AdamW for embeddings, output head, norms, "

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the momentum buffers."""
     return {"momentum_buffer": packed_bytes(total_elements(tensors), dtype)}
 
@@ -47,7 +47,7 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="sgd",
     implementations=("foreach", "fused", "loop"),
-    states=states,
+    states=state_bytes,
     step=step,
     build_torch_optimizers=build_torch_optimizers,
     has_momentum=True,

@@ -111,22 +111,22 @@ class MixingVerbs(Recorder):
         values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
         is_cross_attention: whether the keys are of another sequence, false by default. core, limits: as in `attention`.
         """
-        heads, *qk = q.axes
+        heads, *qk_axes = q.axes
         v_dim = 0 if values is None else values.axes[-1].size
         v_dim = v_dim if weights is None else 1
         key_rows = k.rows if is_cross_attention else None
-        op = core(heads.size, self.element_count(tuple(qk)), v_dim, rows=q.rows, keys=key_rows, **key_limits)
+        op = core(heads.size, self.element_count(tuple(qk_axes)), v_dim, rows=q.rows, keys=key_rows, **key_limits)
         step_inputs = (q, k) if weights is None else (q, k, weights)
         output_value = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
         return self.step("scores", node_name, step_inputs, output_value, op=op)
 
-    def strongest(self, strength: Value, q: Value, k: Value, *, kept_tokens: Number, window: Number = None) -> Value:
-        """Records, for each query, the choice of the `kept_tokens` visible keys with the highest strengths.
+    def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
+        """Records, for each query, the choice of the `keep` visible keys with the highest strengths.
 
         strength: that of each key and head. window: as in `attention`.
         """
         output_value = value_of_pairs(q.rows, *strength.axes, batched=True)
-        return self.step("strongest", "", (strength, q, k), output_value, keep=kept_tokens, causal=True, window=window)
+        return self.step("strongest", "", (strength, q, k), output_value, keep=keep, causal=True, window=window)
 
     def select(self, scores: Value, k: Value, top_k: Number, pool_size: Number = None) -> None:
         """Records the selection of the `top_k` keys per query, for this layer and layers that reuse the selection.

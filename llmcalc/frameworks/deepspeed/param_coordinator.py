@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from ...simulator.lowering import Path
 from ...simulator.meter import Block
 from ...simulator.tensor import Meter, Storage, Tensor, counted_as, on_stream
-from .partitions import elements, module_of
+from .partitions import module_of, weight_elements
 from .settings import DeepSpeedSettings
 
 GATHERING = 2
@@ -79,7 +79,7 @@ class Parameter:
     def __init__(self, memory_meter: Meter, parameter_path: Path, template: Tensor, ranks: int) -> None:
         self.path: Path = parameter_path
         self.module: Path = module_of(parameter_path)
-        element_count = elements(template)
+        element_count = weight_elements(template)
         self.count: int = element_count
         self.shard_elements: int = -(-element_count // ranks)
         self.full_param: Tensor = Tensor(

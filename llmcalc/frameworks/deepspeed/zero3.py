@@ -211,9 +211,9 @@ class Stage3Run(ZeroRun):
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return
-        double_copy = Storage(self.meter, min(parameter.shard_elements, NORM_BUFFER) * DOUBLE)
+        float64_copy = Storage(self.meter, min(parameter.shard_elements, NORM_BUFFER) * DOUBLE)
         self.host_norms[id(parameter)] = Storage(self.meter, DOUBLE)
-        del double_copy
+        del float64_copy
         if self.accumulation_dtype is not FLOAT32:
             fp32_copy = Storage(self.meter, parameter.shard_elements * FLOAT32.bytes)
             del fp32_copy
@@ -270,8 +270,8 @@ class Stage3Run(ZeroRun):
             return
         for sub_group in self.groups:  # get_grad_norm_direct
             for parameter in sub_group:
-                double_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
-                del double_copy
+                float64_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
+                del float64_copy
         for sub_group, fp32_partition in zip(self.groups, self.trained, strict=True):
             with counted_as(self.meter, "gradients"):
                 fp32_partition.gradient = self._single_grad_partition(sub_group)

@@ -288,10 +288,12 @@ class Engine:
                 FlagChange(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts, memory.devices)
             )
             tried_flags.append({**flags, **changed_values})
-        if not any(change.starts for change in changes):
-            for change_number, (change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
-                changes[change_number] = self._with_shorter_requests(preset, hardware, version, changed_flags, change)
-        if not any(change.starts for change in changes) and not self.shows_alternatives:
+        if not any(flag_change.starts for flag_change in changes):
+            for change_number, (flag_change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
+                changes[change_number] = self._with_shorter_requests(
+                    preset, hardware, version, changed_flags, flag_change
+                )
+        if not any(flag_change.starts for flag_change in changes) and not self.shows_alternatives:
             for layout_flags, memory in self.layouts(self.server(preset, hardware, version, flags), MOST_DEVICES):
                 if memory.starts and not layout_flags:  # it starts as it is
                     return changes

@@ -164,7 +164,7 @@ class EngineRank:
         return quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
 
     @cached_property
-    def weights(self) -> int:
+    def weight_bytes(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
             return self._bytes_with_divided_blocks()
@@ -172,10 +172,10 @@ class EngineRank:
             return self._weights(self.model, self.scheme)
         except IndivisibleMatrix as error:
             self._weights(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
-            scheme = self.scheme or "the published format"
+            scheme_title = self.scheme or "the published format"
             raise ImpossibleLayout(
-                f"--tp {self.layout.tp}: of a rank's weights in {scheme}, {error.reason}; expected a smaller --tp, or "
-                f"another scheme{self._size_remark}"
+                f"--tp {self.layout.tp}: of a rank's weights in {scheme_title}, {error.reason}; expected a smaller "
+                f"--tp, or another scheme{self._size_remark}"
             ) from None
 
     @property
@@ -193,14 +193,14 @@ class EngineRank:
         scheme = self._quantization
         if self.layout.tp == 1 or scheme is None or not scheme.has_square_blocks:
             return
-        extra_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        included_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         whole_shapes: dict[str, dict[tuple[Number, ...], None]] = {}
-        for weight in weight_tensors_of(self.preset.model.tree(), extra_parts, first_copies=True):
+        for weight in weight_tensors_of(self.preset.model.tree(), included_parts, first_copies=True):
             whole_shapes.setdefault(replace_numbers(weight.path), {})[weight.tensor.shape] = None
         checkpoint = self.preset.checkpoint
         path_names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        for weight in weight_tensors_of(model.tree(), extra_parts, first_copies=True):
+        for weight in weight_tensors_of(model.tree(), included_parts, first_copies=True):
             tensor_shapes = whole_shapes.get(replace_numbers(weight.path), {})
             if not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue

@@ -180,8 +180,8 @@ class EngineServer:
         """
         if self.flags.get("quantize"):
             return str(self.flags["quantize"])
-        has_scheme = self.preset.stored_as is not None
-        if scheme_word == "none" or has_scheme:
+        has_quantized_weights = self.preset.stored_as is not None
+        if scheme_word == "none" or has_quantized_weights:
             return None
         if scheme_word not in schemes_by_word:
             raise InputError(

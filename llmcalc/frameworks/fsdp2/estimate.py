@@ -14,7 +14,7 @@ from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientByte
 from .training import torchtitan_training
 
 
-def estimate(memory_estimate: Memory) -> PeakEstimate:
+def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     """Returns the memory estimate of FSDP2 ranks. Shards are master weights; gradients have the same format."""
     memory_use, parameter_count, training_config = (
         memory_estimate.states,

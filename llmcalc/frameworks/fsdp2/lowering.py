@@ -284,7 +284,7 @@ class FsdpProfile(RingAttention):
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
         layer_groups = groups_of_layer(self.groups, layer)
-        outer_place, memory_meter.place = (
+        outer_allocation_place, memory_meter.place = (
             memory_meter.place,
             AllocationPlace(memory_meter.place.phase, layer_index, layer_path),
         )
@@ -296,7 +296,7 @@ class FsdpProfile(RingAttention):
         module_call.local_tensors.clear()  # the variables of its forward pass
         for parameter_group in layer_groups:
             parameter_group.post_forward([layer_output])
-        memory_meter.place = outer_place
+        memory_meter.place = outer_allocation_place
         return layer_output
 
     # --- experts of other ranks -------------------------------------------------------------------------------------

@@ -182,13 +182,15 @@ class ReplayedRank(ShardedRank):
 
 
 @without_garbage_collection()
-def replay_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals: Rehearsals) -> ReplayResult | None:
+def replay_stage(
+    fsdp_setup: ShardedSetup, expandable_segments: bool, recorded_ranks: Rehearsals
+) -> ReplayResult | None:
     """Replays the set-up and two training steps of a rank with many micro-batches on the caching allocator.
 
     Returns None for a rank with few micro-batches or many layers, and if its passes do not repeat.
 
     expandable_segments: whether the allocator has expandable segments.
-    rehearsals: recorded passes of other ranks of the same run, to which this rank's are added.
+    recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
     layout, schedules = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules
     microbatches_per_schedule = fsdp_setup.training.microbatches // schedules
@@ -202,9 +204,9 @@ def replay_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals
     shard_shapes = tuple(parameter.shard.shape for chunk_parameters in parameters for parameter in chunk_parameters)
     rank_coordinates = layout.coordinates(fsdp_setup.rank)
     cache_key = (shard_shapes, rank_coordinates.cp, *passes_key(training_run))
-    if cache_key not in rehearsals:
-        rehearsals[cache_key] = record_stage_passes(fsdp_setup, training_run.chunks)
-    recorded_rank = rehearsals[cache_key]
+    if cache_key not in recorded_ranks:
+        recorded_ranks[cache_key] = record_stage_passes(fsdp_setup, training_run.chunks)
+    recorded_rank = recorded_ranks[cache_key]
     if recorded_rank.traces is None:
         return None
     steps_key = rank_coordinates.pp, expandable_segments

@@ -306,17 +306,17 @@ def step_collectives_of_rank(
     if isinstance(training_run.lowering, FsdpTensorParallelProfile):
         training_run.next_batch()
         training_run.forward_and_backward()
-        for node_place, collective in training_run.lowering.messages:
+        for allocation_place, collective in training_run.lowering.messages:
             weight_path = next(
                 (
                     layer_stack.path
                     for layer_stack in model_stacks
-                    if node_place.layer_index >= 0 and node_place.path.startswith(layer_stack.path)
+                    if allocation_place.layer_index >= 0 and allocation_place.path.startswith(layer_stack.path)
                 ),
                 "",
             )
             represented_layers = training_config.microbatches * _represented_layers(
-                LayerKey(weight_path, node_place.layer_index), model_stacks
+                LayerKey(weight_path, allocation_place.layer_index), model_stacks
             )
             previous_collective = collectives_by_key.get((weight_path, *collective[1:6]))
             collectives_by_key[weight_path, *collective[1:6]] = (

@@ -11,9 +11,9 @@ FRAMEWORK = Framework(
     title="FSDP2",
     rank_memory=LazyFunction(__package__, "rank_memory:rank_memory"),
     tensor_bytes=LazyFunction(__package__, "rank_memory:tensor_bytes"),
-    estimate=LazyFunction(__package__, "estimate:estimate"),
+    estimate=LazyFunction(__package__, "estimate:estimate_peaks"),
     estimate_errors=EstimateErrors(under=0.08),
-    check=LazyFunction(__package__, "training:check"),
+    check=LazyFunction(__package__, "training:check_run"),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layouts=LayoutRules(

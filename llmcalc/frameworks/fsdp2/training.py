@@ -150,7 +150,7 @@ def torchtitan_training(
     )
 
 
-def check(memory_estimate: Memory, version_text: str) -> None:
+def check_run(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run whose optimizer cannot update shards."""
     optimizer_name = memory_estimate.settings.optimizer
     check_optimizer(
@@ -313,8 +313,8 @@ def set_resharding_and_prefetch(
     """
     last_layer = max((layer for layer in groups if layer.path == stacks[-1] and not layer.has_experts), default=MODEL)
     for layer, parameter_group in groups.items():
-        is_last = layer[:2] == last_layer[:2]
-        stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and is_last)
+        is_last_layer = layer[:2] == last_layer[:2]
+        stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and is_last_layer)
         parameter_group.reshards = reshards and not stays_gathered
     if any(layer.has_experts for layer in groups):
         _set_prefetch_with_expert_groups(groups, stacks)

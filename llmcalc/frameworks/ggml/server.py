@@ -60,7 +60,7 @@ class GgmlServer(GgmlSettings):
     """A server of a model and an optional draft model, with the buffers of each device."""
 
     @cached_property
-    def draft(self) -> GgmlServer | None:
+    def draft_server(self) -> GgmlServer | None:
         """The draft model as a server with the same context; None without a draft model."""
         if self.draft_model is None:
             return None
@@ -232,9 +232,9 @@ class GgmlServer(GgmlSettings):
         buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
         if self.drafts_by_modules:
             buffers = buffers.with_draft(self.module_buffers(placement))
-        if self.draft is None:
+        if self.draft_server is None:
             return buffers
-        return buffers.with_draft(self.draft.buffers(self.draft.placement))
+        return buffers.with_draft(self.draft_server.buffers(self.draft_server.placement))
 
     @property
     def file_bytes(self) -> int:
@@ -242,7 +242,7 @@ class GgmlServer(GgmlSettings):
         total_bytes = self.model.file_bytes + self.encoder_bytes
         if self.drafts_by_modules and self.model.gguf_file is None:
             total_bytes += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
-        return total_bytes + (0 if self.draft is None else self.draft.model.file_bytes)
+        return total_bytes + (0 if self.draft_server is None else self.draft_server.model.file_bytes)
 
     def module_buffers(self, tensor_placement: TensorDevices) -> Buffers:
         """Returns the buffers of the multi-token-prediction modules, which are additional last layers.

@@ -127,9 +127,9 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
             reader.unknown[f"zero_optimization.{argument_name}"] = "with layers that ranks divide it is not modelled"
     reader.check_unknown()
     reader.notes.append(ESTIMATE)
-    sized_run = replace(parallel_run, distributed_optimizer=zero_stage == 1, grad_dtype="bf16")
-    run_over_ranks = megatron_run(reader, sized_run, reader.source.world_size, dict(settings))
-    replicas = run_over_ranks.layout.dp
+    megatron_run_settings = replace(parallel_run, distributed_optimizer=zero_stage == 1, grad_dtype="bf16")
+    launch_settings = megatron_run(reader, megatron_run_settings, reader.source.world_size, dict(settings))
+    replicas = launch_settings.layout.dp
     global_batch = config.get("train_batch_size")
     accumulation_steps = reader.size(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
@@ -141,8 +141,8 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
         )
     else:
         batch = max(1, size_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replicas))
-    return run_over_ranks._replace(
-        settings={**run_over_ranks.settings, "batch": batch, "num_microbatches": accumulation_steps}
+    return launch_settings._replace(
+        settings={**launch_settings.settings, "batch": batch, "num_microbatches": accumulation_steps}
     )
 
 

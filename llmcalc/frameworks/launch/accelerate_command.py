@@ -73,7 +73,7 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
     return config
 
 
-def processes_of(config: Table) -> int | None:
+def process_count_of(config: Table) -> int | None:
     """Returns the number of processes in an accelerate config; None if the config states none."""
     process_count = config.get("num_processes")
     return (

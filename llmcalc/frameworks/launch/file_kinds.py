@@ -54,8 +54,8 @@ def _program_file(
     }
     reader_package = f"{FRAMEWORKS}.{folder_name}"
     lazy_readers: dict[str, Any] = {
-        field_name: LazyFunction(reader_package, function_place)
-        for field_name, function_place in reader_functions.items()
+        field_name: LazyFunction(reader_package, function_path)
+        for field_name, function_path in reader_functions.items()
     }
     program_kind = kind_name or folder_name.replace("_", "-")
     return folder_name, LaunchFile(

@@ -64,7 +64,7 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
     if isinstance(expression, ast.Constant):
         return expression.value
     if isinstance(expression, ast.Name | ast.Attribute):
-        dotted_name = dotted(expression)
+        dotted_name = dotted_name_of(expression)
         return known_values[dotted_name] if dotted_name in known_values else UnknownValue(dotted_name)
     if isinstance(expression, ast.List | ast.Tuple):
         return [value_of(list_element, known_values, nesting_depth + 1) for list_element in expression.elts[:1000]]
@@ -118,7 +118,7 @@ def _comparison_result(operator_node: ast.cmpop, left_value: Any, right_values: 
     return None
 
 
-def dotted(name_expression: ast.expr) -> str:
+def dotted_name_of(name_expression: ast.expr) -> str:
     """Returns an expression's dotted name, such as `Trainer.Config`; empty for an expression that is no name."""
     name_parts: list[str] = []
     while isinstance(name_expression, ast.Attribute) and len(name_parts) < DEEPEST:
@@ -130,7 +130,7 @@ def dotted(name_expression: ast.expr) -> str:
 def source_of(syntax_node: ast.AST) -> str:
     """Returns an expression's description for error messages: kind and name."""
     if isinstance(syntax_node, ast.Call):
-        return f"{dotted(syntax_node.func) or 'a call'}(…)"[:60]
+        return f"{dotted_name_of(syntax_node.func) or 'a call'}(…)"[:60]
     return type(syntax_node).__name__
 
 
@@ -224,7 +224,9 @@ class Configurations:
             self.read_statement(statement, variables, configs_by_variable, nesting_depth)
         return {}
 
-    def read_statement(self, statement: ast.stmt, variables: Config, configs: dict[str, Config], depth: int) -> None:
+    def read_statement(
+        self, statement: ast.stmt, variables: Config, configs_by_variable: dict[str, Config], depth: int
+    ) -> None:
         """Evaluates a statement in a Python function.
 
         A condition that is known runs its branch; assignments in another one, or in a loop, give unknown values.
@@ -233,20 +235,25 @@ class Configurations:
             target_nodes = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             for target_node in target_nodes:
                 self.assign_value(
-                    target_node, self.evaluate(statement.value, variables, configs, depth), variables, configs
+                    target_node,
+                    self.evaluate(statement.value, variables, configs_by_variable, depth),
+                    variables,
+                    configs_by_variable,
                 )
             return
-        condition_truth = self.truth_of(statement.test, variables, configs) if isinstance(statement, ast.If) else None
+        condition_truth = (
+            self.truth_of(statement.test, variables, configs_by_variable) if isinstance(statement, ast.If) else None
+        )
         if isinstance(statement, ast.If) and condition_truth is not None:
             if depth > DEEPEST:
                 raise RecursionError
             for inner_statement in statement.body if condition_truth else statement.orelse:
-                self.read_statement(inner_statement, variables, configs, depth + 1)
+                self.read_statement(inner_statement, variables, configs_by_variable, depth + 1)
             return
         for inner_node in ast.walk(statement):
             if isinstance(inner_node, ast.Assign):
                 for target_node in inner_node.targets:
-                    self.assign_value(target_node, {"": UnknownValue("a condition")}, variables, configs)
+                    self.assign_value(target_node, {"": UnknownValue("a condition")}, variables, configs_by_variable)
 
     def truth_of(self, condition: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> bool | None:
         """Returns whether a condition on plain values is true; None if unknown."""
@@ -263,9 +270,13 @@ class Configurations:
         if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
             operand_truth = self.truth_of(condition.operand, variables, configs_by_variable)
             return None if operand_truth is None else not operand_truth
-        if isinstance(condition, ast.Call) and dotted(condition.func) == "isinstance" and len(condition.args) == 2:
+        if (
+            isinstance(condition, ast.Call)
+            and dotted_name_of(condition.func) == "isinstance"
+            and len(condition.args) == 2
+        ):
             plain_value = self._plain_value(condition.args[0], variables, configs_by_variable)
-            is_known = dotted(condition.args[1]) == "str" and not isinstance(plain_value, UnknownValue)
+            is_known = dotted_name_of(condition.args[1]) == "str" and not isinstance(plain_value, UnknownValue)
             return isinstance(plain_value, str) if is_known else None
         if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
             plain_value = self._plain_value(condition, variables, configs_by_variable)
@@ -290,22 +301,22 @@ class Configurations:
         return config[""] if set(config) == {""} else UnknownValue(source_of(expression))
 
     def assign_value(
-        self, target_node: ast.expr, config: Config, variables: Config, configs: dict[str, Config]
+        self, target_node: ast.expr, config: Config, variables: Config, configs_by_variable: dict[str, Config]
     ) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""
-        target_path = dotted(target_node)
+        target_path = dotted_name_of(target_node)
         variable_name, _, attr_name = target_path.partition(".")
         if not target_path:
             return
         if not attr_name:
-            configs.pop(variable_name, None)
+            configs_by_variable.pop(variable_name, None)
             variables.pop(variable_name, None)
             if set(config) == {""}:
                 variables[variable_name] = config[""]
             else:
-                configs[variable_name] = dict(config)
+                configs_by_variable[variable_name] = dict(config)
             return
-        owner_config = configs.setdefault(variable_name, {})
+        owner_config = configs_by_variable.setdefault(variable_name, {})
         self.count_work(len(owner_config) + len(config))
         for config_key in [
             config_key
@@ -326,7 +337,7 @@ class Configurations:
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError
-        called_path = dotted(expression)
+        called_path = dotted_name_of(expression)
         if called_path in configs_by_variable:
             return dict(configs_by_variable[called_path])
         if not isinstance(expression, ast.Call):
@@ -340,7 +351,7 @@ class Configurations:
                 }
                 return inner_config or {"": owner_config.get(attribute_name, UnknownValue(called_path))}
             return {"": value_of(expression, variables)}
-        called_name = dotted(expression.func)
+        called_name = dotted_name_of(expression.func)
         keyword_nodes = {keyword.arg: keyword.value for keyword in expression.keywords if keyword.arg is not None}
         if called_name in self.functions:
             argument_values = {

@@ -16,7 +16,7 @@ from ...errors import InputError, one_line
 from ...sources.files import parse_json, parse_toml, read_text
 from ..argument_names import keyword_of
 from ..registry import NAMES, framework
-from .accelerate_command import config_table, processes_of
+from .accelerate_command import config_table, process_count_of
 from .command_config import config_place, with_typed_values
 from .command_line import (
     CONSOLE_PROGRAMS,
@@ -170,9 +170,9 @@ ARGUMENT_PARSER = re.compile(r"\b(TrlParser|HfArgumentParser|H4ArgumentParser)\(
 
 def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
-    for launch_kind in launch_file_kinds():
-        if launch_kind.read_python is not None and launch_kind.is_python(file_text):
-            return read_with_options(launch_kind, launch_kind.read_python, file_text, source_file, options)
+    for launch_file in launch_file_kinds():
+        if launch_file.read_python is not None and launch_file.is_python(file_text):
+            return read_with_options(launch_file, launch_file.read_python, file_text, source_file, options)
     if ARGUMENT_PARSER.search(file_text) is not None:
         if source_file.arguments:
             command_text = f"python {shlex.join([source_file.where, *source_file.arguments])}"
@@ -183,7 +183,7 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             "or YAML file that has them"
         )
     known_titles = ", ".join(
-        launch_kind.title for launch_kind in launch_file_kinds() if launch_kind.read_python is not None
+        launch_file.title for launch_file in launch_file_kinds() if launch_file.read_python is not None
     )
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
@@ -305,7 +305,7 @@ def _read_training_command(
         world_size = source_file.world_size or process_count([*batch, *command_line.launcher], source_env)
         read_file = _text_reader_with_written_files(source_file.read_text, script.files)
         if world_size is None:
-            world_size = processes_of(config_table(command_line.launcher, name_in_errors, read_file))
+            world_size = process_count_of(config_table(command_line.launcher, name_in_errors, read_file))
         fetch_config = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
         skipped_variables = {
             printable(command_word)
@@ -376,7 +376,7 @@ def _read_by_arguments(
     shell_script: ShellScript,
     command_lines: list[CommandLine],
     source_file: LaunchSource,
-    start_source: Callable[[CommandLine], LaunchSource],
+    source_function: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch:
     """Returns the training run of a command whose program is unknown, recognized by its arguments."""
@@ -399,8 +399,8 @@ def _read_by_arguments(
             )
         command = _only_command(program_lines, name_in_errors)
         arguments = arguments_of(command.words, name_in_errors)
-        return read_with_options(file_kind, file_kind.read_arguments, arguments, start_source(command), options)
-    launch_of_python = _read_python_of_command(command_lines, start_source, options)
+        return read_with_options(file_kind, file_kind.read_arguments, arguments, source_function(command), options)
+    launch_of_python = _read_python_of_command(command_lines, source_function, options)
     if launch_of_python is not None:
         return launch_of_python
     start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
@@ -412,8 +412,10 @@ def _read_by_arguments(
     )
     word_number, unresolved_word = next(unresolved_words, (0, ""))
     reason_text = f" (line {word_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
-    program_places = dict.fromkeys(f"{command.program} (line {command.line})" for command in command_lines)
-    runs_programs = f"; it runs {', '.join(map(printable, list(program_places)[:4]))}" if program_places else ""
+    programs_with_lines = dict.fromkeys(f"{command.program} (line {command.line})" for command in command_lines)
+    runs_programs = (
+        f"; it runs {', '.join(map(printable, list(programs_with_lines)[:4]))}" if programs_with_lines else ""
+    )
     known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(
         f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "

@@ -91,8 +91,8 @@ class Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
         if self.stage_ends == (None, None):
             return self
-        sizes_place = f"{self.where}: layers of the first and of the last stage"
-        stage_sizes = stage_sizes_between_ends(layers, self.layout.pp, self.layout.vpp, *self.stage_ends, sizes_place)
+        error_prefix = f"{self.where}: layers of the first and of the last stage"
+        stage_sizes = stage_sizes_between_ends(layers, self.layout.pp, self.layout.vpp, *self.stage_ends, error_prefix)
         return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
 
     def data(self) -> dict[str, Any]:
@@ -473,7 +473,7 @@ class LaunchReader:
             if str(group_size).endswith("_size") and ranks not in (None, 1):
                 self.unknown[f"parallelism_config.{group_size}"[:100]] = "groups of ranks are modelled with FSDP alone"
 
-    def frozen_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
+    def frozen_model_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
         if not isinstance(self.frozen, FrozenModel) or layout.zero != 3:
             return self.frozen
@@ -496,7 +496,7 @@ class LaunchReader:
             ignored=tuple(self.ignored),
             notes=tuple(self.notes),
             filled_in=dict(self.filled_in),
-            frozen=self.frozen_on(launch_settings.layout),
+            frozen=self.frozen_model_on(launch_settings.layout),
             stage_ends=self.stage_ends,
             **launch_fields,
         )

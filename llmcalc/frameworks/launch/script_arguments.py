@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import shown
-from .python_source import UnknownValue, dotted, value_of
+from .python_source import UnknownValue, dotted_name_of, value_of
 from .unresolved import is_unresolved, printable
 
 PARSERS = re.compile(r"(parse_args|parse_known_args|parse_args_into_dataclasses|parse_args_and_config|parse|cli)$")
@@ -48,7 +48,7 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
     undeclared_flag = next(
         (f"--{argument_name}" for argument_name in typed_values if argument_name not in default_values), ""
     )
-    loose_word = typed_words[0] if typed_words and not typed_values else ""
+    positional_word = typed_words[0] if typed_words and not typed_values else ""
     argument_values = {
         argument_name: argument
         for argument_name, argument in {**default_values, **typed_values}.items()
@@ -60,16 +60,18 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
         if (
             isinstance(node, ast.Attribute)
             and node.attr in argument_values
-            and dotted(node.value).removeprefix("self.") in argument_variables
+            and dotted_name_of(node.value).removeprefix("self.") in argument_variables
         ):
-            variables[dotted(node)] = argument_values[node.attr]
+            variables[dotted_name_of(node)] = argument_values[node.attr]
     used_arguments = {
         argument_name.rpartition(".")[2]: shown(argument_value) for argument_name, argument_value in variables.items()
     }
-    values_used = ", ".join(
+    used_values_text = ", ".join(
         f"{argument_name} {value_text}" for argument_name, value_text in [*used_arguments.items()][:MOST_SHOWN]
     )
-    return ScriptArguments(default_values, typed_values, variables, undeclared_flag or loose_word, values_used)
+    return ScriptArguments(
+        default_values, typed_values, variables, undeclared_flag or positional_word, used_values_text
+    )
 
 
 def _declared_arguments(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
@@ -91,7 +93,7 @@ def _declared_arguments(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 def _field_default(value_node: ast.expr | None) -> Any:
     """Returns the default of a dataclass's field; None without one."""
-    if isinstance(value_node, ast.Call) and dotted(value_node.func).rpartition(".")[2] == "field":
+    if isinstance(value_node, ast.Call) and dotted_name_of(value_node.func).rpartition(".")[2] == "field":
         value_node = next((keyword.value for keyword in value_node.keywords if keyword.arg == "default"), None)
     return None if value_node is None else value_of(value_node, {})
 
@@ -114,7 +116,7 @@ def _argument_variables(syntax_tree: ast.Module) -> Iterator[str]:
 
 def _returns_arguments(call: ast.Call, classes: set[str]) -> bool:
     """Whether a call parses the command line, or creates an object of a class that the file defines."""
-    function_name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
+    function_name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name_of(call.func)
     return PARSERS.search(function_name) is not None or function_name in classes
 
 

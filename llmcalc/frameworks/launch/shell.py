@@ -103,7 +103,7 @@ class StatementReader(WordReader):
         """Reads a simple command and applies its effect to the script."""
         statement_words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
-        start_line, separator, is_doubled = self.line, "", False
+        start_line, separator, is_double_separator = self.line, "", False
         self.statement_start = (self.at, start_line)
         self.here_string, self.output_file, self.is_negated = None, "", False
         while not separator:
@@ -116,8 +116,8 @@ class StatementReader(WordReader):
                 self.skip_comment()
             elif character in "\n;&|()":
                 separator = self.read_separator()
-                is_doubled = separator in ("&", "|") and self.text.startswith(separator, self.at)
-                self.at += is_doubled
+                is_double_separator = separator in ("&", "|") and self.text.startswith(separator, self.at)
+                self.at += is_double_separator
             elif (
                 character in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
             ) and not self.is_at_placeholder():
@@ -133,7 +133,7 @@ class StatementReader(WordReader):
         if not self.read_patterns(statement_words, separator) and not self.read_joined(statement_words, assignments):
             self.apply_command(statement_words, assignments, start_line, separator)
         if statement_words or assignments or separator in ("(", ")"):
-            self.joined_by = separator * 2 if is_doubled else ""
+            self.joined_by = separator * 2 if is_double_separator else ""
         if separator == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
 
@@ -300,7 +300,7 @@ class StatementReader(WordReader):
         if (
             not NAME.fullmatch(variable_name)
             or any(is_unresolved(loop_item) for loop_item in loop_items)
-            or self.in_unsure_branch()
+            or self.is_in_uncertain_branch()
         ):
             if variable_name not in self.script.typed:
                 self.script.variables[variable_name] = mark_unresolved(variable_name)
@@ -331,7 +331,7 @@ class StatementReader(WordReader):
         """Whether the current position is executed, because all enclosing blocks are."""
         return not any(branch.runs is False for branch in self.branches)
 
-    def in_unsure_branch(self) -> bool:
+    def is_in_uncertain_branch(self) -> bool:
         """Whether the current position is in a block that may be skipped or repeated."""
         return any(branch.runs is None for branch in self.branches)
 
@@ -357,7 +357,7 @@ class StatementReader(WordReader):
             self.set_variables(command_words, assignments)
         elif first_word == "shift" and len(command_words) < 3:
             loop_count = int(command_words[1]) if command_words[1:] and WHOLE.fullmatch(command_words[1]) else 1
-            if not self.in_unsure_branch():
+            if not self.is_in_uncertain_branch():
                 del self.script.arguments[: max(0, loop_count)]
         elif first_word == "eval" and self.depth < 3:
             StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line_number).read_all()
@@ -386,11 +386,15 @@ class StatementReader(WordReader):
 
         command_words: the command's; none for `NAME=…`.
         """
-        surely_runs = all(branch.runs for branch in self.branches)
+        is_certain_to_run = all(branch.runs for branch in self.branches)
         for variable_name, assigned_value in assignments.items():
-            has_known_value = surely_runs and not (isinstance(assigned_value, str) and is_unresolved(assigned_value))
+            has_known_value = is_certain_to_run and not (
+                isinstance(assigned_value, str) and is_unresolved(assigned_value)
+            )
             if has_known_value or variable_name not in self.script.typed:
-                self.script.variables[variable_name] = assigned_value if surely_runs else mark_unresolved(variable_name)
+                self.script.variables[variable_name] = (
+                    assigned_value if is_certain_to_run else mark_unresolved(variable_name)
+                )
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
             self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
 

@@ -152,7 +152,7 @@ def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Lau
     """
     reader.check_unknown()
     launched_run = read_trainer({**trainer_arguments(reader.source), **config}, reader.source)
-    frozen_model = reader.frozen_on(launched_run.layout)
+    frozen_model = reader.frozen_model_on(launched_run.layout)
     return replace(reader.with_records(launched_run), target=model_id, frozen=frozen_model)
 
 

@@ -14,7 +14,7 @@ from .rank_run import ForwardOutput, RankRun
 from .settings_from_options import optimizer_bytes, settings_of
 
 
-def estimate(memory_estimate: Memory) -> PeakEstimate:
+def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     """Returns the estimate of the memory of every rank of a model.
 
     Weights are bf16; gradients, the master copy and states are fp32 by default, of adapters alone if those are trained.
@@ -32,9 +32,12 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
 
 
 def measure_passes(
-    memory_estimate: Memory, layout: Layout, pipeline_stage: Stage, repeats: Sequence[int | None]
+    memory_estimate: Memory, layout: Layout, pipeline_stage: Stage, repeats_by_layer_group: Sequence[int | None]
 ) -> list[MicroBatchBytes]:
-    """Returns the measured bytes of a micro-batch on a pipeline stage. repeats: as in `peak_estimate.MeasurePasses`."""
+    """Returns the measured bytes of a micro-batch on a pipeline stage.
+
+    repeats_by_layer_group: as in `peak_estimate.MeasurePasses`.
+    """
     memory_meter, buffer_meter = Meter(), Meter()
     rank = layout.rank(pp=pipeline_stage.rank)
     rank_run = RankRun(memory_estimate.spec, settings_of(memory_estimate, layout), rank, memory_meter)
@@ -53,14 +56,14 @@ def measure_passes(
         return chunk_input, rank_run.forward(stage_chunk, chunk_input)
 
     if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
-        stage_chunk.lowering.run_only = {} if repeats[0] is None else {0: repeats[0]}
+        stage_chunk.lowering.run_only = {} if repeats_by_layer_group[0] is None else {0: repeats_by_layer_group[0]}
         with rank_run.graph.no_grad():
             run_forward()
     if not stage_chunk.first:  # so does the chunk: its input, which has a gradient
         stage_chunk.input_tensor = rank_run.receive_hidden()
         stage_chunk.input_tensor.grad = rank_run.receive_gradient()
     pass_bytes: list[MicroBatchBytes] = []
-    for layer_repeats in repeats:
+    for layer_repeats in repeats_by_layer_group:
         stage_chunk.lowering.run_only = {} if layer_repeats is None else {0: layer_repeats}
         start_bytes = memory_meter.now
         memory_meter.restart()

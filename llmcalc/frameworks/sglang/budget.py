@@ -402,9 +402,11 @@ class Server(EngineServer):
         rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
         adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
         host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
-        draft_bytes = 0 if self.draft is None else self.draft.weights + self.draft.rope_table_elements() * ROPE_BYTES
+        draft_bytes = (
+            0 if self.draft is None else self.draft.weight_bytes + self.draft.rope_table_elements() * ROPE_BYTES
+        )
         return (
-            rank.weights
+            rank.weight_bytes
             + draft_bytes
             - host_expert_bytes
             + rope_table_bytes

@@ -116,7 +116,7 @@ class Server(EngineServer):
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""
-        return rank.weights + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES + rank.latent_projections * 2
+        return rank.weight_bytes + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES + rank.latent_projections * 2
 
     def dummy_run_bytes(self, rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""

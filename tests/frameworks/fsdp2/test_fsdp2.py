@@ -29,10 +29,10 @@ from llmcalc.frameworks.framework import RunOnRanks
 from llmcalc.frameworks.fsdp2.pipeline import ShardedSetup
 from llmcalc.frameworks.fsdp2.rank_memory import (
     DIVIDED,
-    communication,
     counted_rank,
     fsdp_memory,
     rank_memory,
+    step_collectives_of_rank,
     tensor_bytes,
 )
 from llmcalc.frameworks.fsdp2.settings import TitanSettings
@@ -42,7 +42,7 @@ from llmcalc.frameworks.fsdp2.training import (
     FsdpRun,
     FsdpSettings,
     check_optimizer,
-    record,
+    record_fsdp_run,
     sharding_of_rank,
     torchtitan_training,
 )
@@ -427,7 +427,7 @@ def test_two_witnesses_agree() -> None:
 def test_one_rank_alone_gathers_nothing() -> None:
     spec, training, layout = family("llama3-8b"), TrainingConfig(batch=1, seq=9), Layout(zero=3)
     assert differences(replayed(spec, training, layout, 0), by_torch(spec, training, layout, 0)) == {}
-    assert communication(spec, training, layout) == []
+    assert step_collectives_of_rank(spec, training, layout) == []
 
 
 # --- many layers from few ---------------------------------------------------------------------------------------------
@@ -483,7 +483,9 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
     rank_model = sharding_of_rank(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
     stacks = layer_stacks(spec, training.recompute.every)
-    few = record(spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)})
+    few = record_fsdp_run(
+        spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)}
+    )
     found = RepeatAnalysis(few, stacks, [0]).counted({})
     meter = Meter()
     run = FsdpRun(spec, training, rank_model, fsdp, memory_meter=meter)
@@ -551,7 +553,7 @@ def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings
         seen = by_torch(spec, training, layout, 0, fsdp, Followed, sent)
     steps = len({one.step for one in seen.bytes}) - 1
     expected: Counter[tuple[str, int]] = Counter()
-    for one in communication(spec, training, layout, 0, fsdp):
+    for one in step_collectives_of_rank(spec, training, layout, 0, fsdp):
         expected[one.kind, one.bytes] += steps * one.times
     assert sent.found == expected
     assert sorted(counted.get_comm_counts().values()) == sorted(
@@ -571,7 +573,7 @@ def test_what_many_layers_send() -> None:
     spec = llmcalc.load("llama3.1-405b").model
     h, kv, f, v = 16384, 1024, 53248, 128256
     layer = 2 * h * h + 2 * h * kv + 3 * h * f + 2 * h
-    found = communication(spec, TrainingConfig(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3))
+    found = step_collectives_of_rank(spec, TrainingConfig(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3))
     assert [(one.kind, one.ranks, one.bytes, one.times) for one in found] == [
         ("all_gather", 128, 2 * (2 * v * h + h), 1),
         ("reduce_scatter", 128, 4 * (2 * v * h + h), 1),
@@ -603,7 +605,9 @@ def test_ranks_of_experts_shard_their_own_experts_over_fewer_ranks(ep: int, dp: 
     device = fsdp_memory(spec, run, layout, 1)
     shards = device.moments["step"]["weights"] // 4
     assert abs(shards - (dense + experts) / dp) <= 2048  # rows of small tensors are padded
-    of_experts = [message for message in communication(spec, run, layout) if message.bytes * ep == 2 * experts // 2]
+    of_experts = [
+        message for message in step_collectives_of_rank(spec, run, layout) if message.bytes * ep == 2 * experts // 2
+    ]
     assert sum(message.times for message in of_experts if message.kind == "all_gather") == (0 if ep == dp else 2 + 1)
     assert {message.ranks for message in of_experts} == (set() if ep == dp else {dp // ep})
     layouts = (layout, replace(layout, ep=1))

@@ -18,7 +18,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import TrainingConfig, TrainingRun
 from llmcalc.errors import InputError
-from llmcalc.frameworks.fsdp2.rank_memory import communication, fsdp_memory
+from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory, step_collectives_of_rank
 from llmcalc.frameworks.fsdp2.settings import Float8Settings
 from llmcalc.frameworks.fsdp2.training import (
     IN_PLACE,
@@ -139,7 +139,7 @@ def test_what_a_step_sends(case: Case) -> None:
     assert differences(replayed(spec, case.how, case.laid, case.rank, case.fsdp), seen) == {}
     steps = len({one.step for one in seen.bytes}) - 1
     expected: Counter[tuple[str, int]] = Counter()
-    for one in communication(spec, case.how, case.laid, case.rank, case.fsdp):
+    for one in step_collectives_of_rank(spec, case.how, case.laid, case.rank, case.fsdp):
         expected[one.kind, one.bytes] += steps * one.times
     assert sent.found == expected
     found: Counter[str] = Counter()
@@ -271,7 +271,7 @@ def test_what_float8_gathers() -> None:
         (Float8Settings(recipe="rowwise"), 0, 10),
     ):
         gathers: Counter[int] = Counter()
-        for one in communication(spec, training, layout, 0, FsdpSettings(float8=float8)):
+        for one in step_collectives_of_rank(spec, training, layout, 0, FsdpSettings(float8=float8)):
             if one.group == "tp" and one.kind == "all_gather":
                 gathers[one.bytes] += one.times
         assert gathers == Counter({size: n for size, n in ((rows, narrow), (2 * rows, wide)) if n})
