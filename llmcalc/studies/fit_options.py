@@ -180,7 +180,7 @@ def hardware_options(
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
     layout_request: parallelism options; its group sizes apply to every number; `devices`, if given, is the only number.
-    runtime_of: the runtime of the run on an accelerator.
+    cuda_runtime_of: the runtime of the run on an accelerator.
     engine_fit: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits; None
         (default) for torch's kernels.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.

@@ -65,7 +65,7 @@ class LinearFormat:
     def shard_refusal_reason(self, shard_shape: Shape, whole_shape: Shape) -> str:
         """Returns the reason why kernels cannot compute a rank's part of a matrix; empty if they can.
 
-        shard, whole: (n_out, n_in) of the part and of the matrix.
+        shard_shape, whole_shape: (n_out, n_in) of the part and of the matrix.
         """
         return ""
 

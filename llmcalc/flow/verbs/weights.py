@@ -244,8 +244,10 @@ class WeightVerbs(Recorder):
     ) -> Value:
         """Records a convolution along the rows of x.
 
-        groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state_name: the name of the
-        state that keeps the last inputs of a causal convolution; empty where the module around it says so.
+        groups, padding, overlap: as in `ops.Conv1d`. rows: the rows of the output.
+        state_name: the state that keeps the last inputs of a causal convolution; empty where the module around it
+            says so.
+        outputs_per_filter: `shared` of `ops.Conv1d`.
         """
         output_rows = x.rows if rows is None else rows
         op = ops.Conv1d(
@@ -282,7 +284,7 @@ class WeightVerbs(Recorder):
     ) -> Value:
         """Records a parameter that is added or multiplied elementwise.
 
-        heads, count, frozen: `heads`, `rows` and `is_frozen` of `ops.Weight`.
+        heads, row_count, is_frozen: `heads`, `rows` and `is_frozen` of `ops.Weight`.
         """
         op = ops.Weight(self.element_count(axes), None if heads is None else heads.size, row_count, is_frozen)
         return self.step("vector", node_name, (), Value(ONCE, axes), op=op, about=node_fields)
