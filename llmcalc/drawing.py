@@ -26,7 +26,7 @@ Ask: TypeAlias = "Callable[..., ReportedAnswer]"
 
 
 def draw_picture(
-    picture: str,
+    picture_name: str,
     plotted_models: Sequence[Model],
     output: str | Path | None,
     options: Mapping[str, Any],
@@ -42,14 +42,14 @@ def draw_picture(
         "serve": partial(_draw_serve, answers_by_picture["serve"]),
         "roofline": partial(_draw_roofline, answers_by_picture["time"]),
     }
-    draw_function = drawing_functions[one_of("PICTURE", picture, pictures.Picture)]
+    draw_function = drawing_functions[one_of("PICTURE", picture_name, pictures.Picture)]
     output_path = None if output is None else Path(output)
     if output_path is not None:
         format_of(output_path)
     try:
         inspect.signature(draw_function).bind(*plotted_models, **options)
     except TypeError as error:
-        raise InputError(f"plot {picture}: {error}") from None
+        raise InputError(f"plot {picture_name}: {error}") from None
     figure = draw_function(*plotted_models, **options)
     if output_path is not None:
         try:

@@ -59,8 +59,8 @@ def _pip_requirement(optional_group: str) -> str:
         editable_option = "-e " if install_origin["dir_info"].get("editable") else ""
         return f"{editable_option}'{source_url.removeprefix('file://')}[{optional_group}]'"
     if "vcs_info" in install_origin:
-        vcs = install_origin["vcs_info"]
-        return f"'{pip_requirement} @ {vcs.get('vcs')}+{source_url}@{vcs.get('commit_id')}'"
+        vcs_info = install_origin["vcs_info"]
+        return f"'{pip_requirement} @ {vcs_info.get('vcs')}+{source_url}@{vcs_info.get('commit_id')}'"
     return f"'{pip_requirement} @ {source_url}'" if source_url else f"'{pip_requirement}'"
 
 

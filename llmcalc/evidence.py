@@ -127,7 +127,7 @@ def weakest(statuses: Iterable[Status]) -> Status:
     return max(statuses, key=STATUSES.index, default="exact")
 
 
-def names_of(evidence: Iterable[Evidence], status: Status) -> str:
+def evidence_names(evidence: Iterable[Evidence], status: Status) -> str:
     """Returns the names of the parts whose evidence has a verification status, without repetitions."""
     return ", ".join(
         dict.fromkeys(str(evidence_entry) for evidence_entry in evidence if evidence_entry.status == status)

@@ -101,14 +101,14 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
                     "differ"
                 )
                 problem_lines.append(
-                    f"  {list_name}.{layer_index}: {params:,}, the spec's {node.segment} {expected_params:,} "
+                    f"  {list_name}.{layer_index}: {params:,}, the spec's {node.path_segment} {expected_params:,} "
                     f"({difference})"
                 )
     if len(problem_lines) == 1:
         problem_lines.append(
             "  by the spec: "
             + ", ".join(
-                f"{child_node.segment} {child_node.total(total_params_of):,}"
+                f"{child_node.path_segment} {child_node.total(total_params_of):,}"
                 for child_node in node_tree.children
                 if child_node.total(total_params_of)
             )

@@ -178,7 +178,7 @@ def test_layers_stand_where_the_pattern_says() -> None:
     assert ALTERNATING.layer_names() == ["window", "window", "block", "window", "window"]
     assert [(name, which) for name, _, _, which in ALTERNATING.groups()] == [("window", [0, 1, 3, 4]), ("block", [2])]
     tree = recorded(ALTERNATING, 16)
-    assert [node.segment for node in tree.children] == ["layers.{0-1,3-4}", "layers.2"]
+    assert [node.path_segment for node in tree.children] == ["layers.{0-1,3-4}", "layers.2"]
 
 
 def test_spans() -> None:

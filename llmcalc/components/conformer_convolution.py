@@ -77,7 +77,7 @@ class ConformerConvolution(Part):
         )
         if self.gate_bias:
             value_bias, gate_bias = recorder.split(
-                recorder.vector("gate_bias", Axis("halves", 2), *hidden, count=2), hidden, hidden
+                recorder.vector("gate_bias", Axis("halves", 2), *hidden, row_count=2), hidden, hidden
             )
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
         features = recorder.mul(gated_half, recorder.act(gate, self.gate_act))

@@ -112,12 +112,12 @@ class Disentangled(AttentionPosition):
                 continue
             has_distance_buckets = self.position_buckets is not None
             distance_index = recorder.distances(
-                q, keys, clamped=True, shifted=True, stored=True, binned=has_distance_buckets
+                q, keys, is_clamped=True, is_shifted=True, is_stored=True, is_binned=has_distance_buckets
             )
             recorder.hold(index=distance_index)
             projection_options: dict[str, Any] = {"bias": position_bias, "role": "own"}
             if self.share_att_key:
-                projection_options = {"bias": shared_bias, "role": "shared", "lent": shared_projection}
+                projection_options = {"bias": shared_bias, "role": "shared", "lender_name": shared_projection}
             projected_table = recorder.linear(
                 projection, distance_table, heads, dim, rows=table_rows, **projection_options
             )
@@ -128,7 +128,7 @@ class Disentangled(AttentionPosition):
                 projected_table,
                 axes=(heads,),
             )
-            position_scores = recorder.at_distance(scores, distance_index, by_key=score_kind == "p2c")
+            position_scores = recorder.at_distance(scores, distance_index, is_by_key=score_kind == "p2c")
             if score_kind == "p2c":
                 recorder.hold(by_key=position_scores)
             bias_sum = position_scores if bias_sum is None else recorder.add(bias_sum, position_scores)

@@ -90,7 +90,7 @@ class TransformerXL(AttentionPosition):
             content_bias = recorder.vector("content_bias", heads, head_dim, heads=heads)
             position_bias = recorder.vector("position_bias", heads, head_dim, heads=heads)
             distance_scores = recorder.scores("core", recorder.add(q, position_bias), keys_by_distance)
-            distance = recorder.distances(q, keys, clamped=True, shifted=False)
+            distance = recorder.distances(q, keys, is_clamped=True, is_shifted=False)
             recorder.hold(by_distance=distance_scores, distance=distance)
             content_query = recorder.add(q, content_bias)
             return content_query, recorder.scale(recorder.at_distance(distance_scores, distance), head_dim.size**-0.5)

@@ -71,7 +71,7 @@ class MedusaHeads(DraftHeads):
                 for head_index, head_state in enumerate(head_states)
             ]
         total_rows = Multiple(of=x.rows, by=self.num_heads)
-        first_logits = recorder.linear("lm_heads_0", head_states[0], proposed_tokens, counted=total_rows)
+        first_logits = recorder.linear("lm_heads_0", head_states[0], proposed_tokens, counted_rows=total_rows)
         return [first_logits, *(recorder.apply_again(head_state, first_logits) for head_state in head_states[1:])]
 
     def describe(self) -> str:
@@ -128,7 +128,7 @@ class SpeculatorHeads(DraftHeads):
                 logits.append(recorder.apply_again(state, logits[0]))
                 continue
             counted_rows = Multiple(of=x.rows, by=self.num_heads) if self.tied else None
-            logits.append(recorder.linear(f"head_{head_index}", state, proposed_tokens, counted=counted_rows))
+            logits.append(recorder.linear(f"head_{head_index}", state, proposed_tokens, counted_rows=counted_rows))
         return logits
 
     def _next_state(
@@ -139,7 +139,7 @@ class SpeculatorHeads(DraftHeads):
             projected_state = recorder.apply_again(state, first_of_weights["proj"])
         else:
             counted_rows = Multiple(of=state.rows, by=self.num_heads - 1) if self.tied and i else None
-            projected_state = recorder.linear(f"proj_{i}", state, *token_vector.axes, counted=counted_rows)
+            projected_state = recorder.linear(f"proj_{i}", state, *token_vector.axes, counted_rows=counted_rows)
             first_of_weights["proj"] = projected_state
         recorder.hold(projected=projected_state)
         state_weight = 0.5 ** (0.5 / self.num_heads)
@@ -149,7 +149,9 @@ class SpeculatorHeads(DraftHeads):
         )
         recorder.hold(joined=state_and_token)
         if i and self.tied:
-            return recorder.act(recorder.normalized(state_and_token, self.norm, like=first_of_weights["ln"]), "gelu")
+            return recorder.act(
+                recorder.normalized(state_and_token, self.norm, weight_owner=first_of_weights["ln"]), "gelu"
+            )
         first_of_weights["ln"] = recorder.norm(f"ln_{i}", state_and_token, self.norm)
         return recorder.act(first_of_weights["ln"], "gelu")
 

@@ -80,7 +80,7 @@ class Latents(ResidualStreams):
     def _record_learned_vectors(self, recorder: Flow, param_name: str, row_count: int, width: Axis) -> Value:
         """Records a table of vectors, and returns them as rows of every sequence."""
         learned_vectors = recorder.vector(
-            param_name, Axis(param_name, row_count), width, count=row_count, kind=self.kind
+            param_name, Axis(param_name, row_count), width, row_count=row_count, kind=self.kind
         )
         return learned_vectors.view(width, new_rows=Multiple(param_name, of=SEQUENCES, by=row_count))
 

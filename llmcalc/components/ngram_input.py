@@ -85,7 +85,7 @@ class NgramInput(Component):
         recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), state_kind="conv_state")
         with recorder.function():
             recorder.hold(x=normed_value)
-            padded_rows = recorder.padded(normed_value, past_rows, state="conv_state")
+            padded_rows = recorder.padded(normed_value, past_rows, state_name="conv_state")
             recorder.hold(seen=padded_rows)
             conv_output = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel, groups=x.width, rows=x.rows)
         return recorder.add(gated_value, recorder.act(conv_output, "silu"))

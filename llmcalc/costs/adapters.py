@@ -131,7 +131,12 @@ class LowRank:
             row_count, column_count = 0, joint_layers[0][1].n_in
             for node_position, op in joint_layers:
                 op_use = node_position.use
-                if op_use is not None and op_use.has("params") and not op.tied and node_position.kind != "router":
+                if (
+                    op_use is not None
+                    and op_use.has_effect("params")
+                    and not op.tied
+                    and node_position.kind != "router"
+                ):
                     row_count = add(row_count, op.n_out)
             if not is_zero(row_count):
                 copy_count = joint_layers[0][0].times
@@ -201,7 +206,7 @@ def _expert_layers(tree: Node, extra_parts: frozenset[str]) -> Iterator[tuple[Pl
             isinstance(op, ExpertLinear)
             and node_position.optional in {"", *extra_parts}
             and op_use is not None
-            and op_use.has("params")
+            and op_use.has_effect("params")
         ):
             yield node_position, op
 

@@ -16,7 +16,7 @@ from ..workload.workload import Workload
 from .cache_formats import cache_bits_in, cache_format
 from .context_length import check_source, longest_sequence, usual_context
 from .encoders import EncodedInputs
-from .what_if import ModelChange, changed_models
+from .model_changes import ModelChange, changed_models
 
 STATE = "recurrent_state"
 """The default kind of cached state that is not a KV cache."""

@@ -187,7 +187,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
 
     def cost(op_use: OpUse) -> Number:
         op = op_use.op
-        if not op_use.has("cache_bits"):
+        if not op_use.has_effect("cache_bits"):
             return 0
         if isinstance(op, State):
             return op_use.cache_bits(max(STATE_BITS, stored_format.keys.bits))

@@ -17,7 +17,7 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
 from .context_length import check_source, usual_sequence
 from .encoders import EncodedInputs
-from .recomputation import recomputed, skipped_by_early_stop
+from .recomputation import recomputed_flops, skipped_by_early_stop
 
 
 def forward_of(op_use: OpUse) -> Number:
@@ -74,7 +74,7 @@ class FlopCount:
 
     def _flops_with_pairs(self, pairs: Pairs) -> Number:
         run_config = self.run_config.with_pairs(pairs)
-        text_flops = self.tree.total(step_of, run_config, self.include) + recomputed(
+        text_flops = self.tree.total(step_of, run_config, self.include) + recomputed_flops(
             self.spec, run_config, self.include
         )
         return text_flops + self.encoders
@@ -120,7 +120,7 @@ class FlopCount:
     @property
     def recomputed(self) -> Number:
         """FLOPs of full recomputation, as with reentrant checkpointing."""
-        return recomputed(self.spec, self.run_config, self.include)
+        return recomputed_flops(self.spec, self.run_config, self.include)
 
     @property
     def skipped_by_early_stop(self) -> Number:

@@ -29,7 +29,7 @@ def _unsaved_flops(op_use: OpUse) -> Number:
     return op_use.forward_flops() if isinstance(op_use.op, Conv1d) else 0
 
 
-def recomputed(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[str] = frozenset()) -> Number:
+def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: frozenset[str] = frozenset()) -> Number:
     """Counts the FLOPs of full recomputation, as with reentrant checkpointing.
 
     Raises `InputError` for a module that no layer has, and if every other operation is recomputed.
@@ -52,20 +52,22 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[st
         )
     for layer, _ in _layers_and_steps(spec, run_config):
         if recompute.core:
-            flops_sum += layer.cost_in_model(_attention_flops, extra_parts)
+            flops_sum += layer.cost_in_model(_attention_flops, included_parts)
         elif recompute.layers:
             flops_of_op = _unsaved_flops if recompute.saved_operations else OpUse.forward_flops
-            flops_sum += times(layer.cost_per_repeat(flops_of_op, extra_parts), _recomputed_count(layer, recompute))
+            flops_sum += times(layer.cost_per_repeat(flops_of_op, included_parts), _recomputed_count(layer, recompute))
         else:
             flops_sum += sum(
-                node_position.cost_in_model(OpUse.forward_flops, extra_parts)
+                node_position.cost_in_model(OpUse.forward_flops, included_parts)
                 for module_path, node_position in _modules_below(layer)
                 if module_path in recompute.nodes
             )
     return flops_sum
 
 
-def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, extra_parts: frozenset[str] = frozenset()) -> Number:
+def skipped_by_early_stop(
+    spec: ModelSpec, run_config: RunConfig, included_parts: frozenset[str] = frozenset()
+) -> Number:
     """Counts the FLOPs that non-reentrant checkpointing saves compared with full recomputation.
 
     It stops when the last tensor that the backward pass needs has been recomputed. If a layer or module ends in a
@@ -78,7 +80,7 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, extra_parts: f
         return flops_sum
     for layer, module_scope in _layers_and_steps(spec, run_config):
         if recompute.core:
-            flops_sum += layer.cost_in_model(_value_product_flops, extra_parts)
+            flops_sum += layer.cost_in_model(_value_product_flops, included_parts)
         elif recompute.layers:
             flops_sum += times(_last_product_flops(module_scope, layer), _recomputed_count(layer, recompute))
         else:
@@ -117,7 +119,9 @@ def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[
     node_positions = [
         node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
     ]
-    layer_scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]
+    layer_scopes = [
+        module_scope for module_scope in spec.shared_program.root.scopes() if module_scope.about.get("kind") == "layer"
+    ]
     return zip(node_positions, layer_scopes, strict=True)
 
 
@@ -149,7 +153,7 @@ def _scopes_by_path(module_scope: Scope, parent_path: str = "") -> Iterator[tupl
 def _last_product(layer: Scope) -> Linear | Conv1d | None:
     """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
-    for operation in layer.steps(idle=False):
+    for operation in layer.steps(includes_idle=False):
         if operation.verb not in SAVES_NOTHING:
             last_product = operation
     return last_product.op if last_product is not None and isinstance(last_product.op, (Linear, Conv1d)) else None

@@ -34,11 +34,11 @@ class TrainedTensor:
         return self.in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
 
 
-def trained_tensors(tree: Node, extra_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
+def trained_tensors(tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
     """Yields every trained tensor; a tied tensor once, and stacked experts as one tensor."""
     for node_position in tree.walk():
         op_use = node_position.use
-        if op_use is not None and not (node_position.optional and node_position.optional not in extra_parts):
+        if op_use is not None and not (node_position.optional and node_position.optional not in included_parts):
             for tensor in op_use.tensors():
                 yield TrainedTensor(
                     tensor,
@@ -50,13 +50,13 @@ def trained_tensors(tree: Node, extra_parts: frozenset[str] = frozenset()) -> It
 
 
 def tensors_from_layer(
-    tree: Node, first_layer: int, extra_parts: frozenset[str] = frozenset()
+    tree: Node, first_layer: int, included_parts: frozenset[str] = frozenset()
 ) -> Iterator[TrainedTensor]:
     """Yields the trained tensors of the layers with index `first_layer` and above."""
     operation_nodes = [node_position for node_position in tree.walk() if node_position.use is not None]
     for node_position in operation_nodes:
         layer = _layer_of(node_position)
-        if layer is None or (node_position.optional and node_position.optional not in extra_parts):
+        if layer is None or (node_position.optional and node_position.optional not in included_parts):
             continue
         indices = range(int(layer.times)) if layer.node.indices is None else layer.node.indices
         copy_count = (

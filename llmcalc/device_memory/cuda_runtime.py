@@ -77,18 +77,22 @@ HOPPER = CudaRuntime()
 """An H100 or H200 with torch's defaults."""
 
 
-def runtime_of(hardware: Hardware | None, workspace_config: str | None = None, expandable: bool = False) -> CudaRuntime:
+def cuda_runtime_of(
+    hardware: Hardware | None, workspace_config: str | None = None, has_expandable_segments: bool = False
+) -> CudaRuntime:
     """Returns the CUDA memory of an accelerator, default an H100. workspace_config: CUBLAS_WORKSPACE_CONFIG or None.
 
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
     gpu_name = CudaRuntime.gpu if hardware is None else hardware.name.upper()
     if hardware is not None and hardware.vendor in UNIFIED:
-        return CudaRuntime(0, 0, expandable, gpu_name)
+        return CudaRuntime(0, 0, has_expandable_segments, gpu_name)
     capability = None if hardware is None else hardware.compute_capability
-    is_large = capability is None or int(capability.partition(".")[0]) in LARGE
+    is_large_gpu = capability is None or int(capability.partition(".")[0]) in LARGE
     workspace = (
-        (LARGE_WORKSPACE if is_large else WORKSPACE) if workspace_config is None else workspace_bytes(workspace_config)
+        (LARGE_WORKSPACE if is_large_gpu else WORKSPACE)
+        if workspace_config is None
+        else workspace_bytes(workspace_config)
     )
     version = CudaRuntime.capability if capability is None else int(capability.replace(".", ""))
     compute_units = None if hardware is None else hardware.compute_units
@@ -99,7 +103,12 @@ def runtime_of(hardware: Hardware | None, workspace_config: str | None = None, e
     elif capability is not None:
         context_size = context_bytes(capability, multiprocessors)
     return CudaRuntime(
-        workspace, context_size, expandable, gpu_name, version, multiprocessors or CudaRuntime.multiprocessors
+        workspace,
+        context_size,
+        has_expandable_segments,
+        gpu_name,
+        version,
+        multiprocessors or CudaRuntime.multiprocessors,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..accelerator import Fit, Hardware
 from ..errors import InputError
-from ..evidence import ON_META, Evidence, Status, names_of, weakest, witness_texts
+from ..evidence import ON_META, Evidence, Status, evidence_names, weakest, witness_texts
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..simulator.caching_allocator import CachingAllocator
@@ -167,7 +167,7 @@ def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> Memo
         return memory_term
     if weakest_status == "untested":
         return replace(
-            memory_term, status=weakest_status, witness=f"no measurement of {names_of(evidence, weakest_status)}"
+            memory_term, status=weakest_status, witness=f"no measurement of {evidence_names(evidence, weakest_status)}"
         )
     checks_text = witness_texts(evidence, weakest_status)
     if memory_term.witness == ON_META:
@@ -202,7 +202,7 @@ def device_memory(
     return counted_run.memory(cuda_runtime.context, unreplayed_bytes, tensors, encoder_peaks)
 
 
-def summarize(
+def summarize_memory(
     replay_result: ReplayResult,
     context_bytes: int,
     stacks: list[LayerStack],
@@ -230,8 +230,8 @@ def summarize(
         device_bytes=reserved_bytes + context_bytes,
         peak_at=ModulePeak(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
         by_kind=bytes_by_kind,
-        timeline=tuple(timeline(replay_result, stacks)),
-        moments=moments(replay_result.peaks),
+        timeline=tuple(module_peaks(replay_result, stacks)),
+        moments=bytes_by_phase_and_kind(replay_result.peaks),
         terms=(
             replace(tensors, bytes=peak.bytes - workspaces),
             MemoryTerm(
@@ -332,7 +332,7 @@ class CountedRun:
         replay_result.reserved = replay_result.peak[1].bytes + allocator_overhead.slop + allocator_overhead.free
         _add_unreplayed(replay_result, unreplayed_bytes)
         _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
-        return summarize(replay_result, context_bytes, self.stacks, tensors, self.whole)
+        return summarize_memory(replay_result, context_bytes, self.stacks, tensors, self.whole)
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
@@ -464,16 +464,16 @@ def _add_encoders(
         replay_result.reserved = max(replay_result.reserved, peak.bytes + replay_result.slop)
 
 
-def timeline(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
+def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
     """Returns the peak of every module that allocates a tensor, layer by layer, phase by phase."""
-    module_points: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
+    peaks_by_phase: dict[str, list[ModulePeak]] = {phase: [] for phase in MOMENTS}
     for phase, node, peak_bytes in list_places(replay_result, stacks):
         if peak_bytes:
-            module_points[phase].append(ModulePeak(phase, node, peak_bytes))
-    return [module_point for phase_points in module_points.values() for module_point in phase_points]
+            peaks_by_phase[phase].append(ModulePeak(phase, node, peak_bytes))
+    return [module_peak for phase_peaks in peaks_by_phase.values() for module_peak in phase_peaks]
 
 
-def moments(peaks: Mapping[AllocationPlace, Peak]) -> dict[str, Mapping[str, int]]:
+def bytes_by_phase_and_kind(peaks: Mapping[AllocationPlace, Peak]) -> dict[str, Mapping[str, int]]:
     """Returns the bytes by kind of tensor at each phase's peak, by phase name."""
     bytes_by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:

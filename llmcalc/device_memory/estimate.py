@@ -41,15 +41,15 @@ from .settings import Settings
 from .simulated_run import (
     activation_format,
     cache_block,
-    choices_on,
     default_attention,
     has_storage_format,
     inference_passes,
     kernel_choices,
+    kernel_choices_on,
     training_run,
 )
 from .static import USUAL, MemoryUse, QuantizedSizes
-from .training import TrainingConfig, record
+from .training import TrainingConfig, record_training
 
 if TYPE_CHECKING:
     from .encoders import EncoderPeak
@@ -154,14 +154,14 @@ class Memory:
         if cuda_runtime not in self._counted:
             phase_default = default_attention(self.settings, self.spec)
             try:
-                self._counted[cuda_runtime] = self._count(cuda_runtime, phase_default)
+                self._counted[cuda_runtime] = self._count_memory(cuda_runtime, phase_default)
             except Unsupported:
                 if phase_default == "eager" or self.settings.attn_implementation is not None:
                     raise
-                self._counted[cuda_runtime] = self._count(cuda_runtime, "eager")
+                self._counted[cuda_runtime] = self._count_memory(cuda_runtime, "eager")
         return self._counted[cuda_runtime]
 
-    def _count(self, cuda_runtime: CudaRuntime, attention: AttentionImplementation) -> CountedMemory:
+    def _count_memory(self, cuda_runtime: CudaRuntime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
             training_run = self._recorded_training(cuda_runtime)
             counted_run = CountedRun(self.spec, training_run, cuda_runtime, self._layer_period)
@@ -183,7 +183,7 @@ class Memory:
     def _layer_period(self) -> int:
         """Returns the number of layers after which the pattern of executed layers repeats."""
         trains_all_layers = self.states.first_trained_layer is None
-        return self.settings.recomputed().every if trains_all_layers else self.training().layer_period
+        return self.settings.recompute_choice().every if trains_all_layers else self.training().layer_period
 
     @property
     def _runs_encoders(self) -> bool:
@@ -214,12 +214,12 @@ class Memory:
         )
         return replace(
             training_config,
-            choices=choices_on(training_config.choices, self.runtime if cuda_runtime is None else cuda_runtime),
+            choices=kernel_choices_on(training_config.choices, self.runtime if cuda_runtime is None else cuda_runtime),
         )
 
     def _recorded_training(self, cuda_runtime: CudaRuntime) -> RecordReplay:
         training_config = replace(self.training(cuda_runtime), pages_states=True)
-        return lambda repeats, workspace: [record(self.spec, training_config, repeats, workspace)]
+        return lambda repeats, workspace: [record_training(self.spec, training_config, repeats, workspace)]
 
     def _inference_passes(self, attention: AttentionImplementation, cuda_runtime: CudaRuntime) -> list[InferenceConfig]:
         """Returns the configurations of the inference passes, with an accelerator's kernels.
@@ -231,8 +231,8 @@ class Memory:
             return replayed_passes
         capability = cuda_runtime.capability
         return [
-            replace(inference, choices=replace(inference.choices, capability=capability))
-            for inference in replayed_passes
+            replace(inference_config, choices=replace(inference_config.choices, capability=capability))
+            for inference_config in replayed_passes
         ]
 
     def _counted_inference(self, pass_configs: Sequence[InferenceConfig], cuda_runtime: CudaRuntime) -> CountedRun:
@@ -246,7 +246,7 @@ class Memory:
                     self._recorded_passes(pass_config, repeats, workspace) for pass_config in pass_configs
                 ],
                 cuda_runtime,
-                self.settings.recomputed().every,
+                self.settings.recompute_choice().every,
             )
 
         if not isinstance(self.spec, RankModel):
@@ -275,7 +275,12 @@ class Memory:
             return self._tower_bytes()
         block_tokens = cache_block(run_settings, memory_use)
         paged_cache_bytes = (
-            [UnreplayedBytes("cache", memory_use.paged(block_tokens, run_settings.cached(memory_use.workload.seq)))]
+            [
+                UnreplayedBytes(
+                    "cache",
+                    memory_use.paged_cache_bytes(block_tokens, run_settings.cached_tokens(memory_use.workload.seq)),
+                )
+            ]
             if block_tokens
             else []
         )
@@ -394,7 +399,7 @@ def changes_scores(spec: ModelSpec) -> bool:
     return any(
         operation.verb == "joint_softmax"
         or (operation.verb == "attention" and (operation.options.get("sinks") or len(operation.ins) > 3))
-        for operation in spec.shared_program.root.steps(idle=False)
+        for operation in spec.shared_program.root.steps(includes_idle=False)
     )
 
 

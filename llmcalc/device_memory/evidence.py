@@ -28,13 +28,16 @@ def evidence_of_run(
     spec: ModelSpec,
     kernel_choices: KernelChoices,
     optimizer: str | None = None,
-    extra_parts: frozenset[str] = frozenset(),
+    included_parts: frozenset[str] = frozenset(),
 ) -> list[Evidence]:
     """Returns the tests and measurements that support a run with torch's operations.
 
-    optimizer: that of training; None (default) without one. extra_parts: the names of optional parts that run too.
+    optimizer: that of training; None (default) without one. included_parts: the names of optional parts that run too.
     """
-    evidence = [*evidence_of_parts(spec, extra_parts), *evidence_of_kernels(Eager, spec.shared_program, kernel_choices)]
+    evidence = [
+        *evidence_of_parts(spec, included_parts),
+        *evidence_of_kernels(Eager, spec.shared_program, kernel_choices),
+    ]
     if kernel_choices.fake_quantization is not None:
         evidence.append(ROUNDED_OPERANDS)
     return evidence if optimizer is None else [*evidence, evidence_of_optimizer(optimizer)]

@@ -104,7 +104,7 @@ class InferenceRun:
         self,
         spec: ModelSpec,
         inference_config: InferenceConfig,
-        repeats: Mapping[int, int] | None = None,
+        repeats_by_stack: Mapping[int, int] | None = None,
         workspace: int = 0,
         memory_meter: Meter | EventRecorder | None = None,
     ) -> None:
@@ -112,7 +112,7 @@ class InferenceRun:
             raise InputError(f"{spec.one_pass_model} does not decode: it reads a sequence in one pass")
         self.spec: ModelSpec = spec
         self.inference: InferenceConfig = inference_config
-        self.layers: dict[int, int] = dict(repeats or {})
+        self.layers: dict[int, int] = dict(repeats_by_stack or {})
         self.workspace: int = workspace
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
@@ -159,19 +159,19 @@ class InferenceRun:
     # --- the passes -------------------------------------------------------------------------------------------------
 
     @property
-    def chunk(self) -> int:
+    def chunk_tokens(self) -> int:
         """Tokens per sequence in each prompt pass. The last pass may have fewer tokens."""
         return self.inference.seq if self.inference.chunk is None or not self.caches else self.inference.chunk
 
     @property
     def chunks(self) -> int:
         """The number of prompt passes."""
-        return -(-self.inference.seq // self.chunk)
+        return -(-self.inference.seq // self.chunk_tokens)
 
     def prompt_pass(self, chunk_index: int) -> ReplayedPass:
         """Returns the pass over one prompt chunk. chunk_index: the chunk's index, from 0."""
-        earlier_tokens = chunk_index * self.chunk
-        return ReplayedPass(min(self.chunk, self.inference.seq - earlier_tokens), earlier_tokens)
+        earlier_tokens = chunk_index * self.chunk_tokens
+        return ReplayedPass(min(self.chunk_tokens, self.inference.seq - earlier_tokens), earlier_tokens)
 
     def set_up(self) -> None:
         """Allocates the parameters in the program's order, and for phase `decode` also the cache of the prompt."""
@@ -227,7 +227,7 @@ class InferenceRun:
                 )
             self.meter.parameter_path = None
 
-    def passes(self) -> None:
+    def run_passes(self) -> None:
         """Runs the passes of the phase: prompt or decoding."""
         if self.inference.phase != "decode":
             self.prefill()
@@ -312,7 +312,7 @@ def replay_inference(
     inference_run.set_up()
     replay_result = ReplayResult(set_up=memory_meter.now)
     memory_meter.peaks = {}
-    inference_run.passes()
+    inference_run.run_passes()
     replay_result.peaks = {
         allocation_place: peak
         for allocation_place, peak in memory_meter.peaks.items()
@@ -363,6 +363,6 @@ def record_inference(
     memory_meter = EventRecorder()
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
     inference_run.set_up()
-    set_up = memory_meter.cut()
-    inference_run.passes()
-    return RecordedEvents(set_up, [], [memory_meter.cut()], inference_run.names)
+    set_up_events = memory_meter.cut()
+    inference_run.run_passes()
+    return RecordedEvents(set_up_events, [], [memory_meter.cut()], inference_run.names)

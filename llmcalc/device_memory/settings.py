@@ -614,11 +614,11 @@ class Settings:
         return Inputs(self.image, self.images, self.audio)
 
     @property
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         """Whether kernels and KV cache default to those of a serving engine."""
         return self.phase == "inference"
 
-    def recomputed(self) -> Recompute:
+    def recompute_choice(self) -> Recompute:
         """The modules that are recomputed in the backward pass."""
         return recompute_of(self.recompute or "none")
 
@@ -638,7 +638,7 @@ class Settings:
         """
         return self.with_(recompute="full") if self.recompute is None and self.has_kbit_base else self
 
-    def cached(self, seq: int) -> int:
+    def cached_tokens(self, seq: int) -> int:
         """Cached tokens per sequence after the last pass."""
         return seq + 1 if self.phase == "decode" else seq
 

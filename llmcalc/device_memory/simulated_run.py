@@ -33,7 +33,7 @@ def kernel_choices(
 
     attention: the implementation if the settings name none; default: the phase's default.
     """
-    is_serving = run_settings.serves
+    is_serving = run_settings.is_serving
     phase_default: AttentionImplementation = "flash" if is_serving else "sdpa"
     matches_transformers = run_settings.fused_qkv is None and not is_serving
     trains_like_transformers = matches_transformers and run_settings.phase == "training"
@@ -61,7 +61,7 @@ def kernel_choices(
     )
 
 
-def choices_on(kernel_choices: KernelChoices, cuda_runtime: CudaRuntime) -> KernelChoices:
+def kernel_choices_on(kernel_choices: KernelChoices, cuda_runtime: CudaRuntime) -> KernelChoices:
     """Returns the kernels that run on an accelerator with this runtime."""
     return replace(kernel_choices, capability=cuda_runtime.capability, multiprocessors=cuda_runtime.multiprocessors)
 
@@ -70,7 +70,7 @@ def optimizer_implementation(run_settings: Settings, memory_use: MemoryUse) -> O
     """Returns the implementation of the optimizer's step; None without an optimizer."""
     if memory_use.optimizer is None:
         return None
-    return run_settings.optimizer_impl or optimizer(memory_use.optimizer.name).default
+    return run_settings.optimizer_impl or optimizer(memory_use.optimizer.name).default_implementation
 
 
 def supports_sdpa(spec: ModelSpec) -> bool:
@@ -93,7 +93,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
         )
         and not operation.options.get("sinks")
         and not operation.options.get("float32_scores")
-        for operation in spec.shared_program.root.steps(idle=False)
+        for operation in spec.shared_program.root.steps(includes_idle=False)
     )
 
 
@@ -177,7 +177,7 @@ def training_run(
         optimizer=memory_use.optimizer.name,
         implementation=optimizer_implementation(run_settings, memory_use),
         momentum=bool(run_settings.momentum),
-        recompute=run_settings.recomputed(),
+        recompute=run_settings.recompute_choice(),
         choices=replace(
             kernel_choices(run_settings, spec, attention),
             gelu_by_steps=adapters is None or adapters.library == "peft",  # the others have models of their own
@@ -204,12 +204,12 @@ def cache_block(run_settings: Settings, memory_use: MemoryUse) -> int:
         return 0
     if run_settings.kv_block is not None:
         return run_settings.kv_block
-    return KV_BLOCK if run_settings.serves or memory_use.kv_dtype != activation_format(memory_use) else 0
+    return KV_BLOCK if run_settings.is_serving or memory_use.kv_dtype != activation_format(memory_use) else 0
 
 
 def prompt_chunk(run_settings: Settings, memory_use: MemoryUse) -> int | None:
     """Returns the tokens per sequence in a prompt pass; None if one pass reads the whole prompt."""
-    if run_settings.chunk is None and run_settings.serves and memory_use.kv_dtype:
+    if run_settings.chunk is None and run_settings.is_serving and memory_use.kv_dtype:
         return int(max(1, SERVED_TOKENS // memory_use.workload.batch))
     return run_settings.chunk
 

@@ -83,8 +83,8 @@ class MemoryUse:
         if self.quantized is not None:
             return self.quantized.total
         if self.trained_dtype:
-            trained_bytes = packed_bytes(self.trained, self.trained_dtype)
-            return packed_bytes(self.count.total - self.trained, self.dtype) + trained_bytes
+            trained_bytes = packed_bytes(self.trained_parameters, self.trained_dtype)
+            return packed_bytes(self.count.total - self.trained_parameters, self.dtype) + trained_bytes
         if self.adapters is None:
             return packed_bytes(self.count.total, self.dtype)
         quantized_weights, stored_bytes = self.adapters.quantized_base(self.count.tree, self.count.include)
@@ -95,7 +95,7 @@ class MemoryUse:
         )
 
     @property
-    def trained(self) -> Number:
+    def trained_parameters(self) -> Number:
         """The number of trained parameters: all parameters, or only the adapters'; 0 in inference."""
         if self.phase != "training":
             return 0
@@ -109,10 +109,10 @@ class MemoryUse:
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
-        tree, extra_parts = self.count.tree, self.count.include
+        tree, included_parts = self.count.tree, self.count.include
         adapters, module_copies = (
-            self.adapters.adapters(tree, extra_parts),
-            self.adapters.trained_copies(tree, extra_parts),
+            self.adapters.adapters(tree, included_parts),
+            self.adapters.trained_copies(tree, included_parts),
         )
         return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 
@@ -127,7 +127,7 @@ class MemoryUse:
         if not self.grad_dtype:
             return 0
         if self.adapters is None:
-            return packed_bytes(self.trained, self.grad_dtype)
+            return packed_bytes(self.trained_parameters, self.grad_dtype)
         (adapters, adapter_dtype), (module_copies, copy_dtype) = self._adapters_and_copies
         if self.grad_dtype != adapter_dtype:
             copy_dtype = self.grad_dtype
@@ -139,7 +139,7 @@ class MemoryUse:
     @property
     def master_weights(self) -> Number:
         """Bytes of the fp32 master copy of all trained parameters; 0 without a master copy."""
-        return packed_bytes(self.trained, "float32") if self.has_master else 0
+        return packed_bytes(self.trained_parameters, "float32") if self.has_master else 0
 
     @property
     def optimizer_bytes(self) -> Number:
@@ -153,7 +153,7 @@ class MemoryUse:
         """
         return self._cache_size(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
 
-    def paged(self, block_tokens: int, tokens: Number) -> Number:
+    def paged_cache_bytes(self, block_tokens: int, tokens: Number) -> Number:
         """Returns the bytes of a paged cache of `tokens` per sequence, in whole blocks of `block_tokens` tokens."""
         return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block_tokens) * block_tokens))
 
@@ -185,7 +185,7 @@ class MemoryUse:
         return reduce(add, self.parts.values(), 0)
 
     @property
-    def not_counted(self) -> list[str]:
+    def uncounted_notes(self) -> list[str]:
         """Notes on memory that is not counted: excluded optional parts of the model, and scales of narrow weights."""
         notes = [
             f"{part_option} modules: {adapter_elements:,} parameters ({OPTIONAL_PARTS[part_option].option} counts them)"
@@ -292,8 +292,8 @@ def quantization_scheme(run_settings: Settings, model_config: Mapping[str, Any] 
     if run_settings.quantize is not None:
         if run_settings.quantize.strip().lower() == "none":
             return None
-        published = None if config_table is None else config_table.get("quantization_config")
-        return with_published_experts(scheme_named(run_settings.quantize), published)
+        published_config = None if config_table is None else config_table.get("quantization_config")
+        return with_published_experts(scheme_named(run_settings.quantize), published_config)
     return scheme_of_config(config_table) if run_settings.dtype is None else None
 
 
@@ -371,10 +371,10 @@ def _first_trained_layer(spec: ModelSpec, run_settings: Settings) -> int | None:
 
 def _training_formats(run_settings: Settings) -> tuple[str, bool]:
     """Returns the number format of the weights, and whether there are fp32 master weights."""
-    default_weights, default_master = PRECISIONS[run_settings.precision or "bf16-master"]
-    weight_format = _float_format(run_settings.dtype, "--dtype", default_weights)
+    default_weight_format, default_master_format = PRECISIONS[run_settings.precision or "bf16-master"]
+    weight_format = _float_format(run_settings.dtype, "--dtype", default_weight_format)
     is_float32 = DTYPE_BITS[weight_format] >= 32
-    master_weights = run_settings.master_weights or ("none" if is_float32 else default_master)
+    master_weights = run_settings.master_weights or ("none" if is_float32 else default_master_format)
     if master_weights == "fp32" and is_float32:
         raise InputError(f"--master-weights fp32: the weights are {short_dtype(weight_format)} already; expected none")
     return weight_format, master_weights == "fp32"
@@ -408,7 +408,7 @@ def _optimizer_state(
     first_trained_layer: int | None,
 ) -> OptimizerState:
     """Returns the optimizer states: of adapters and copies of modules, or otherwise of all parameters."""
-    momentum = bool(run_settings.momentum)
+    has_momentum = bool(run_settings.momentum)
     if adapters is None:
         state_format = _float_format(
             run_settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weight_format
@@ -418,12 +418,14 @@ def _optimizer_state(
             if first_trained_layer is None
             else tensors_from_layer(params.tree, first_trained_layer, params.include)
         )
-        return optimizer_record.state(list(tensors), state_format, momentum)
+        return optimizer_record.state(list(tensors), state_format, has_momentum)
     state_format = _float_format(run_settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = optimizer_record.state(
-        adapters.trained_copies(params.tree, params.include), run_settings.optimizer_dtype or weight_format, momentum
+        adapters.trained_copies(params.tree, params.include),
+        run_settings.optimizer_dtype or weight_format,
+        has_momentum,
     )
-    return optimizer_record.state(adapters.adapters(params.tree, params.include), state_format, momentum).with_more(
+    return optimizer_record.state(adapters.adapters(params.tree, params.include), state_format, has_momentum).with_more(
         copy_state
     )
 
@@ -443,7 +445,7 @@ def _adapters_and_format(
     if run_settings.lora_rank is None:
         return None, ""
     is_parallel = run_settings.lora_library in PARALLEL_LIBRARIES
-    targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
+    lora_targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
     module_names = (
         model_config.names(params.tree, spec.kind)
         if isinstance(model_config, Checkpoint) and model_config.modules
@@ -463,8 +465,10 @@ def _adapters_and_format(
     )
     if run_settings.lora_experts and run_settings.lora_dropout:
         raise InputError("--lora-experts with --lora-dropout: PEFT has no dropout beside experts; expected one of them")
-    joins_as_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
-    adapters = low_rank(params.tree, requested_adapters, targets, params.include, module_names, joins_as_class)
+    fuses_projections_like_class = requested_adapters.library == "peft" and run_settings.fused_qkv is None
+    adapters = low_rank(
+        params.tree, requested_adapters, lora_targets, params.include, module_names, fuses_projections_like_class
+    )
     return adapters, _float_format(run_settings.lora_dtype, "--lora-dtype", weight_format if is_parallel else "float32")
 
 

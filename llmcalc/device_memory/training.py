@@ -139,7 +139,7 @@ class TrainingRun:
         self,
         spec: ModelSpec,
         training_config: TrainingConfig,
-        repeats: Mapping[int, int] | None = None,
+        repeats_by_stack: Mapping[int, int] | None = None,
         workspace: int = 0,
         memory_meter: Meter | EventRecorder | None = None,
         program: Flow | None = None,
@@ -170,7 +170,7 @@ class TrainingRun:
             choices=training_config.choices,
             adapters=training_config.adapters,
         )
-        self.lowering.run_only = dict(repeats or {})
+        self.lowering.run_only = dict(repeats_by_stack or {})
         self.lowering.first_trained_layer = training_config.first_trained_layer
         self.lowering.trained_dtype = training_config.trained_dtype or self.lowering.dtype
         self.labels: Tensor | None = None
@@ -252,12 +252,12 @@ class TrainingRun:
     def step(self) -> None:
         """Runs one training step."""
         self.next_batch()
-        self.micro_batches()
+        self.run_micro_batches()
         if not self.training.optimizer_in_backward:
             self.update()
         self.zero_grad()
 
-    def micro_batches(self) -> None:
+    def run_micro_batches(self) -> None:
         """Runs the micro-batches of a step. The tokens of the first micro-batch are allocated already."""
         self.forward_and_backward()
         if self.training.microbatches > 1:
@@ -297,12 +297,12 @@ class TrainingRun:
         self.meter.place = AllocationPlace("backward", path="loss")
         self._take_workspace(2)
         loss_gradient = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
-        self.graph.on_leaf_gradient = self.on_gradient
+        self.graph.on_leaf_gradient = self.gradient_hook
         backward(self.graph, loss, loss_gradient, self.finish_backward)
         self.lowering.logits = []
 
     @property
-    def on_gradient(self) -> Callable[[Tensor], None] | None:
+    def gradient_hook(self) -> Callable[[Tensor], None] | None:
         """Returns the hook for a completed parameter gradient; None without a hook."""
         return self._update_parameter if self.training.optimizer_in_backward else None
 
@@ -442,7 +442,7 @@ def replay_shorter_on_allocator(
     return replay_result
 
 
-def record(
+def record_training(
     spec: ModelSpec, training_config: TrainingConfig, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
     """Records set-up and two steps for `RepeatAnalysis`. repeats, workspace: as in `TrainingRun`."""
@@ -464,7 +464,7 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) 
     memory_meter.parameter_events = []
     training_run.next_batch()
     batch = memory_meter.cut()
-    training_run.micro_batches()
+    training_run.run_micro_batches()
     pass_events, set_up_events = memory_meter.cut(), memory_meter.parameter_events
     memory_meter.parameter_events = None
     if training_run.lowering.has_skipped_steps:

@@ -77,42 +77,53 @@ class ModuleNames:
     def __init__(
         self,
         tree: Node,
-        kind: str,
-        names: Mapping[str, str],
+        spec_kind: str,
+        published_names: Mapping[str, str],
         earlier_names: Mapping[str, str] | None = None,
-        prefixes: Sequence[str] = WRAPPED,
+        class_prefixes: Sequence[str] = WRAPPED,
     ) -> None:
-        """Builds the names for the modules of a spec's tree. kind: the kind of the spec.
+        """Builds the names for the modules of a spec's tree. spec_kind: the kind of the spec.
 
-        names: the modules of its family's record.
+        published_names: the modules of its family's record.
         earlier_names: the names of earlier checkpoints in that record.
-        prefixes: prefixes of the modules of its classes, `` or ending with a dot.
+        class_prefixes: prefixes of the modules of its classes, `` or ending with a dot.
         """
         self._earlier_patterns = [
             _name_pattern(current_name, earlier_name) for current_name, earlier_name in (earlier_names or {}).items()
         ]
-        self._published_names_by_path, self._names = names, {**USUAL, **names}
+        self._published_names_by_path, self._names = published_names, {**USUAL, **published_names}
         self._names_outside_layers: dict[str, tuple[str, ...]] = {}
         self._layers: dict[str, list[_LayerNames]] = {}
-        text_prefixes = [f"{current_name}." for current_name in _split_alternatives(names.get("", "")) if current_name]
+        text_prefixes = [
+            f"{current_name}." for current_name in _split_alternatives(published_names.get("", "")) if current_name
+        ]
         roots = tuple(
             dict.fromkeys(
-                (*prefixes, *(f"{prefix}{current_name}" for prefix in prefixes for current_name in text_prefixes))
+                (
+                    *class_prefixes,
+                    *(f"{prefix}{current_name}" for prefix in class_prefixes for current_name in text_prefixes),
+                )
             )
         )
-        stacks = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
+        stacks = {child.name: child for child in tree.children if child.is_stack and spec_kind == "encoder-decoder"}
         other_children = [child for child in tree.children if child.name not in stacks and child.optional != "towers"]
         if stacks:
             self._stack_names("", other_children, roots)
             for current_name, stack in stacks.items():
                 self._stack_names(f"{current_name}.", stack.children, self._side_names(current_name, roots))
         else:
-            has_one_side = kind == "encoder" or any(table_key.startswith("decoder.") for table_key in names)
-            self._stack_names("", other_children, self._side_names(kind, roots) if has_one_side else roots)
+            has_one_side = spec_kind == "encoder" or any(
+                table_key.startswith("decoder.") for table_key in published_names
+            )
+            self._stack_names("", other_children, self._side_names(spec_kind, roots) if has_one_side else roots)
 
     def __call__(self, module_path: str) -> tuple[str, ...]:
-        names = self._published_names(module_path)
-        return tuple(dict.fromkeys((*names, *map(self._earlier_name, names)))) if self._earlier_patterns else names
+        published_names = self._published_names(module_path)
+        return (
+            tuple(dict.fromkeys((*published_names, *map(self._earlier_name, published_names))))
+            if self._earlier_patterns
+            else published_names
+        )
 
     def _earlier_name(self, current_name: str) -> str:
         for name_pattern, replacement in self._earlier_patterns:
@@ -121,14 +132,21 @@ class ModuleNames:
 
     def _published_names(self, path: str) -> tuple[str, ...]:
         layer_match = re.fullmatch(r"((?:\w+\.)?layers|mtp)\.(\d+)\.(?:block\.)?(.+)", path)
-        pattern = replace_numbers(path if layer_match is None else layer_match[3])
+        path_pattern = replace_numbers(path if layer_match is None else layer_match[3])
         if layer_match is None:
-            names, layer_numbers = self._names_outside_layers.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
-            return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in names) or (path,)
+            matching_names, layer_numbers = (
+                self._names_outside_layers.get(path_pattern, ()),
+                re.findall(r"(?<=\.)\d+(?=\.|$)", path),
+            )
+            return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in matching_names) or (path,)
         layers, layer_nodes = self._layer_names(layer_match[1], int(layer_match[2]))
         layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
-        names = tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(pattern, ()))
-        joined_names = (_name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in names)
+        matching_names = tuple(
+            _fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(path_pattern, ())
+        )
+        joined_names = (
+            _name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in matching_names
+        )
         return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (path,)
 
     def _layer_names(self, stack: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
@@ -140,7 +158,9 @@ class ModuleNames:
 
     def _side_names(self, side_name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
         side_prefixes = [
-            f"{root}{side}." for side in _split_alternatives(self._names.get(side_name, side_name)) for root in roots
+            f"{root}{side_prefix}."
+            for side_prefix in _split_alternatives(self._names.get(side_name, side_name))
+            for root in roots
         ]
         return (*roots, *side_prefixes)
 
@@ -154,28 +174,32 @@ class ModuleNames:
                     child_node, child_node.name, roots, roots, (f"{stack_name}{child_node.name}", child_node.name)
                 )
                 self._names_outside_layers |= {
-                    f"{stack_name}{path}": _add_earlier_names(path, names) for path, names in child_names
+                    f"{stack_name}{path}": _add_earlier_names(path, node_names) for path, node_names in child_names
                 }
         labels_with_separate_list = {
             layer.label for layer in layers if f"{stack_name}layers.{layer.label}" in self._published_names_by_path
         }
         common_layers = [layer for layer in layers if layer.label not in labels_with_separate_list]
         for layer in (*layers, *predictors):
-            is_apart = layer.name == "layers" and layer.label in labels_with_separate_list
-            list_key, members = (
-                (f"{stack_name}layers.{layer.label}", [layer]) if is_apart else (f"{stack_name}layers", common_layers)
+            has_separate_list = layer.name == "layers" and layer.label in labels_with_separate_list
+            list_key, layer_groups = (
+                (f"{stack_name}layers.{layer.label}", [layer])
+                if has_separate_list
+                else (f"{stack_name}layers", common_layers)
             )
-            layer_indices = sorted(i for member in members if member.role != "shared" for i in member.indices or ())
+            layer_indices = sorted(
+                i for layer_group in layer_groups if layer_group.role != "shared" for i in layer_group.indices or ()
+            )
             layer_numbers = {layer_index: position for position, layer_index in enumerate(layer_indices)}
-            lists = _split_alternatives(self._published_names_by_path.get(list_key, self._names["layers"]))
+            list_names = _split_alternatives(self._published_names_by_path.get(list_key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
             for layer_part in _layer_parts(layer):
-                keys = (f"{stack_name}{layer_part.name}", layer_part.name)
+                table_keys = (f"{stack_name}{layer_part.name}", layer_part.name)
                 part_names |= {
-                    path: _add_earlier_names(path, names)
-                    for path, names in self._node_names(layer_part, layer_part.name, ("",), ("",), keys)
+                    path: _add_earlier_names(path, node_names)
+                    for path, node_names in self._node_names(layer_part, layer_part.name, ("",), ("",), table_keys)
                 }
-            module_lists = tuple(stack_name for list_name in lists for stack_name in list_name.split(" & "))
+            module_lists = tuple(stack_name for list_name in list_names for stack_name in list_name.split(" & "))
             self._layers.setdefault(f"{stack_name}{layer.name}", []).append(
                 _LayerNames(
                     frozenset(layer.indices or ()), layer in predictors, layer_numbers, module_lists, roots, part_names
@@ -188,22 +212,26 @@ class ModuleNames:
         path: str,
         parent_paths: tuple[str, ...],
         outer_parents: tuple[str, ...],
-        keys: tuple[str, ...],
+        table_keys_of_node: tuple[str, ...],
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yields the path and published names of a node and all nodes below.
 
         parent_paths: the prefixes of its parent's modules.
         outer_parents: the prefixes of its layer, or of the stack outside of layers.
-        keys: its path in the layer, and every suffix of that path.
+        table_keys_of_node: its path in the layer, and every suffix of that path.
         """
         child_keys = {
-            child.name: (*(f"{table_key}.{child.name}" for table_key in keys), child.name) for child in node.children
+            child.name: (*(f"{table_key}.{child.name}" for table_key in table_keys_of_node), child.name)
+            for child in node.children
         }
         outer_child_names = {
-            module for keys in child_keys.values() for module in self._table_names(keys) if module.startswith(".")
+            module
+            for table_keys_of_node in child_keys.values()
+            for module in self._table_names(table_keys_of_node)
+            if module.startswith(".")
         }
         separate_words = outer_child_names if node.children else None
-        name_entry = self._table_entry(keys)
+        name_entry = self._table_entry(table_keys_of_node)
         if name_entry == "":
             module_names: tuple[str, ...] = ()
             child_prefixes = parent_paths
@@ -276,9 +304,11 @@ class _LayerNames(NamedTuple):
             len(self.numbers) + layer_index if self.are_predictors else self.numbers.get(layer_index, layer_index)
         )
         layer_names = [_layer_name(list_name, layer_number, len(self.numbers)) for list_name in self.lists]
-        names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
+        full_names = tuple(f"{root}{list_name}" for root in self.roots for list_name in layer_names)
         return (
-            (*names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}") if self.are_predictors else names
+            (*full_names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}")
+            if self.are_predictors
+            else full_names
         )
 
 
@@ -291,13 +321,13 @@ def _name_in_layer(layer: str, name_in_layer: str) -> str:
     return f"{layer}.{name_in_layer}" if name_in_layer else layer
 
 
-def _layer_name(lists: str, layer_number: int, layers: int) -> str:
+def _layer_name(joined_list_names: str, layer_number: int, layers: int) -> str:
     """Returns the checkpoint name of a layer. With several module lists of equal length, ` + ` joins the names.
 
     layer_number: its number among the layers with parameters of their own.
     layers: how many these are.
     """
-    list_names = lists.split(" + ")
+    list_names = joined_list_names.split(" + ")
     list_length = max(1, layers // len(list_names))
     list_name, layer_number = (
         (list_names[0], layer_number)
@@ -352,12 +382,12 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
     ]
     if separate_words is None:
         return options
-    first_names = [name.removeprefix(".") for name in separate_words]
+    first_names = [word.removeprefix(".") for word in separate_words]
     alternatives = [
         option
         for option in options
         if len(option) > 1
-        and any(f"{name}.".startswith(f"{module_name}.") for name in first_names for module_name in option)
+        and any(f"{word}.".startswith(f"{module_name}.") for word in first_names for module_name in option)
     ]
     return alternatives or [option for option in options if len(option) == 1] or options
 
@@ -388,27 +418,31 @@ def _split_alternatives(joined_names: str) -> list[str]:
     return joined_names.split(" | ")
 
 
-def _add_earlier_names(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
+def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str, ...]:
     """Adds module names of older checkpoints, and the names of single experts, to the names of a node.
 
     A stacked tensor of experts also has the name of its module, which has no linear layers.
     """
     *ancestors, last_name = path.split(".")
-    known_names = list(names)
+    known_names = list(published_names)
     if ancestors and ancestors[-1] == "experts":
         expert_modules = [
-            module_name.rpartition(".")[0] for module_name in names if module_name.split(".")[-2:-1] == ["experts"]
+            module_name.rpartition(".")[0]
+            for module_name in published_names
+            if module_name.split(".")[-2:-1] == ["experts"]
         ]
         known_names += [
-            f"{module}.0.{leaf}" for module in expert_modules for leaf in EXPERT.get(last_name, (last_name,))
+            f"{module}.0.{last_component}"
+            for module in expert_modules
+            for last_component in EXPERT.get(last_name, (last_name,))
         ] + expert_modules
-    variants: list[str] = []
+    name_variants: list[str] = []
     for module_name in dict.fromkeys(known_names):
-        *path_names, leaf = module_name.split(".")
-        choices = [(module_path, *EARLIER.get(module_path, ())) for module_path in path_names]
-        last_names = (leaf, *EARLIER.get(leaf, ()))
-        variants += [".".join(name_parts) for name_parts in product(*choices, last_names)]
-    return tuple(dict.fromkeys(variants))
+        *path_names, last_component = module_name.split(".")
+        component_choices = [(module_path, *EARLIER.get(module_path, ())) for module_path in path_names]
+        last_names = (last_component, *EARLIER.get(last_component, ()))
+        name_variants += [".".join(name_parts) for name_parts in product(*component_choices, last_names)]
+    return tuple(dict.fromkeys(name_variants))
 
 
 def replace_numbers(module_path: str) -> str:
@@ -418,5 +452,5 @@ def replace_numbers(module_path: str) -> str:
 
 def _fill_stars(name_with_stars: str, layer_numbers: Sequence[str]) -> str:
     """Replaces each `*` of a name by the next layer index; when the indices are used up, by 0."""
-    remaining = iter(layer_numbers)
-    return re.sub(r"\*", lambda _: next(remaining, "0"), name_with_stars)
+    remaining_numbers = iter(layer_numbers)
+    return re.sub(r"\*", lambda _: next(remaining_numbers, "0"), name_with_stars)

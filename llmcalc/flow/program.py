@@ -38,21 +38,21 @@ class Step:
         self,
         verb: str,
         step_name: str,
-        inputs: tuple[Value, ...],
-        outs: tuple[Value, ...],
+        input_values: tuple[Value, ...],
+        output_values: tuple[Value, ...],
         op: Op | None = None,
         weight: Weight | None = None,
         options: Mapping[str, Any] | None = None,
-        about: Mapping[str, Any] | None = None,
+        node_fields: Mapping[str, Any] | None = None,
     ) -> None:
         self.verb: str = verb
         self.name: str = step_name
-        self.ins: tuple[Value, ...] = inputs
-        self.outs: tuple[Value, ...] = outs
+        self.ins: tuple[Value, ...] = input_values
+        self.outs: tuple[Value, ...] = output_values
         self.op: Op | None = op
         self.weight: Weight | None = weight
         self.options: Mapping[str, Any] = options or {}
-        self.about: Mapping[str, Any] = about or {}
+        self.about: Mapping[str, Any] = node_fields or {}
 
 
 class Scope:
@@ -87,9 +87,9 @@ class Scope:
         "stacked_axis",
     )
 
-    def __init__(self, scope_name: str, about: dict[str, Any]) -> None:
+    def __init__(self, scope_name: str, node_fields: dict[str, Any]) -> None:
         self.name: str = scope_name
-        self.about: dict[str, Any] = about
+        self.about: dict[str, Any] = node_fields
         self.items: list[Item] = []
         self.first_input: Value | None = None
         self.output: Value | None = None
@@ -130,20 +130,20 @@ class Scope:
                 _, *inner_scopes = next(iter(program_item.branches.values())).scopes()
                 yield from inner_scopes
 
-    def steps(self, idle: bool = True) -> Iterator[Step]:
+    def steps(self, includes_idle: bool = True) -> Iterator[Step]:
         """Yields every step in this scope in order; of alternative branches, only the first.
 
-        idle: whether to include steps that no pass runs, true by default.
+        includes_idle: whether to include steps that no pass runs, true by default.
         """
         for program_item in self.items:
             if isinstance(program_item, Alternatives):
-                yield from next(iter(program_item.branches.values())).steps(idle)
-            elif not idle and program_item.about.get("role") in NEVER_RUN:
+                yield from next(iter(program_item.branches.values())).steps(includes_idle)
+            elif not includes_idle and program_item.about.get("role") in NEVER_RUN:
                 continue
             elif isinstance(program_item, Step):
                 yield program_item
             else:
-                yield from program_item.steps(idle)
+                yield from program_item.steps(includes_idle)
 
 
 class Alternatives:

@@ -57,19 +57,19 @@ class Recorder:
         self._is_counted_whole = False
 
     @contextmanager
-    def scope(self, name: str, *, is_counted_whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
+    def scope(self, scope_name: str, *, is_counted_whole: bool = False, **node_fields: Any) -> Iterator[Scope]:
         """Records the operations inside a `with` block as operations of a named module.
 
         is_counted_whole: whether everything inside is counted under its kind. node_fields: fields of its node.
         """
-        outer_scope, parent_whole = self.here, self._is_counted_whole
-        self.here = Scope(name, self._node_fields(node_fields))
+        outer_scope, was_counted_whole = self.here, self._is_counted_whole
+        self.here = Scope(scope_name, self._node_fields(node_fields))
         outer_scope.items.append(self.here)
-        self._is_counted_whole = parent_whole or is_counted_whole
+        self._is_counted_whole = was_counted_whole or is_counted_whole
         try:
             yield self.here
         finally:
-            self.here, self._is_counted_whole = outer_scope, parent_whole
+            self.here, self._is_counted_whole = outer_scope, was_counted_whole
 
     def part(
         self,
@@ -96,15 +96,15 @@ class Recorder:
         index_field: dict[str, Any] = {} if list_index is None else {"indices": (list_index,)}
         with self.scope(
             part_name, kind=kind or part.kind, source=part.formula_source, role=role, **index_field
-        ) as scope:
-            scope.list_index, scope.argument = list_index, x
-            scope.is_separate_model, scope.first_layer_output = is_separate_model, first_layer_output
+        ) as part_scope:
+            part_scope.list_index, part_scope.argument = list_index, x
+            part_scope.is_separate_model, part_scope.first_layer_output = is_separate_model, first_layer_output
             output_value = (
                 part.flow(self, x, **arguments)
                 if first_layer_output is None
                 else part.flow(self, x, first_layer_output=first_layer_output, **arguments)
             )
-            scope.output = output_value
+            part_scope.output = output_value
             return output_value
 
     def layers(
@@ -113,36 +113,40 @@ class Recorder:
         run: Callable[[Value], Value],
         repeat: Number,
         indices: Sequence[int] | None,
-        name: str = "layers",
+        layers_name: str = "layers",
         **node_fields: Any,
     ) -> Value:
         """Records one of `repeat` equal layers; each layer's output is the next layer's input."""
-        with self.scope(name, repeat=repeat, indices=indices, **node_fields) as scope:
-            scope.first_input, scope.output = x, run(x)
-        return scope.output
+        with self.scope(layers_name, repeat=repeat, indices=indices, **node_fields) as layer_scope:
+            layer_scope.first_input, layer_scope.output = x, run(x)
+        return layer_scope.output
 
     def side_by_side(
         self,
         list_name: str,
-        over: Axis,
+        module_axis: Axis,
         x: Value,
         record_module: Callable[[Value], Value],
         *,
-        after: Value,
-        split: bool = False,
+        first_value: Value,
+        slices_input: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """Records equal parallel modules once, with an axis for their number, and stacks `after` and their outputs.
+        """Records equal parallel modules once, with an axis for their number; stacks `first_value` and their outputs.
 
-        split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
+        slices_input: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
-        module_indices = range(over.size) if isinstance(over.size, int) else None
-        module_input = x.view(*x.axes[1:]) if split else x
-        with self.scope(list_name, repeat=over.size, indices=module_indices, **node_fields) as scope:
-            scope.stacked_axis, scope.argument, scope.argument_slice = over, x, module_input if split else None
-            output = scope.output = record_module(module_input)
-        stacked_axis = Axis(over.name, over.size + 1)
-        return self.step("stack", "", (after, output), Value(output.rows, (stacked_axis, *output.axes)))
+        module_indices = range(module_axis.size) if isinstance(module_axis.size, int) else None
+        module_input = x.view(*x.axes[1:]) if slices_input else x
+        with self.scope(list_name, repeat=module_axis.size, indices=module_indices, **node_fields) as module_scope:
+            module_scope.stacked_axis, module_scope.argument, module_scope.argument_slice = (
+                module_axis,
+                x,
+                module_input if slices_input else None,
+            )
+            output = module_scope.output = record_module(module_input)
+        stacked_axis = Axis(module_axis.name, module_axis.size + 1)
+        return self.step("stack", "", (first_value, output), Value(output.rows, (stacked_axis, *output.axes)))
 
     def alternatives(self, **branches: Callable[[], Value]) -> Value:
         """Records several equivalent computations of one value, by form name. The first form is the default.

@@ -79,11 +79,11 @@ class Node:
     is_fused: bool = False
 
     def __repr__(self) -> str:
-        content = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__
-        return printable(f"<Node {self.segment or 'of a model'}: {content}>")
+        content_text = f"{len(self.children)} parts" if self.op is None else type(self.op).__name__
+        return printable(f"<Node {self.path_segment or 'of a model'}: {content_text}>")
 
     @property
-    def segment(self) -> str:
+    def path_segment(self) -> str:
         """The node's part of a dotted path, with layer indices: `layers.0-31`, `layers.{0-4,6-10}`, `self_attn`."""
         return self.name if self.indices is None else f"{self.name}.{index_ranges(self.indices)}"
 
@@ -98,11 +98,11 @@ class Node:
         children = tuple(
             reduced_child
             for reduced_child in reduced_children
-            if reduced_child.children or reduced_child._may_have(effect)
+            if reduced_child.children or reduced_child._can_have_effect(effect)
         )
         return replace(self, children=children)
 
-    def _may_have(self, effect: str) -> bool:
+    def _can_have_effect(self, effect: str) -> bool:
         return self.op is not None and any(effect in op.effects for op in (self.op, *self.forms.values()))
 
     def has_form(self, form_name: str) -> bool:
@@ -154,9 +154,9 @@ class Place:
         """The dotted path of the node: the segments of the ancestors and of the node; empty for the root."""
         if self.parent is None:
             return ""
-        return f"{self.parent.path}.{self.node.segment}" if self.parent.path else self.node.segment
+        return f"{self.parent.path}.{self.node.path_segment}" if self.parent.path else self.node.path_segment
 
-    def below(self, node: Node) -> Place:
+    def child_place(self, node: Node) -> Place:
         """Returns the place of a child of this node."""
         return Place(
             node,
@@ -170,7 +170,7 @@ class Place:
 
     def children(self) -> Iterator[Place]:
         """Returns the places of this node's children."""
-        return map(self.below, self.node.children)
+        return map(self.child_place, self.node.children)
 
     def walk(self) -> Iterator[Place]:
         """Yields this place and every place below, parents first."""
@@ -215,12 +215,12 @@ class OpUse:
     roles: frozenset[Role]
     run_config: RunConfig | None
 
-    def has(self, effect: str) -> bool:
+    def has_effect(self, effect: str) -> bool:
         """Whether the operation counts for an effect (parameters, FLOPs, …) in the roles of its node."""
         return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
     def _effect_or_zero(self, effect: str, *arguments: Any) -> Number:
-        return getattr(self.op, effect)(*arguments) if self.has(effect) else 0
+        return getattr(self.op, effect)(*arguments) if self.has_effect(effect) else 0
 
     def params(self) -> Number:
         return self._effect_or_zero("params")
@@ -288,12 +288,12 @@ def cost_by_kind(
 ) -> dict[str, Number]:
     """Returns the summed cost of each kind of component; the sums add up to the total of the tree."""
     costs_by_kind: dict[str, Number] = {}
-    for node_place in root.walk(run_config):
-        if node_place.optional and node_place.optional not in include:
+    for node_position in root.walk(run_config):
+        if node_position.optional and node_position.optional not in include:
             continue
-        cost_of_node = times(node_place.own_cost(cost), node_place.times)
+        cost_of_node = times(node_position.own_cost(cost), node_position.times)
         if not is_zero(cost_of_node):
-            costs_by_kind[node_place.kind] = add(costs_by_kind.get(node_place.kind, 0), cost_of_node)
+            costs_by_kind[node_position.kind] = add(costs_by_kind.get(node_position.kind, 0), cost_of_node)
     return costs_by_kind
 
 
@@ -301,7 +301,7 @@ def index_ranges(indices: Sequence[int]) -> str:
     """Writes layer indices as ranges: `0-31`; `{0-4,6-10}` with gaps; `0..58/2` for an even stride of more than two."""
     if len(indices) > 2:
         stride = indices[1] - indices[0]
-        if stride > 1 and all(last_index - first == stride for first, last_index in pairwise(indices)):
+        if stride > 1 and all(last_index - first_index == stride for first_index, last_index in pairwise(indices)):
             return f"{indices[0]}..{indices[-1]}/{stride}"
     index_runs: list[list[int]] = []
     for layer_index in indices:
@@ -309,5 +309,8 @@ def index_ranges(indices: Sequence[int]) -> str:
             index_runs[-1][1] = layer_index
         else:
             index_runs.append([layer_index, layer_index])
-    range_texts = [str(first) if first == last_index else f"{first}-{last_index}" for first, last_index in index_runs]
+    range_texts = [
+        str(first_index) if first_index == last_index else f"{first_index}-{last_index}"
+        for first_index, last_index in index_runs
+    ]
     return range_texts[0] if len(range_texts) == 1 else "{" + ",".join(range_texts) + "}"

@@ -169,7 +169,7 @@ class Framework:
     gradient_rules: Callable[[], GradientRules]
     layouts: LayoutRules
     tensor_bytes: Callable[[RunOnRanks, int, CudaRuntime], int] | None = None
-    own_messages: Callable[[RunOnRanks, int], list[Message] | None] | None = None
+    messages_of_rank: Callable[[RunOnRanks, int], list[Message] | None] | None = None
     attention: AttentionImplementation | None = None
     world_communicators: bool = False
     nccl_is_known: bool = True

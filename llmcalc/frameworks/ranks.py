@@ -268,8 +268,8 @@ class Cluster:
 
     def messages_of_rank(self, rank: int) -> list[Message]:
         """Returns the collective messages of a rank in a step. Raises `InputError` for a run that is not modelled."""
-        if self.framework.own_messages is not None:
-            messages = self.framework.own_messages(self.run, rank)
+        if self.framework.messages_of_rank is not None:
+            messages = self.framework.messages_of_rank(self.run, rank)
             if messages is not None:
                 return messages
         gradients, memory_use = self.framework.gradient_rules(), self.memory.states
@@ -282,7 +282,7 @@ class Cluster:
             rank,
             element_bytes=DTYPE_BITS[memory_use.dtype] // 8,
             extra_parts=memory_use.count.include,
-            recompute=self.settings.recomputed(),
+            recompute=self.settings.recompute_choice(),
         )
 
 

@@ -233,13 +233,13 @@ class RankFlow(Flow):
         return argument
 
     @contextmanager
-    def scope(self, name: str, *, is_counted_whole: bool = False, **about: Any) -> Iterator[Scope]:
-        self.path.append(name)
+    def scope(self, scope_name: str, *, is_counted_whole: bool = False, **about: Any) -> Iterator[Scope]:
+        self.path.append(scope_name)
         rank_axes = self.rank_axes
         if self.whole_towers and about.get("optional") == TOWERS.name:
             self.rank_axes = replace(rank_axes, layout=ONE_DEVICE)
         try:
-            with super().scope(name, is_counted_whole=is_counted_whole, **about) as scope:
+            with super().scope(scope_name, is_counted_whole=is_counted_whole, **about) as scope:
                 yield scope
         finally:
             self.path.pop()
@@ -287,10 +287,10 @@ class RankFlow(Flow):
             raise self._unmodelled_error("repeat", "", "repeats undivided heads for divided ones")
         return super().repeat(x, heads, tiled)
 
-    def absorb(self, name: str, x: Value, weight: Weight, *output: Axis | JoinedShapes) -> Value:
-        return super().absorb(name, x, self.rank_part(weight), *map(self.rank_part, output))
+    def absorb(self, node_name: str, x: Value, weight: Weight, *output: Axis | JoinedShapes) -> Value:
+        return super().absorb(node_name, x, self.rank_part(weight), *map(self.rank_part, output))
 
-    def linear(self, name: str, x: Value, *output: Axis | JoinedShapes, **options: Any) -> Value:
+    def linear(self, node_name: str, x: Value, *output: Axis | JoinedShapes, **options: Any) -> Value:
         if options.get("weight") is not None:
             undivided_weight = options["weight"]
             options["weight"] = weight = self._stage_copy(undivided_weight)
@@ -298,7 +298,7 @@ class RankFlow(Flow):
                 weight is not undivided_weight and not weight.is_counted
             ):  # the stage's head is a matrix of its own, transposed
                 weight.out, weight.ins = undivided_weight.ins, undivided_weight.out
-        return super().linear(name, x, *map(self.rank_part, output), **options)
+        return super().linear(node_name, x, *map(self.rank_part, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         table_weight = self._stage_copy(weight)
@@ -328,8 +328,8 @@ class RankFlow(Flow):
         )
         table_weight.is_counted = True
 
-    def table(self, name: str, rows: Axis, *dim: Axis | JoinedShapes, **options: Any) -> tuple[Value, Weight]:
-        rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, dim), **options)
+    def table(self, node_name: str, rows: Axis, *dim: Axis | JoinedShapes, **options: Any) -> tuple[Value, Weight]:
+        rows_of_table, weight = super().table(node_name, self.rank_part(rows), *map(self.rank_part, dim), **options)
         if not self.path:
             self.tables[id(weight)] = weight
         return rows_of_table, weight
@@ -344,10 +344,10 @@ class RankFlow(Flow):
         return self.tables[id(weight)]
 
     def experts(
-        self, name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | JoinedShapes, **options: Any
+        self, node_name: str, x: Value, experts: Axis, top_k: Number, *output: Axis | JoinedShapes, **options: Any
     ) -> Value:
         return super().experts(
-            name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.rank_part, output), **options
+            node_name, x, self.rank_axes.expert_axis(experts), top_k, *map(self.rank_part, output), **options
         )
 
     def layers(
@@ -356,11 +356,11 @@ class RankFlow(Flow):
         run: Callable[[Value], Value],
         repeat: Number,
         indices: Sequence[int] | None,
-        name: str = "layers",
+        layers_name: str = "layers",
         **node_fields: Any,
     ) -> Value:
-        if self.stage is None or name != "layers" or self.path:
-            return super().layers(x, run, repeat, indices, name, **node_fields)
+        if self.stage is None or layers_name != "layers" or self.path:
+            return super().layers(x, run, repeat, indices, layers_name, **node_fields)
         layer_indices = range(repeat) if indices is None else indices
         stage_layers = frozenset(self.stage.layers)
         stage_layer_indices = [layer_index for layer_index in layer_indices if layer_index in stage_layers]
@@ -368,7 +368,7 @@ class RankFlow(Flow):
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
         self.exit = (
-            super().layers(x, run, len(stage_layer_indices), stage_layer_indices, name, **node_fields)
+            super().layers(x, run, len(stage_layer_indices), stage_layer_indices, layers_name, **node_fields)
             if stage_layer_indices
             else x
         )
@@ -412,7 +412,7 @@ class RankFlow(Flow):
             for module_scope in self.root.scopes()
             if module_scope.first_layer_output is not None
         } | {id(self.entry)}
-        for operation in self.root.steps(idle=False):
+        for operation in self.root.steps(includes_idle=False):
             for flow_value in operation.ins:
                 if (
                     id(flow_value.storage) not in computed_storage_ids

@@ -47,6 +47,6 @@ def decoded_token_time(
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),
         accelerators=(layout_option.hardware,),
     )
-    software_stack = engine.stack(numbers_of(version.version))
+    software_stack = engine.software_stack(numbers_of(version.version))
     users_of_replica = -(-users // layout.dp)
     return decoded_token(run.memory_on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack)

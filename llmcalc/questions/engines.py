@@ -378,7 +378,7 @@ def _fewest_devices(
     ):
         if serving_options and engine_memory.devices > serving_options[0].memory.devices:
             break
-        tried_options.append(EngineOption(hardware, layout_flags, engine_memory, engine_memory.holds(users)))
+        tried_options.append(EngineOption(hardware, layout_flags, engine_memory, engine_memory.has_room_for(users)))
         serving_options += tried_options[-1:] if tried_options[-1].serves else []
         if serving_options and not engine.shows_alternatives:
             break

@@ -15,8 +15,8 @@ from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
 from ..frameworks.engines.logged_sizes import RECEIPT_FIELD, LoggedSizes
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
-from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
-from ..frameworks.logs.log_contents import LogReading, LogTerm
+from ..frameworks.logs.explained_log import ComparedTerm, ExplainedLog
+from ..frameworks.logs.log_contents import LogTerm, ParsedLog
 from ..frameworks.logs.log_text import read_log_text
 from ..frameworks.logs.registry import read_log
 from ..reports.answer import ReportedAnswer
@@ -59,7 +59,7 @@ class _LoggedRun:
     model states, if that is the name of a quantized checkpoint.
     """
 
-    reading: LogReading
+    reading: ParsedLog
     question: LogQuestion
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -107,16 +107,18 @@ class _LoggedRun:
         return hardware
 
 
-def read_flags(log_reading: LogReading, engine: Engine) -> tuple[dict[str, Any], list[str]]:
+def read_flags(log_reading: ParsedLog, engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the modelled flags in the log, and a note for each refused flag."""
-    flag_by_field = {engine_flag.field: engine_flag for engine_flag in engine.known_flags() if not engine_flag.is_idle}
+    flag_by_field = {
+        engine_flag.field_name: engine_flag for engine_flag in engine.known_flags() if not engine_flag.is_idle
+    }
     engine_flags: dict[str, Any] = {}
     notes: list[str] = []
     for flag_name, flag_value in log_reading.flags.items():
         if flag_name not in flag_by_field or flag_value in ("auto", ""):
             continue
         try:
-            engine_flags[flag_name] = flag_by_field[flag_name].read(flag_value)
+            engine_flags[flag_name] = flag_by_field[flag_name].read_value(flag_value)
         except InputError as error:
             if flag_value is not False:
                 notes.append(f"computed without {error}")
@@ -228,7 +230,11 @@ def _engine_run(
         ),
         0,
     )
-    if uses_logged_cache and cache and any(engine_flag.field == CACHE_SIZE for engine_flag in engine.known_flags()):
+    if (
+        uses_logged_cache
+        and cache
+        and any(engine_flag.field_name == CACHE_SIZE for engine_flag in engine.known_flags())
+    ):
         engine_flags[CACHE_SIZE] = cache
     scheme_name = logged_run.question.quantize or log_reading.scheme or logged_run.scheme_in_name
     if scheme_name:
@@ -274,20 +280,20 @@ def _engine_run(
     return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
 
 
-def bytes_in_use_before_run(log_reading: LogReading, hardware: Hardware) -> dict[str, int]:
+def bytes_in_use_before_run(log_reading: ParsedLog, hardware: Hardware) -> dict[str, int]:
     """Returns the memory in use before loading, as a term; empty if the log does not state the free memory."""
     return {} if log_reading.free is None else {"non_torch": hardware.capacity_bytes - log_reading.free}
 
 
 def _fp8_flag_value(engine: Engine, engine_flags: Mapping[str, Any]) -> str:
     """Returns the engine's flag value for an fp8 cache; empty if the format is set or there is no such flag."""
-    flag_by_field = {engine_flag.field: engine_flag for engine_flag in engine.known_flags()}
+    flag_by_field = {engine_flag.field_name: engine_flag for engine_flag in engine.known_flags()}
     if "kv_cache_dtype" in engine_flags or "kv_cache_dtype" not in flag_by_field:
         return ""
     return next((flag_word for flag_word in flag_by_field["kv_cache_dtype"].words if flag_word.startswith("fp8")), "")
 
 
-def _has_half_cache_bytes(log_reading: LogReading, engine_memory: EngineMemory) -> bool:
+def _has_half_cache_bytes(log_reading: ParsedLog, engine_memory: EngineMemory) -> bool:
     """Whether the logged cache bytes per token are half of the computed bytes, as for a cache in fp8."""
     logged_bytes = {log_term.name: log_term.value for log_term in log_reading.terms}
     cache_bytes, cache_tokens = logged_bytes.get("kv_cache", 0), logged_bytes.get("kv_tokens", 0)
@@ -302,7 +308,7 @@ FP8_TOLERANCE = 0.08
 
 
 def _term_beside_logged_value(
-    log_term: LogTerm, log_reading: LogReading, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
+    log_term: LogTerm, log_reading: ParsedLog, preset: Preset | None, computed_bytes: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
     """Pairs a logged memory term with the computed term of the same device, or of the host."""
     term_key = log_term.name, _device_name(log_term, computed_bytes)
@@ -339,7 +345,7 @@ def _device_name(log_term: LogTerm, computed_bytes: Mapping[tuple[str, str], int
     )
 
 
-def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
+def _cache_bytes(log_reading: ParsedLog, preset: Preset | None) -> int | None:
     """Returns the cache bytes at the logged length and number format, if all layers cache every token; else None."""
     if preset is None or not (log_reading.cache_tokens and log_reading.cache_dtype):
         return None
@@ -354,7 +360,7 @@ def _cache_bytes(log_reading: LogReading, preset: Preset | None) -> int | None:
 
 
 def _wrong_term_and_flag(
-    log_reading: LogReading, compared_terms: tuple[ComparedTerm, ...], helpful_flag: str
+    log_reading: ParsedLog, compared_terms: tuple[ComparedTerm, ...], helpful_flag: str
 ) -> tuple[str, str]:
     """Returns the memory term that differs most or prevents the start, and the flag that changes this term.
 

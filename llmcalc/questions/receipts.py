@@ -11,7 +11,7 @@ from ..accelerator import Hardware
 from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
 from ..frameworks.engines.logged_sizes import RECEIPT_FIELD, LoggedSizes
-from ..frameworks.logs.log_contents import LogReading
+from ..frameworks.logs.log_contents import ParsedLog
 from ..frameworks.logs.log_text import read_log_text
 from ..frameworks.logs.registry import read_log
 from ..sources.preset import Preset
@@ -38,7 +38,7 @@ class ReceiptFile:
     version: EngineVersion
 
     @cached_property
-    def parsed_log(self) -> LogReading:
+    def parsed_log(self) -> ParsedLog:
         """The parsed log. Raises `InputError` for a log of another engine or without measured memory terms."""
         log_reading = read_log(self.file, read_log_text(self.file))
         if log_reading.program != self.engine.name:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
-from ..device_memory.cuda_runtime import CudaRuntime, runtime_of
+from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training
 from ..errors import InputError, shown
@@ -118,7 +118,7 @@ class RunQuestion(RunOptions):
 
     def cuda_runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
         """Returns the CUDA runtime of the run on an accelerator, or on an unnamed accelerator for None."""
-        cuda_runtime = runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
+        cuda_runtime = cuda_runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_tried=self.is_tried)
 
 

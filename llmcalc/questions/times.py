@@ -424,4 +424,4 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
             "expected "
             f"{''.join(other_engines)}{engine_record.supported_accelerators}"
         )
-    return engine_record.stack(numbers_of(version.version))
+    return engine_record.software_stack(numbers_of(version.version))

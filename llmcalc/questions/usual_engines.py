@@ -50,7 +50,9 @@ class UsualEngine:
     def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
         """Returns the usual engine of a run; None for a run of a single phase, or on an unsupported accelerator."""
         settings, software_stack = memory.settings, usual_stack(hardware, memory)
-        engine_records = [framework for framework in map(engine, FOLDERS) if framework.stack(NEWEST) == software_stack]
+        engine_records = [
+            framework for framework in map(engine, FOLDERS) if framework.software_stack(NEWEST) == software_stack
+        ]
         if (
             settings.phase not in ("inference", "decode")
             or not engine_records
@@ -100,10 +102,10 @@ class UsualEngine:
     def most_users(self, users: int) -> int:
         """Returns the number of users whose requests the engine's cache holds; all users if its memory is unknown."""
         engine_memory = self.memory_for_users(users)
-        if engine_memory is None or engine_memory.holds(users):
+        if engine_memory is None or engine_memory.has_room_for(users):
             return users
         divides_cache = self.record.serving_flags is None  # one cache for any number of users
-        return min(users, int(engine_memory.all_users())) if divides_cache and engine_memory.starts else 0
+        return min(users, int(engine_memory.max_users())) if divides_cache and engine_memory.starts else 0
 
     def device_bytes(self, users: int) -> int | None:
         """Returns the bytes on the device with the highest need, with the bytes in use before the engine starts.

@@ -86,7 +86,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
                 engine_use.memory.blocks,
                 engine_use.memory.block_size,
                 engine_use.memory.kv_tokens,
-                engine_use.memory.all_users(),
+                engine_use.memory.max_users(),
             ]
         )
         for engine_use in engine_uses
@@ -148,7 +148,7 @@ def fit_report(
                 engine_option.memory.devices,
                 _flags_cell(engine_use, engine_option.flags),
                 engine_option.memory.kv_tokens,
-                engine_option.memory.all_users(),
+                engine_option.memory.max_users(),
                 "fits" if engine_option.serves else "no",
                 *(decoding_cells(timed_run) if has_times else ()),
             ]
@@ -205,7 +205,7 @@ def _engine_name(engine_use: EngineUse) -> str:
 def _answer_text(engine_memory: EngineMemory) -> str:
     if not engine_memory.starts:
         return "it does not start"
-    return f"it starts, {_users_text(engine_memory.all_users())} users of {engine_memory.max_model_len:,} tokens"
+    return f"it starts, {_users_text(engine_memory.max_users())} users of {engine_memory.max_model_len:,} tokens"
 
 
 def _heading_aside(engine_use: EngineUse) -> str:
@@ -347,7 +347,7 @@ def _changes_table(engine_use: EngineUse) -> Table:
             [
                 _change_text(engine_use, flag_change),
                 flag_change.kv_tokens,
-                engine_memory.all_users(flag_change.max_concurrency),
+                engine_memory.max_users(flag_change.max_concurrency),
                 "ok" if flag_change.starts else "no",
             ]
         )
@@ -389,7 +389,7 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     ]
     table_rows += [
         Row(["tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)]),
-        Row(["users", *(_users_text(engine_use.memory.all_users()) for engine_use in engine_uses)]),
+        Row(["users", *(_users_text(engine_use.memory.max_users()) for engine_use in engine_uses)]),
         Row(["starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)]),
     ]
     devices_text = several(engine_uses[0].memory.devices, engine_uses[0].hardware.title)

@@ -10,7 +10,7 @@ from .engine import TITLES
 from .summary import model_data
 
 if TYPE_CHECKING:
-    from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
+    from ..frameworks.logs.explained_log import ComparedTerm, ExplainedLog
 
 LOG_TITLES = {
     **TITLES,

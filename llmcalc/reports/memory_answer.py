@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..accelerator import Fit, Hardware
-from ..device_memory.cuda_runtime import CudaRuntime, runtime_of
+from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..frozen import frozen
@@ -66,7 +66,7 @@ class MemoryAnswer(Answer):
             return sorted(map(device.fit_on, map(load_hardware, COMMON_HARDWARE)), key=_capacity_sort_key)
         has_expandable_segments = self.memory.settings.allocator == "expandable"
         return [
-            self.largest_on(runtime_of(hardware, self.workspace, has_expandable_segments)).fit_on(hardware)
+            self.largest_on(cuda_runtime_of(hardware, self.workspace, has_expandable_segments)).fit_on(hardware)
             for hardware in self.accelerators
         ]
 

@@ -29,7 +29,7 @@ def memory_data(preset: Preset, run_memory: Memory, accelerator_fits: Sequence[F
             **device_data(run_memory.device),
             "total_bytes": memory_use.total_bytes,
             "parameters": memory_use.count.total,
-            "trained_parameters": memory_use.trained,
+            "trained_parameters": memory_use.trained_parameters,
             **memory_use.parts,
             **_quantized_data(memory_use),
             "optimizer": _optimizer_data(memory_use.optimizer),
@@ -197,7 +197,7 @@ def _optimizer_data(optimizer_state: OptimizerState | None) -> dict[str, Any]:
 
 def not_counted(memory_use: MemoryUse) -> list[str]:
     """Returns a note on the tensors that the answer does not count."""
-    uncounted_texts = list(memory_use.not_counted)
+    uncounted_texts = list(memory_use.uncounted_notes)
     if TOWERS.name in memory_use.count.include:
         encoded_inputs = memory_use.inputs
         runs_encoders = encoded_inputs is not None and bool(encoded_inputs.runs)

@@ -15,7 +15,7 @@ Figures: TypeAlias = Callable[[Place], dict[str, Any]]
 def tree_data(node_position: Place, figures_function: Figures) -> dict[str, Any]:
     """Returns a node and its descendants as nested dicts with counts."""
     node = node_position.node
-    node_data: dict[str, Any] = {"name": node.segment, **figures_function(node_position)}
+    node_data: dict[str, Any] = {"name": node.path_segment, **figures_function(node_position)}
     for figure_key in ("kind", "label", "optional", "source"):
         if getattr(node, figure_key):
             node_data[figure_key] = getattr(node, figure_key)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..accelerator import Fit, Hardware
-from ..device_memory.cuda_runtime import UNIFIED, CudaRuntime, runtime_of
+from ..device_memory.cuda_runtime import UNIFIED, CudaRuntime, cuda_runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
@@ -51,7 +51,9 @@ class RanksUse(MemoryAnswer, Cluster):
 
         has_expandable_segments = self.memory.settings.allocator == "expandable"
         cuda_runtime = (
-            runtime_of(hardware, self.workspace, has_expandable_segments) if self.accelerators else self.memory.runtime
+            cuda_runtime_of(hardware, self.workspace, has_expandable_segments)
+            if self.accelerators
+            else self.memory.runtime
         )
         return rollout_phases(self, self.launch.rollout, self.preset, hardware, cuda_runtime)
 

@@ -68,11 +68,11 @@ class Lowering(ProgramLowering):
         if not self.recompute.layers:
             return
         self.carries_tensors: bool = any(
-            operation.verb == "carry" and len(operation.ins) > 1 for operation in root.steps(idle=False)
+            operation.verb == "carry" and len(operation.ins) > 1 for operation in root.steps(includes_idle=False)
         )
         for module_scope in root.scopes():
             if module_scope.first_input is not None:
-                operations = list(module_scope.steps(idle=False))
+                operations = list(module_scope.steps(includes_idle=False))
                 outputs = {id(output_value) for operation in operations for output_value in operation.outs}
                 storages_read = {id(input_value.storage) for operation in operations for input_value in operation.ins}
                 layer_input_ids = {id(module_scope.first_input.storage)} - self.shared_values
@@ -104,7 +104,7 @@ class Lowering(ProgramLowering):
 
     def _recomputed_module(self, module_scope: Scope, root: Scope) -> RecomputedModule:
         """Returns the inputs and outputs of a module that is recomputed."""
-        operations = list(module_scope.steps(idle=False))
+        operations = list(module_scope.steps(includes_idle=False))
         step_ids = {id(operation) for operation in operations}
         outputs = {id(output_value) for operation in operations for output_value in operation.outs}
         values_read = {
@@ -115,7 +115,7 @@ class Lowering(ProgramLowering):
         }
         outside_reads = (
             input_value
-            for operation in root.steps(idle=False)
+            for operation in root.steps(includes_idle=False)
             if id(operation) not in step_ids
             for input_value in operation.ins
         )

@@ -88,7 +88,7 @@ class ParameterTensors(ValueTensors):
         is_trained = self.trained and self.adapters is None and self.first_trained_layer is None
         is_leaf = is_trained and not getattr(parameter_use.op, "frozen", False)
         tensors = [empty(memory_meter, tensor.shape, self.dtype, is_leaf=is_leaf) for tensor in parameter_use.tensors()]
-        if parameter_use.has("buffers"):
+        if parameter_use.has_effect("buffers"):
             return [*tensors, empty(memory_meter, (parameter_use.buffers(),), self.dtype)]
         return tensors
 

@@ -15,7 +15,7 @@ from ..costs.cache import kv
 from ..costs.context_length import too_long_note
 from ..costs.flops import flops, run_config_of
 from ..costs.params import params
-from ..device_memory.cuda_runtime import runtime_of
+from ..device_memory.cuda_runtime import cuda_runtime_of
 from ..device_memory.estimate import memory
 from ..device_memory.settings import settings_with_shorthands
 from ..errors import InputError
@@ -143,7 +143,7 @@ def _measure_value(
 
 def _device_bytes(preset: Preset, setting_values: dict[str, Any], hardware: Hardware | None) -> int:
     bound_settings = settings_with_shorthands(setting_values).with_usual_recomputation()
-    cuda_runtime = runtime_of(hardware, expandable=bound_settings.allocator == "expandable")
+    cuda_runtime = cuda_runtime_of(hardware, has_expandable_segments=bound_settings.allocator == "expandable")
     return memory(
         preset.model, bound_settings, preset.dtype, model_config=preset.checkpoint, cuda_runtime=cuda_runtime
     ).device.device_bytes

@@ -171,7 +171,7 @@ def hardware_options(
     model_memory: Memory,
     accelerators: Iterable[Hardware],
     layout_request: LayoutRequest,
-    runtime_of: RuntimeOf,
+    cuda_runtime_of: RuntimeOf,
     engine_fit: Callable[[Hardware], Fit | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
     """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
@@ -180,7 +180,7 @@ def hardware_options(
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
     layout_request: parallelism options; its group sizes apply to every number; `devices`, if given, is the only number.
-    runtime_of: the runtime of the run on an accelerator.
+    cuda_runtime_of: the runtime of the run on an accelerator.
     engine_fit: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits; None
         (default) for torch's kernels.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
@@ -206,7 +206,7 @@ def hardware_options(
         # runs are made as far as an accelerator needs them, and once for all
         divided_runs, candidate_runs = tee(divided_runs)
         usual_runs = _runs_on_usual_number(candidate_runs, hardware, layout_request, is_training)
-        options.append(_hardware_option(usual_runs, hardware, model_memory.runtime, runtime_of(hardware)))
+        options.append(_hardware_option(usual_runs, hardware, model_memory.runtime, cuda_runtime_of(hardware)))
     return tuple(
         sorted(
             options,
@@ -284,7 +284,7 @@ def changes_on_several(
     model_memory: Memory,
     options: Sequence[HardwareOption],
     layout_request: LayoutRequest,
-    runtime_of: RuntimeOf,
+    cuda_runtime_of: RuntimeOf,
     setting_changes: Sequence[Mapping[str, Any]],
 ) -> Iterator[SettingChange]:
     """Yields changes to several accelerators of a kind, fewest first, the unchanged run last.
@@ -299,7 +299,9 @@ def changes_on_several(
         for changes in setting_changes:
             try:
                 runs_and_fits = list(
-                    _fitting_runs(model_memory.with_(**changes), hardware, layout_request, runtime_of, most_devices)
+                    _fitting_runs(
+                        model_memory.with_(**changes), hardware, layout_request, cuda_runtime_of, most_devices
+                    )
                 )
             except InputError:
                 continue
@@ -315,7 +317,11 @@ def changes_on_several(
 
 
 def _fitting_runs(
-    model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest, runtime_of: RuntimeOf, most_devices: int
+    model_memory: Memory,
+    hardware: Hardware,
+    layout_request: LayoutRequest,
+    cuda_runtime_of: RuntimeOf,
+    most_devices: int,
 ) -> Iterator[tuple[_DividedRun, Fit]]:
     """Yields fitting runs on 2 to `most_devices` accelerators: all tight runs, then the first that fits well."""
     is_training = model_memory.settings.phase == "training"
@@ -327,9 +333,9 @@ def _fitting_runs(
             max(divided_run.static_bytes, divided_run.least_bytes(model_memory.runtime)) > hardware.capacity_bytes
         )
         if divided_run.devices > 1 and not is_too_large:
-            fit = divided_run.memory_on(runtime_of(hardware)).fit_on(hardware)
+            fit = divided_run.memory_on(cuda_runtime_of(hardware)).fit_on(hardware)
             if fit.verdict != "no":
-                yield divided_run.with_most_replicas(fit, model_memory.runtime, runtime_of(hardware))
+                yield divided_run.with_most_replicas(fit, model_memory.runtime, cuda_runtime_of(hardware))
             if fit.verdict == "fits":
                 return
 

@@ -207,7 +207,7 @@ class _Phases:
 
     def _largest_matrix(self) -> int:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
-        dense_width, _, experts = EngineRank(self.preset, with_towers=False).widths
+        dense_width, _, experts = EngineRank(self.preset, with_towers=False).network_widths
         hidden_size = self.model.hidden_size
         matrix_width = max(dense_width, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
         return 2 * matrix_width * hidden_size
@@ -234,7 +234,7 @@ class _Phases:
 
     def _layer_bytes(self) -> int:
         """Returns the bytes of one layer's activations in a pass without gradients."""
-        dense_width, is_gated, experts = self.model.widths
+        dense_width, is_gated, experts = self.model.network_widths
         widest_width = dense_width * (3 if is_gated else 2)
         if experts is not None:
             widest_width = max(widest_width, experts.top_k * 3 * experts.width)

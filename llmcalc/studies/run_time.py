@@ -332,7 +332,7 @@ class TrainingTimes:
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
         self.stack: TimeStack = with_optimizer(time_stack, *_optimizer_costs(model_memory), updates_on_host)
         self._set_timers()
-        self.recompute: Recompute = model_memory.settings.recomputed()
+        self.recompute: Recompute = model_memory.settings.recompute_choice()
         _refuse_wide_products(model_memory)
         if model_memory.settings.fake_quantize is not None:
             raise InputError("--fake-quantize: the time of rounding is not modelled; expected none")
@@ -356,7 +356,7 @@ class TrainingTimes:
         """Returns the time estimates of the same model with other recomputation."""
         copy_of_times = copy(self)
         copy_of_times.memory = memory
-        copy_of_times.recompute = memory.settings.recomputed()
+        copy_of_times.recompute = memory.settings.recompute_choice()
         return copy_of_times
 
     def of_schedule(self, schedule: Schedule) -> TrainingTimes:
@@ -535,7 +535,7 @@ def _optimizer_costs(memory: Memory) -> tuple[float, float]:
         flops = product_flops(list(trained_tensors(count.tree, count.include)))
     state_sizes = memory_use.optimizer.states.items()
     state_bytes = sum(size for name, size in state_sizes if name != "step")  # step: one number per tensor
-    return float(state_bytes / memory_use.trained), float(flops / memory_use.trained)
+    return float(state_bytes / memory_use.trained_parameters), float(flops / memory_use.trained_parameters)
 
 
 UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_dtype", "lora_library")

@@ -459,7 +459,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
         raise InputError(
             f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(format_flag.words)}"
         )
-    return {format_flag.field: flag_word}
+    return {format_flag.field_name: flag_word}
 
 
 def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, float], ...]:

@@ -181,7 +181,7 @@ def reference_settings(settings: Settings) -> Settings:
     That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
     chooses.
     """
-    if not settings.serves:
+    if not settings.is_serving:
         attention, norm = settings.attn_implementation or "eager", settings.norm or "eager"
         settings = settings.with_(attn_implementation=attention, norm=norm, fused_qkv=bool(settings.fused_qkv))
     if settings.phase != "training":

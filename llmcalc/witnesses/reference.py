@@ -188,7 +188,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
 
     def kept_elements(op_use: OpUse) -> Number:
         op, run_config = op_use.op, op_use.run_config
-        if run_config is None or not op_use.has("forward_flops"):
+        if run_config is None or not op_use.has_effect("forward_flops"):
             return 0
         if type(op) is Linear:
             return run_config.rows(op.rows) * op.n_out

@@ -8,7 +8,7 @@ import llmcalc
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
-from llmcalc.frameworks.fsdp2.training import record, sharding
+from llmcalc.frameworks.fsdp2.training import record_fsdp_run, sharding_of_rank
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.choices import KernelChoices
@@ -51,5 +51,8 @@ def tensors(spec: ModelSpec) -> ReplayResult:
     stacks = layer_stacks(spec)
     few = {i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
     return extrapolate_layers(
-        RepeatAnalysis(record(spec, HOW, sharding(HOW, LAYOUT, 0), layers=few), stacks, list(few)).counted, stacks
+        RepeatAnalysis(
+            record_fsdp_run(spec, HOW, sharding_of_rank(HOW, LAYOUT, 0), layers=few), stacks, list(few)
+        ).counted,
+        stacks,
     )

@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import runtime_of
+from llmcalc.device_memory.cuda_runtime import cuda_runtime_of
 from llmcalc.device_memory.estimate import Memory, memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.ranks import Cluster
@@ -66,7 +66,7 @@ def main() -> None:
         line(f"{kernels}: {name}, {count} ranks", f"{each * 1e3:.0f} ms each", "≤ 25 ms")
     hardware = find_hardware("h100")
     one = memory(
-        llmcalc.load("llama3-70b").model, Settings(phase="training", seq=8192), cuda_runtime=runtime_of(hardware)
+        llmcalc.load("llama3-70b").model, Settings(phase="training", seq=8192), cuda_runtime=cuda_runtime_of(hardware)
     )
     for devices in (64, 256):
         start = time.process_time()

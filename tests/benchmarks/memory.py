@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
 from llmcalc.device_memory.linear_in_layers import extrapolate_layers
-from llmcalc.device_memory.training import TrainingConfig, record, replay
+from llmcalc.device_memory.training import TrainingConfig, record_training, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
@@ -56,7 +56,7 @@ def tensors(spec: ModelSpec, training: TrainingConfig) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
     stacks = layer_stacks(spec, training.recompute.every)
     few = {i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
-    unfolding = RepeatAnalysis(record(spec, training, few, HOPPER.workspace), stacks, list(few))
+    unfolding = RepeatAnalysis(record_training(spec, training, few, HOPPER.workspace), stacks, list(few))
 
     def counted(layers: Mapping[int, int]) -> ReplayResult:
         return unfolding.counted(layers)

@@ -17,7 +17,7 @@ from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.stack import Stack
 from llmcalc.costs.cache import CacheGroup, CacheSize, kv
-from llmcalc.costs.what_if import changed_models
+from llmcalc.costs.model_changes import changed_models
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Op

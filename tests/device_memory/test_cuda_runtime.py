@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from llmcalc.device_memory.cuda_runtime import HOPPER, runtime_of
+from llmcalc.device_memory.cuda_runtime import HOPPER, cuda_runtime_of
 from llmcalc.simulator.reductions import scratch_bytes
 from llmcalc.sources.hardware import load_hardware
 
 
 def test_multiprocessors_are_those_of_the_accelerator() -> None:
-    assert runtime_of(None).multiprocessors == HOPPER.multiprocessors == 132
-    assert runtime_of(load_hardware("a100-80gb")).multiprocessors == 108
+    assert cuda_runtime_of(None).multiprocessors == HOPPER.multiprocessors == 132
+    assert cuda_runtime_of(load_hardware("a100-80gb")).multiprocessors == 108
 
 
 def test_a_sum_is_divided_among_the_blocks_that_run_at_once() -> None:
@@ -31,20 +31,22 @@ def test_contexts_are_near_what_processes_used_outside_torch() -> None:
     rows = [json.loads(line) for line in (MEASURED / "contexts.jsonl").read_text().splitlines()]
     for row in rows:
         outside = (row["in_use_gib"] - row["allocated_gib"]) * 2**30 - row["unallocated_mib"] * 2**20
-        assert abs(runtime_of(load_hardware(row["gpu"])).context / outside - 1) < 0.3, row
+        assert abs(cuda_runtime_of(load_hardware(row["gpu"])).context / outside - 1) < 0.3, row
     assert len(rows) > 10
 
 
 def test_the_context_of_an_h200_is_near_the_measured_one() -> None:
     runs = [json.loads(line) for line in (MEASURED / "h200" / "transformers.jsonl").read_text().splitlines()]
-    context = runtime_of(load_hardware("h200")).context
-    assert context == runtime_of(None).context == HOPPER.context
+    context = cuda_runtime_of(load_hardware("h200")).context
+    assert context == cuda_runtime_of(None).context == HOPPER.context
     assert all(abs(context / run["outside_bytes"] - 1) < 0.04 for run in runs)
 
 
 def test_an_accelerators_file_may_state_its_context() -> None:
     h100 = load_hardware("h100-sxm")
-    assert runtime_of(h100.model_copy(update={"context_bytes": 2**30})).context == 2**30
-    assert runtime_of(load_hardware("b300")).context == runtime_of(load_hardware("b200")).context  # of capability 10
-    assert runtime_of(h100.model_copy(update={"compute_capability": "6.0"})).context == (384 << 20) * 132 // 80
-    assert runtime_of(load_hardware("m4-max")).context == 0
+    assert cuda_runtime_of(h100.model_copy(update={"context_bytes": 2**30})).context == 2**30
+    assert (
+        cuda_runtime_of(load_hardware("b300")).context == cuda_runtime_of(load_hardware("b200")).context
+    )  # of capability 10
+    assert cuda_runtime_of(h100.model_copy(update={"compute_capability": "6.0"})).context == (384 << 20) * 132 // 80
+    assert cuda_runtime_of(load_hardware("m4-max")).context == 0

@@ -231,7 +231,7 @@ def test_a_parameter_without_gradient_has_no_states_and_no_step() -> None:
         meter = Meter()
         trained = all_trained(meter, [Parameter((80, 80), "float32", True)] * 2)
         trained[0].gradient = None
-        run_step(AutogradGraph(meter), name, trained, momentum=True)
+        run_step(AutogradGraph(meter), name, trained, has_momentum=True)
         assert [len(one.states) > 0 for one in trained] == [False, True], name
 
 

@@ -76,8 +76,8 @@ def test_prediction_modules_count_when_asked_for() -> None:
     plain, full = memory(MIXTURE, Settings(seq=8)), memory(MIXTURE, Settings(seq=8), extra_parts=WITH_MTP)
     assert full.weights - plain.weights == 2 * params(MIXTURE).left_out["mtp"]
     assert full.kv_cache == 2 * plain.kv_cache  # two layers, and two modules of one layer each
-    assert any("mtp" in text for text in plain.not_counted)
-    assert not any("mtp" in text for text in full.not_counted)
+    assert any("mtp" in text for text in plain.uncounted_notes)
+    assert not any("mtp" in text for text in full.uncounted_notes)
 
 
 def test_a_model_published_in_fp8_is_trained_in_bf16() -> None:
@@ -88,7 +88,7 @@ def test_a_model_published_in_fp8_is_trained_in_bf16() -> None:
 
 
 def test_narrow_weights_are_said_to_lack_their_scales() -> None:
-    assert any("fp8" in text for text in memory(MIXTURE, Settings(dtype="fp8")).not_counted)
+    assert any("fp8" in text for text in memory(MIXTURE, Settings(dtype="fp8")).uncounted_notes)
 
 
 @pytest.mark.parametrize("base", ["none", "nf4", "nf4-dq"])
@@ -97,7 +97,7 @@ def test_adapters_by_hand(base: str) -> None:
     spec, n = llmcalc.load("llama3-8b").model, 8_030_261_248
     use = memory(spec, Settings("training", lora_rank=8, base=base))
     trained = 32 * 8 * (4096 + 4096 + 4096 + 1024)
-    assert use.trained == trained
+    assert use.trained_parameters == trained
     assert use.parts["gradients"] == 4 * trained
     assert use.parts["optimizer"] == 2 * 4 * trained + 4 * 32 * 4
     assert use.parts["master_weights"] == 0
@@ -114,7 +114,10 @@ def test_all_linear_layers_of_the_layers_have_adapters() -> None:
     spec = llmcalc.load("llama3-8b").model
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     every = memory(spec, Settings("training", lora_rank=4, lora_targets=("all-linear",)))
-    assert every.trained == memory(spec, Settings("training", lora_rank=4, lora_targets=names)).trained
+    assert (
+        every.trained_parameters
+        == memory(spec, Settings("training", lora_rank=4, lora_targets=names)).trained_parameters
+    )
     assert every.adapters is not None
     assert every.adapters.targets == frozenset(names)
 

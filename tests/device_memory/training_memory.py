@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
 from llmcalc.device_memory.device_memory import TENSORS, DeviceMemory, device_memory, with_evidence
 from llmcalc.device_memory.evidence import evidence_of_run
-from llmcalc.device_memory.training import TrainingConfig, record
+from llmcalc.device_memory.training import TrainingConfig, record_training
 from llmcalc.model import ModelSpec
 
 
@@ -13,7 +13,7 @@ def training_memory(spec: ModelSpec, training: TrainingConfig, runtime: CudaRunt
     """Replays training. Raises `Unsupported` for a step of the model without kernels."""
     return device_memory(
         spec,
-        lambda layers, workspace: [record(spec, training, layers, workspace)],
+        lambda layers, workspace: [record_training(spec, training, layers, workspace)],
         runtime,
         (),
         with_evidence(TENSORS, evidence_of_run(spec, training.choices, training.optimizer)),

@@ -273,9 +273,9 @@ def test_an_answer_names_the_adapters_of_experts_that_it_leaves_out() -> None:
         for e in (True, False)
     )
     adapters = 8 * (8 * (4096 + 2 * 14336) + 4 * (14336 + 4096))
-    assert counted.states.trained - usual.states.trained == adapters
-    assert counted.states.not_counted == []
-    assert f"adapters of routed experts: {adapters:,} parameters" in usual.states.not_counted[0]
+    assert counted.states.trained_parameters - usual.states.trained_parameters == adapters
+    assert counted.states.uncounted_notes == []
+    assert f"adapters of routed experts: {adapters:,} parameters" in usual.states.uncounted_notes[0]
 
 
 def test_offloaded_tensors_leave_the_device() -> None:

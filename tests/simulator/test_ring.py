@@ -20,7 +20,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
-from llmcalc.frameworks.fsdp2.training import sharding
+from llmcalc.frameworks.fsdp2.training import sharding_of_rank
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework as framework_named
 from llmcalc.parallel.layout import Layout
@@ -124,8 +124,8 @@ HOW = TrainingConfig(seq=512, choices=KernelChoices(attention="flash"))
 def test_ranks_of_a_sequence_share_parameters_and_tokens() -> None:
     """Of 2 replicas with 4 ranks each: 8 shards, and a quarter of the tokens, whose attention sees all."""
     layout = Layout(dp=2, cp=4, zero=3)
-    assert [sharding(HOW, layout, rank).index for rank in range(8)] == list(range(8))
-    assert sharding(HOW, layout, 0).shards == 8
+    assert [sharding_of_rank(HOW, layout, rank).index for rank in range(8)] == list(range(8))
+    assert sharding_of_rank(HOW, layout, 0).shards == 8
     ring, alone = fsdp_memory(SPEC, HOW, layout), fsdp_memory(SPEC, replace(HOW, seq=128), Layout(dp=8, zero=3))
     assert ring.after_step_bytes == alone.after_step_bytes
     assert alone.exact_bytes <= ring.exact_bytes < fsdp_memory(SPEC, HOW, Layout(dp=8, zero=3)).exact_bytes

@@ -15,7 +15,7 @@ from llmcalc.device_memory import device_memory
 from llmcalc.device_memory.cuda_runtime import CudaRuntime
 from llmcalc.device_memory.inference import InferenceConfig, record_inference, replay_inference
 from llmcalc.device_memory.linear_in_layers import node_path
-from llmcalc.device_memory.training import TrainingConfig, TrainingRun, record, replay
+from llmcalc.device_memory.training import TrainingConfig, TrainingRun, record_training, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.caching_allocator import CachingAllocator
@@ -72,7 +72,7 @@ def unfolding(spec: ModelSpec, config: TrainingConfig | InferenceConfig) -> Repe
     assert grow
     few = {i: stacks[i].repeats_of_layer_types(RECORDED_REPEATS) for i in grow}
     if isinstance(config, TrainingConfig):
-        return RepeatAnalysis(record(spec, config, few, WORKSPACE), stacks, grow)
+        return RepeatAnalysis(record_training(spec, config, few, WORKSPACE), stacks, grow)
     return RepeatAnalysis(record_inference(spec, config, few, WORKSPACE), stacks, grow)
 
 
@@ -132,21 +132,21 @@ def tampered(recorded: RecordedEvents, before: Event, after: Event) -> RecordedE
 def test_repeats_that_differ_are_found() -> None:
     spec = llmcalc.load(MODELS["dense"]).model
     stacks = layer_stacks(spec)
-    recorded = record(spec, PLAIN, {0: RECORDED_REPEATS})
+    recorded = record_training(spec, PLAIN, {0: RECORDED_REPEATS})
     RepeatAnalysis(recorded, stacks, [0])
     tensors = [event for event in recorded.first_step[1] if event[1] > 0]
     event = tensors[len(tensors) // 4]  # half-way through the forward pass, one byte more
     with pytest.raises(NotRepeating):
         RepeatAnalysis(tampered(recorded, event, (event[0], event[1] + 1, event[2])), stacks, [0])
     with pytest.raises(NotRepeating):  # one layer of two is computed again, and a pattern of one layer does not say so
-        RepeatAnalysis(record(spec, WAYS["every other"], {0: RECORDED_REPEATS}), stacks, [0])
+        RepeatAnalysis(record_training(spec, WAYS["every other"], {0: RECORDED_REPEATS}), stacks, [0])
 
 
 def test_a_name_for_a_storage_of_a_repeat_is_found() -> None:
     """Every repeat has such a storage, and the event says nothing of those of further repeats."""
     spec = llmcalc.load(MODELS["dense"]).model
     stacks = layer_stacks(spec)
-    recorded = record(spec, PLAIN, {0: RECORDED_REPEATS})
+    recorded = record_training(spec, PLAIN, {0: RECORDED_REPEATS})
     inner = min(RepeatAnalysis(recorded, stacks, [0]).twins)
     batch, *others = recorded.reported_step
     named = replace(recorded, reported_step=[[*batch, (inner, NAMED, inner)], *others])
@@ -166,7 +166,7 @@ def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.Monkey
 
     def noted(spec: ModelSpec, training: TrainingConfig, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
         asked.append(layers)
-        return record(spec, training, layers, workspace)
+        return record_training(spec, training, layers, workspace)
 
     monkeypatch.setattr(answer, "record", noted)
     found, whole = training_memory(spec, WAITING, runtime), replay(spec, WAITING, device, None, WORKSPACE)
@@ -203,7 +203,7 @@ def test_passes_repeat_if_only_gradients_and_tokens_outlive_them() -> None:
 
 def test_the_passes_of_both_steps_are_recorded_once_where_they_are_alike() -> None:
     spec = llmcalc.load(MODELS["dense"]).model
-    once, twice = (record(spec, training, {0: RECORDED_REPEATS}) for training in (PLAIN, WAYS["zeros"]))
+    once, twice = (record_training(spec, training, {0: RECORDED_REPEATS}) for training in (PLAIN, WAYS["zeros"]))
     assert once.first_step[1] is once.reported_step[1]
     assert (len(twice.first_step), len(twice.reported_step)) == (1, 1)
     assert twice.first_step[0] is not twice.reported_step[0]

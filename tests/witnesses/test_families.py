@@ -116,7 +116,7 @@ def _with_products(spec: ModelSpec) -> list[Place]:
     places = list(spec.tree().walk(run_config(seq=LEAST_SEQ)))
     layers = [place for place in places if place.node.kind == "layer"]
     parts = {
-        f"{layer.path}.{part.segment}"
+        f"{layer.path}.{part.path_segment}"
         for layer in layers
         for part in layer.node.children
         if part.name not in IN_THE_LAYER

@@ -112,7 +112,7 @@ class AdapterLayer(Block):
         elif shares_norm and has_post_norm:
             adapter_input = normed = self._normalize(recorder, "mlp_post_norm", x)
         elif shares_norm:
-            adapter_input = recorder.normalized(x, self.norm, like=normed)
+            adapter_input = recorder.normalized(x, self.norm, weight_owner=normed)
         recorder.hold(x=x, read=adapter_input)
         default_language, bottleneck = self.default_language or self.languages[0], Axis("adapter", self.adapter_size)
         with recorder.scope("adapters", kind="feed_forward"):
@@ -130,7 +130,7 @@ class AdapterLayer(Block):
         if not has_post_norm:
             return x
         return (
-            recorder.normalized(x, self.norm, like=normed)
+            recorder.normalized(x, self.norm, weight_owner=normed)
             if shares_norm
             else self._normalize(recorder, "mlp_post_norm", x)
         )

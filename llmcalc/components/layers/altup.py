@@ -75,9 +75,9 @@ class AltUp(ResidualStreams):
                 )
 
             x = recorder.side_by_side(
-                "projections", other_streams, other_inputs, project_stream, after=first_stream, split=merge
+                "projections", other_streams, other_inputs, project_stream, first_value=first_stream, slices_input=merge
             )
-        return recorder.sum(x, hidden_axis, mean=True) if merge else x
+        return recorder.sum(x, hidden_axis, is_mean=True) if merge else x
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self.altup_num_inputs, model_properties.hidden_size)
@@ -186,7 +186,7 @@ class AltUpLayer(WholeLayer):
         """
         streams, hidden_axis = predicted_streams.axes
         with recorder.scope("correct", kind="streams", source=SOURCE):
-            normed_output = recorder.normalized(sublayer_output, self.norm, like=router_output)
+            normed_output = recorder.normalized(sublayer_output, self.norm, weight_owner=router_output)
             mixing_weights = recorder.plus(self._mixing_weights(recorder, normed_output, router, streams), 1.0)
             recorder.hold(shares=mixing_weights)
             stream_change = recorder.mul(

@@ -59,7 +59,7 @@ class FunnelAttention(MultiHeadMixer):
         q = recorder.linear("q_proj", x, heads, dim)
         k, v = (recorder.linear(projection, kv_input, heads, dim, bias=True) for projection in ("k_proj", "v_proj"))
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
+        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, is_stored=True), heads, dim)
         num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
         position_q, segment_q = (
             recorder.add(q, recorder.vector(f"{projection}_bias", heads, dim)) for projection in ("position", "segment")

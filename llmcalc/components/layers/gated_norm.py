@@ -53,8 +53,8 @@ class GatedNormLayer(PreNormLayer):
         """Returns a norm's output multiplied by the norm's gate."""
         with recorder.scope(sublayer, kind="norm"):
             low_rank_x = recorder.act(recorder.linear("down_proj", x, Axis("rank", self.gated_norm_rank)), "silu")
-            gate = recorder.act(recorder.linear("up_proj", low_rank_x, *x.axes), "sigmoid", float32=True)
-            return recorder.mul(x, gate, float32=True)
+            gate = recorder.act(recorder.linear("up_proj", low_rank_x, *x.axes), "sigmoid", in_float32=True)
+            return recorder.mul(x, gate, in_float32=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

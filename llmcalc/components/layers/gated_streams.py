@@ -42,7 +42,7 @@ def record_gated_mean(recorder: Flow, x: Value, norm: Norm, rank: int) -> tuple[
     gate = recorder.act(recorder.linear("down", normed_streams, Axis("rank", rank)), "silu")
     gate = recorder.act(recorder.linear("up", gate, streams, hidden_axis), "sigmoid")
     recorder.hold(normed=normed_streams, gate=gate)
-    return recorder.sum(recorder.mul(gate, normed_streams), hidden_axis, mean=True), normed_streams
+    return recorder.sum(recorder.mul(gate, normed_streams), hidden_axis, is_mean=True), normed_streams
 
 
 class GatedStreamsLayer(PreNormLayer):

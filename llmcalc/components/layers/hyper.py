@@ -89,7 +89,7 @@ class HyperLayer(PreNormLayer):
             recorder.hold(read=read_logits, written=write_logits)
             read_weights = recorder.plus(recorder.act(read_logits, "sigmoid"), self.hc_eps)
             if self.delayed:
-                read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, streams, keeps=True)
+                read_weights = recorder.delayed_weights(READ_WEIGHTS, read_weights, streams, keeps_state=True)
             weighted_sum = recorder.sum(recorder.mul(read_weights, x, axes=x.axes), hidden)
             output_weights = recorder.scale(recorder.act(write_logits, "sigmoid"), self.hc_magnitude)
             recorder.hold(summed=weighted_sum, strength=output_weights)
@@ -122,7 +122,9 @@ class HyperStreams(CopiedStreams):
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         return (
-            recorder.sum(x, x.axes[-1], mean=True) if self.merge == "mean" else recorder.part("hyper_streams", self, x)
+            recorder.sum(x, x.axes[-1], is_mean=True)
+            if self.merge == "mean"
+            else recorder.part("hyper_streams", self, x)
         )
 
     def flow(self, recorder: Flow, x: Value) -> Value:

@@ -397,7 +397,7 @@ class Attention(TokenMixer):
             cap=logit_cap,
             bias=bias,
             sinks=self.sinks,
-            float32=self.float32_softmax,
+            in_float32=self.float32_softmax,
             float32_scores=self.float32_scores,
             repeat_kv=self.repeat_kv,
             copies_heads=self.copies_heads,
@@ -434,7 +434,7 @@ class Attention(TokenMixer):
     ) -> Value:
         """Returns queries, keys or values, plus the optional adapter's output."""
         if adapter is None:
-            return recorder.linear(projection, x, *output_axes, bias=bias, fused=self.fused_qkv)
+            return recorder.linear(projection, x, *output_axes, bias=bias, is_fused=self.fused_qkv)
         with recorder.scope(projection):
             return recorder.add(recorder.linear("", x, *output_axes, bias=bias), adapter(x, output_axes))
 

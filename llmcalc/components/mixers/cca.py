@@ -131,7 +131,7 @@ class CompressedConvAttention(WindowedMixer):
         recorder.state(
             "conv_state", joined_axes, dim, Axis("steps", head_kernel + group_kernel - 2), state_kind="conv_state"
         )
-        padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state="conv_state")
+        padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state_name="conv_state")
         recorder.hold(seen=padded_rows)
         conv_options: dict[str, Any] = {"bias": True, "rows": q.rows}
         joined_heads = recorder.conv(
@@ -153,7 +153,7 @@ class CompressedConvAttention(WindowedMixer):
         mean_of_queries = recorder.scale(recorder.add(q, recorder.repeat(k, heads)), 0.5)
         group_axis = Axis("group", exact_div(heads.size, kv_heads.size))
         mean_of_keys = recorder.sum(
-            mean_of_queries.view(kv_heads, group_axis, dim), *k.axes, mean=True
+            mean_of_queries.view(kv_heads, group_axis, dim), *k.axes, is_mean=True
         )  # over the queries that share a key
         recorder.hold(mean_q=mean_of_queries, mean_k=mean_of_keys)
         convolved_q, convolved_k = recorder.split(joined_heads, q.axes, k.axes)
@@ -164,10 +164,12 @@ class CompressedConvAttention(WindowedMixer):
         half_width = Axis("half", exact_div(kv_heads.size * head_dim.size, 2))
         has_bias = self.attention_bias
         with recorder.function():
-            projected_v = recorder.linear("v_proj_before", x, half_width, bias=has_bias, counted=WithStart(of=x.rows))
+            projected_v = recorder.linear(
+                "v_proj_before", x, half_width, bias=has_bias, counted_rows=WithStart(of=x.rows)
+            )
             first_row = recorder.resumed(
                 recorder.apply_again(recorder.zeros(x, state_name="value_state"), projected_v, has_bias),
-                state="value_state",
+                state_name="value_state",
             )
             recorder.hold(made=projected_v, first=first_row)
             recorder.state("value_state", half_width, last_values=(projected_v,))

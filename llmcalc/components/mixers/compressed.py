@@ -106,7 +106,9 @@ class CompressedAttention(EntryAttention):
             unpooled_rows = recorder.with_rest(*projections)
             recorder.hold(rest_kv=unpooled_rows[0], rest_gate=unpooled_rows[1])
             kv, gate = (recorder.windows(series_rows, rate_axis) for series_rows in unpooled_rows)
-            gate = recorder.add(gate, recorder.vector("position_bias", rate_axis, *series_axes, count=rate_axis.size))
+            gate = recorder.add(
+                gate, recorder.vector("position_bias", rate_axis, *series_axes, row_count=rate_axis.size)
+            )
             recorder.hold(kv=kv, gate=gate)
             if self.overlap:
                 kv, gate = self._join_previous_window(recorder, kv, gate, rate_axis, head_dim, x.rows)

@@ -66,12 +66,12 @@ class ContextAttention(TwoSetsMixer):
             self.position,
         )
         joint_rows = Joined(first=x.rows, second=target_states.rows)
-        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted=joint_rows)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
         normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
-        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted=joint_rows)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
         context_keys = recorder.apply_again(target_states, keys, bias)
         if self.norm is not None:
-            context_keys = recorder.normalized(context_keys, self.norm, (head_dim,), like=normed_keys)
+            context_keys = recorder.normalized(context_keys, self.norm, (head_dim,), weight_owner=normed_keys)
         context_keys, context_values = recorder.cache(
             "cache",
             self.cache_kind,

@@ -173,7 +173,7 @@ class EntryAttention(TokenMixer):
             attn_output = recorder.add(attn_output, recorder.weighted(attention_weights, entries))
             recorder.hold(out=attn_output)
         recorder.vector("sinks", heads)
-        attn_output = recorder.rope(attn_output, rope, inverse=True)
+        attn_output = recorder.rope(attn_output, rope, is_inverse=True)
         groups = Axis("output_groups", self.o_groups)
         output_groups = recorder.per_group("o_a_proj", attn_output, groups, Axis("o_lora", self.o_lora_rank))
         return recorder.linear("o_b_proj", output_groups, *x.axes)

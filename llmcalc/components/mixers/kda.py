@@ -106,8 +106,8 @@ class KimiDeltaAttention(TokenMixer):
         node_fields = {"source": "Kimi Team 2025, §3.1"}
         delta_rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=head_axes, about=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=head_axes, about=node_fields),
+            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=head_axes, node_fields=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=head_axes, node_fields=node_fields),
         )
         recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (head_dim,))

@@ -116,7 +116,7 @@ class LatentContextAttention(TokenMixer):
         q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent)
         q = recorder.cat(q_latent, recorder.rope(q_rope, self.position), axes=(heads, key_axis))
         joint_rows = Joined(first=x.rows, second=target_states.rows)
-        projected_x = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted=joint_rows)
+        projected_x = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted_rows=joint_rows)
         latents, k_rope = recorder.split(projected_x, (latent,), (rope_axis,))
         normed_latents = recorder.norm("kv_a_norm", latents, self.norm)
         own_keys = recorder.cat(normed_latents, recorder.rope(k_rope, self.position), axes=(key_axis,))
@@ -126,7 +126,7 @@ class LatentContextAttention(TokenMixer):
         context_c, context_rope = recorder.cache(
             "cache",
             "latent_attention",
-            recorder.normalized(context_c, self.norm, (latent,), like=normed_latents),
+            recorder.normalized(context_c, self.norm, (latent,), weight_owner=normed_latents),
             recorder.rope(context_rope, self.position),
             token_limit=self.sliding_window,
         )

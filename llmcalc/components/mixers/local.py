@@ -98,7 +98,9 @@ class LocalAttention(MultiHeadMixer):
         q = recorder.in_blocks(recorder.linear("q_proj", x, heads, head_dim), block_size, x.rows)
         recorder.hold(q=q)
         keys, values = (
-            recorder.in_blocks(recorder.linear(projection, kv_input, heads, head_dim), block_size, x.rows, around=True)
+            recorder.in_blocks(
+                recorder.linear(projection, kv_input, heads, head_dim), block_size, x.rows, has_neighbours=True
+            )
             for projection in ("k_proj", "v_proj")
         )
         recorder.hold(k=keys, v=values)

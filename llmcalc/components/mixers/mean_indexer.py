@@ -61,7 +61,7 @@ class MeanIndexer(BlockIndexer):
                 position,
             )
             (all_keys,) = recorder.cache("cache", "indexer", recorder.linear("k_proj", x, index_dim))
-            block_means = recorder.sum(recorder.windows(all_keys, pool, past=True), index_dim, mean=True)
+            block_means = recorder.sum(recorder.windows(all_keys, pool, includes_past=True), index_dim, is_mean=True)
             block_means = recorder.rope(recorder.norm("k_norm", block_means, self.norm), position, row_stride=pool.size)
             recorder.hold(q=q, k=block_means)
             scores = recorder.act(
@@ -70,7 +70,7 @@ class MeanIndexer(BlockIndexer):
                 ),
                 "relu",
             )
-            recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool=pool.size)
+            recorder.select(recorder.sum(scores), all_keys, chosen_positions, pool_size=pool.size)
         mask, keys, values = recorder.selected(q, keys, values)
         recorder.hold(k=keys, v=values, mask=mask)
         return (

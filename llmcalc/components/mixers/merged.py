@@ -75,16 +75,16 @@ class MergedAttention(TwoSetsMixer):
         q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)
         q = recorder.rope(q, self.position)
         joint_rows = Joined(first=x.rows, second=memory.rows)
-        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias, counted=joint_rows)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias, counted_rows=joint_rows)
         normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
         own_keys = recorder.rope(normed_keys, self.position)
-        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias, counted=joint_rows)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias, counted_rows=joint_rows)
         own_keys, own_values = recorder.cache("cache", self.cache_kind, own_keys, values, token_limit=window)
         memory_keys = recorder.apply_again(memory, keys, has_bias)
         memory_keys = (
             memory_keys
             if self.norm is None
-            else recorder.normalized(memory_keys, self.norm, (head_dim,), like=normed_keys)
+            else recorder.normalized(memory_keys, self.norm, (head_dim,), weight_owner=normed_keys)
         )
         memory_keys, memory_values = recorder.cache(
             "cross_cache", "cross_attention", memory_keys, recorder.apply_again(memory, values, has_bias)

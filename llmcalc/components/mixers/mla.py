@@ -206,7 +206,7 @@ class MLA(TokenMixer):
         selection: Value | None = None
         if self.indexer is not None:
             is_selection_shared = recorder.memo.get("lends_selection", False)
-            selection, latents, k_rope = recorder.selected(query, latents, k_rope, lends=is_selection_shared)
+            selection, latents, k_rope = recorder.selected(query, latents, k_rope, lends_selection=is_selection_shared)
             recorder.hold(latent=latents, k_rope=k_rope, mask=selection)
         attention_options: dict[str, Any] = {
             "causal": recorder.causal,
@@ -250,7 +250,9 @@ class MLA(TokenMixer):
             recorder.vector("sinks", heads)
         attn_output = attn_output if self.output_gate is None else self.output_gate.flow(recorder, x, attn_output)
         for gate_part in gate:
-            attn_output = recorder.mul(attn_output, recorder.act(gate_part, "sigmoid", float32=True), float32=True)
+            attn_output = recorder.mul(
+                attn_output, recorder.act(gate_part, "sigmoid", in_float32=True), in_float32=True
+            )
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *(out or x.axes), bias=self.attention_bias or self.o_bias)
 

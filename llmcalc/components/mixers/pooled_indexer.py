@@ -81,8 +81,8 @@ class PooledIndexer(Part):
         head_weights = recorder.linear("weights_proj", x, heads)
         recorder.hold(k=keys, gate=gate, weights=head_weights)
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
-        pools, pool_gate = (recorder.windows(unpooled, pool, past=True) for unpooled in (keys, gate))
-        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, index_dim, count=pool.size))
+        pools, pool_gate = (recorder.windows(unpooled, pool, includes_past=True) for unpooled in (keys, gate))
+        pool_gate = recorder.add(pool_gate, recorder.vector("position_bias", pool, index_dim, row_count=pool.size))
         entries = recorder.weighted_mean(pools, pool_gate)
         recorder.hold(k=entries)
         scores = recorder.scores(
@@ -95,7 +95,7 @@ class PooledIndexer(Part):
             rate=pool.size,
         )
         recorder.hold(scores=scores)
-        recorder.select(scores, keys, self.index_topk, pool=pool.size)
+        recorder.select(scores, keys, self.index_topk, pool_size=pool.size)
         return scores
 
     def reference(self, model_properties: ModelProperties, query: int, rope: int, theta: float) -> nn.Module:

@@ -58,21 +58,23 @@ class RelativeAttention(MultiHeadMixer):
             recorder.linear(projection, x, heads, dim, bias=self.bias) for projection in ("q_proj", "k_proj", "v_proj")
         )
         distance_rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
-        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distance_rows, *x.axes, once=True), heads, dim)
+        distance_keys = recorder.linear(
+            "r_proj", recorder.sinusoids(x, distance_rows, *x.axes, is_stored=True), heads, dim
+        )
         num_heads = q.axes[0].size
-        position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))
+        position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, row_count=num_heads))
         scores = ops.DistanceScores(num_heads, dim.size, x.rows, distance_rows)
         distance_scores = recorder.core("distances", scores, position_q, distance_keys, axes=(heads,))
-        distance_index = recorder.distances(q, k, clamped=False, shifted=True)
+        distance_index = recorder.distances(q, k, is_clamped=False, is_shifted=True)
         recorder.hold(q=q, k=k, v=v, r=distance_keys, by_distance=distance_scores, index=distance_index)
-        content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, count=num_heads))
+        content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, row_count=num_heads))
         bias = recorder.scale(recorder.at_distance(distance_scores, distance_index), dim.size**-0.5)
         recorder.hold(q=content_q, bias=bias)
         attn_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
         recorder.hold(out=attn_output)
         if self.segments:
-            recorder.vector("segment_bias", heads, dim, count=num_heads, role="idle")
-            recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, count=2, role="idle")
+            recorder.vector("segment_bias", heads, dim, row_count=num_heads, role="idle")
+            recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, row_count=2, role="idle")
         return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:

@@ -234,7 +234,9 @@ class SharedEntryAttention(EntryAttention):
         head_weights = recorder.linear("weights_proj", x, heads)
         finds = indexer.finds
         block_counts = None if finds is None else (finds.candidate_topk_blocks, finds.candidate_block_size)
-        return recorder.choose_entries(scores, head_weights, visible_entries, indexer.index_topk, finds=block_counts)
+        return recorder.choose_entries(
+            scores, head_weights, visible_entries, indexer.index_topk, block_count_and_size=block_counts
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -32,7 +32,13 @@ class ValueConvolution(Part):
         """Records the convolution of the values of all heads."""
         conv_groups = recorder.element_count((heads, head_axis))
         return recorder.conv(
-            "conv", values, heads, head_axis, kernel=self.conv_kernel_size, groups=conv_groups, shared=head_axis.size
+            "conv",
+            values,
+            heads,
+            head_axis,
+            kernel=self.conv_kernel_size,
+            groups=conv_groups,
+            outputs_per_filter=head_axis.size,
         )
 
     def reference(self, model_properties: ModelProperties, heads: int) -> nn.Module:

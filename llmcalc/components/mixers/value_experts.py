@@ -61,7 +61,7 @@ class ValueExperts(Part):
             recorder.experts("v_experts", routed_rows, experts, top_k, heads, head_axis), self.hidden_act
         )
         recorder.hold(y=expert_values)
-        return recorder.combine(expert_values, expert_weights, experts, top_k, float32=self.router.float32_weights)
+        return recorder.combine(expert_values, expert_weights, experts, top_k, in_float32=self.router.float32_weights)
 
     def reference(self, model_properties: ModelProperties, width: int) -> nn.Module:
         """Builds the value projections, from the hidden size to all value heads, and the router."""

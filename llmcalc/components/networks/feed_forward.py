@@ -138,10 +138,10 @@ class FeedForward(SingleWidthNetwork):
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
         projection, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
-        features = recorder.linear(projection, x, ffn, bias=bias, fused=self.fused_gate)
+        features = recorder.linear(projection, x, ffn, bias=bias, is_fused=self.fused_gate)
         features = self._activate(recorder, features)
         if self.gated:
-            up_projection = recorder.linear("up_proj", x, ffn, bias=self.up_bias, fused=self.fused_gate)
+            up_projection = recorder.linear("up_proj", x, ffn, bias=self.up_bias, is_fused=self.fused_gate)
             features = recorder.mul(features, record_up_activation(recorder, self.up_act, up_projection))
         features = features if self.sub_norm is None else recorder.part("sub_norm", self.sub_norm, features)
         features = recorder.linear("down_proj", recorder.dropout(features, "activation"), *x.axes, bias=self.down_bias)

@@ -93,7 +93,7 @@ class GroveMoE(Network):
             with recorder.scope(network_name, kind="experts", source=self.formula_source):
                 expert_outputs = expert_networks(recorder, network, routed_rows, axis, top_k, x.axes)
             group_outputs.append(
-                recorder.combine(expert_outputs, expert_weights, axis, top_k, float32=self.router.float32_weights)
+                recorder.combine(expert_outputs, expert_weights, axis, top_k, in_float32=self.router.float32_weights)
             )
         return recorder.add(*group_outputs)
 

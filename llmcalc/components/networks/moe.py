@@ -64,7 +64,12 @@ class IdentityExperts(Part):
         )
         identity = ops.IdentityExperts(self.zero_expert_num, expert_ops)
         return recorder.core(
-            "zero_experts", identity, x, expert_sum, axes=expert_sum.axes, about={"source": "LongCat-Flash 2025, §2.1"}
+            "zero_experts",
+            identity,
+            x,
+            expert_sum,
+            axes=expert_sum.axes,
+            node_fields={"source": "LongCat-Flash 2025, §2.1"},
         )
 
     def reference(self) -> nn.Module:
@@ -157,7 +162,7 @@ class VisionExperts(Part):
         routed_rows = recorder.dispatch(x, top_experts, experts, top_k, self.router.groups)
         with recorder.scope("experts", kind="experts", source=self.formula_source):
             expert_outputs = expert_networks(recorder, self.expert, routed_rows, experts, top_k, x.axes)
-        return recorder.combine(expert_outputs, expert_weights, experts, top_k, float32=self.router.float32_weights)
+        return recorder.combine(expert_outputs, expert_weights, experts, top_k, in_float32=self.router.float32_weights)
 
     def widened(self, scale_width: Callable[[int], Number]) -> Self:
         return self.model_copy(update={"expert": self.expert.widened(scale_width)})
@@ -317,7 +322,7 @@ class MoE(Network):
         if self.latent is not None:
             expert_outputs = self.latent.normed_output(recorder, expert_outputs)
         expert_outputs = recorder.combine(
-            expert_outputs, expert_weights, experts, top_k, float32=self.router.float32_weights
+            expert_outputs, expert_weights, experts, top_k, in_float32=self.router.float32_weights
         )
         recorder.hold(y=expert_outputs)
         if self.latent is not None:
@@ -449,7 +454,9 @@ def expert_networks(
     ffn = Axis("expert_ffn", expert.intermediate_size)
 
     def expert_linear(projection: str, x: Value, *axes: Axis | JoinedShapes, bias: bool) -> Value:
-        return recorder.experts(projection, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced)
+        return recorder.experts(
+            projection, x, experts, top_k, *axes, bias=bias, has_identities=identities, slices_weight=sliced
+        )
 
     if expert.gated:
         activated = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)

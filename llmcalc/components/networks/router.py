@@ -86,7 +86,7 @@ def _record_correction(recorder: Flow, storage: Correction | None, classes: Axis
         return None
     if storage == "buffer":
         return recorder.buffer("score_correction", classes, kind="router")
-    return recorder.vector("score_correction", classes, kind="router", frozen=True)
+    return recorder.vector("score_correction", classes, kind="router", is_frozen=True)
 
 
 class LinearRouter(Router):
@@ -145,11 +145,11 @@ class LinearRouter(Router):
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
         axis = Axis("classes", classes)
         x = x if self.norm is None else recorder.part("router_norm", self.norm, x, kind="router")
-        logits = recorder.linear("router", x, axis, bias=self.bias, float32=self.float32_product, kind="router")
+        logits = recorder.linear("router", x, axis, bias=self.bias, in_float32=self.float32_product, kind="router")
         scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
         correction = _record_correction(recorder, self.score_correction, axis)
         if self.image_correction:
-            recorder.vector("image_correction", axis, kind="router", frozen=True)
+            recorder.vector("image_correction", axis, kind="router", is_frozen=True)
         return recorder.route(logits, top_k, self.scoring_func, correction, scale)
 
 
@@ -191,7 +191,7 @@ class RouterMLP(Router):
             )
             logits = recorder.linear("out_proj", router_features, axis)
         correction = _record_correction(recorder, self.score_correction, axis)
-        return recorder.route(logits, top_k, self.scoring_func, correction, skip=self.skip)
+        return recorder.route(logits, top_k, self.scoring_func, correction, has_skip=self.skip)
 
 
 class TokenTableRouter(Router):

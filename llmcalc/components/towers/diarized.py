@@ -64,7 +64,7 @@ class SpeakerEncoder(Part):
         )
         speakers = Axis("speakers", self.num_speakers)
         probabilities = recorder.act(recorder.linear("classifier", speaker_features, speakers, bias=True), "sigmoid")
-        return recorder.merge(probabilities, x.rows, frame_axis, mean=True)
+        return recorder.merge(probabilities, x.rows, frame_axis, is_mean=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         """Builds the module; `model_properties.hidden_size` is the number of input values per position."""

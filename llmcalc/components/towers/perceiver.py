@@ -49,7 +49,7 @@ class Perceiver(LearnedQueries):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the resampler and returns its latents for each image. x: the patches."""
         hidden_axis = Axis("hidden", self.hidden_size)
-        latents = recorder.vector("query", Axis("queries", self.queries), hidden_axis, count=self.queries)
+        latents = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
         latents = latents.view(hidden_axis, new_rows=Multiple(name="queries", of=IMAGES, by=self.queries))
         depth = self.num_hidden_layers
         layer_indices = range(depth) if isinstance(depth, int) else None

@@ -101,12 +101,14 @@ class Resampler(LearnedQueries):
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
         query_rows = Multiple(name="queries", of=IMAGES, by=self.queries)
-        query = recorder.vector("query", query_count, hidden, count=self.queries).view(hidden, new_rows=query_rows)
+        query = recorder.vector("query", query_count, hidden, row_count=self.queries).view(hidden, new_rows=query_rows)
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
             query = recorder.add(
                 query,
-                recorder.vector("positions", query_count, hidden, count=self.queries).view(hidden, new_rows=query_rows),
+                recorder.vector("positions", query_count, hidden, row_count=self.queries).view(
+                    hidden, new_rows=query_rows
+                ),
             )
         value_input: Value | None = None
         if self.double_projections:
@@ -260,13 +262,13 @@ class Projector(TowerPart):
             return x
         merged_axes = (Axis("rows", self.merge), Axis("columns", self.merge))
         merged_rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
-        return recorder.merge(x, merged_rows, Axis("frames", self.frames), *merged_axes, mean=self.merged == "mean")
+        return recorder.merge(x, merged_rows, Axis("frames", self.frames), *merged_axes, is_mean=self.merged == "mean")
 
     def _append_marks(
         self, recorder: Flow, marks_name: str, x: Value, mark_count: int, *axes: Axis | JoinedShapes
     ) -> Value:
         """Appends learned marker vectors to x."""
-        mark_vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, count=mark_count)
+        mark_vectors = recorder.vector(marks_name, Axis("marks", mark_count), *axes, row_count=mark_count)
         return recorder.cat(x, mark_vectors, axes=x.axes, rows=RowsWithExtra(of=x.rows, more=mark_count))
 
     def describe(self, hidden_size: int) -> str:

@@ -75,7 +75,7 @@ class QFormer(LearnedQueries):
         hidden_axis, window = Axis("hidden", self.hidden_size), self.window
         window_axis = IMAGES if window is None else Windows(of=x.rows, window=window)
         patches = x if window is None else x.view(*x.axes, new_rows=Padded(of=x.rows, block=window))
-        queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, count=self.queries)
+        queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
         query_rows = Multiple(name="queries", of=window_axis, by=self.queries)
         single_rows = query_rows if window is None else Table(name="queries", length=self.queries)
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))

@@ -183,7 +183,9 @@ class VisionTower(TowerPart):
         if self.class_embedding:
             x = recorder.cat(x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=RowsWithExtra(of=patches))
         if self.registers:
-            registers = recorder.vector("registers", Axis("registers", self.registers), hidden, count=self.registers)
+            registers = recorder.vector(
+                "registers", Axis("registers", self.registers), hidden, row_count=self.registers
+            )
             x = recorder.cat(x, registers, axes=x.axes, rows=RowsWithExtra(of=patches, more=self.vector_count))
         else:
             x = self._add_positions(recorder, x)

@@ -52,7 +52,7 @@ class WindowMerger(Part):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
         x = recorder.add(x, attn_output)
         neighbours = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)
-        square_mean = recorder.merge(x, merged_rows, *neighbours, mean=True)
+        square_mean = recorder.merge(x, merged_rows, *neighbours, is_mean=True)
         merged = recorder.part("merged_norm", self.norm, recorder.merge(x, merged_rows, *neighbours))
         merged = recorder.act(
             recorder.linear("up_proj", merged, Axis("ffn", self.intermediate_size), bias=True), "gelu_tanh"

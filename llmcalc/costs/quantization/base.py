@@ -200,7 +200,7 @@ class Scheme:
         """Whether weights share a scale by blocks of several rows and columns, which ranks may cut."""
         return False
 
-    def refuses_shard(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
+    def shard_refusal_reason(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
         """Returns the reason why kernels cannot compute a rank's part of a weight; empty if they can.
 
         param: the part. whole_shape: the shape of the weight in the whole model.

@@ -38,12 +38,14 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> Scheme | None:
     """
     if model_config is None:
         return None
-    quant_table, config_section = _quantization_table(model_config)
-    if quant_table is None:
+    quantization_table, config_section = _quantization_table(model_config)
+    if quantization_table is None:
         return None
-    if not isinstance(quant_table, dict):
-        raise InputError(f"quantization_config: {type(quant_table).__name__}; expected a table of fields ({WITHOUT})")
-    method_name = quant_table.get("quant_method", _method_without_name(quant_table))
+    if not isinstance(quantization_table, dict):
+        raise InputError(
+            f"quantization_config: {type(quantization_table).__name__}; expected a table of fields ({WITHOUT})"
+        )
+    method_name = quantization_table.get("quant_method", _method_without_name(quantization_table))
     method_name = OTHER_METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
     if not isinstance(method_name, str) or method_name not in METHODS:
         known_methods = ", ".join(METHODS)
@@ -53,34 +55,34 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> Scheme | None:
             f"{suggestion_text} ({WITHOUT})"
         )
     if method_name == "fp8" and config_section.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
-        quant_table = {"expert_dtype": config_section["expert_dtype"], **quant_table}
-    scheme_fields = ConfigFields(quant_table, f"quantization_config of {method_name}")
+        quantization_table = {"expert_dtype": config_section["expert_dtype"], **quantization_table}
+    scheme_fields = ConfigFields(quantization_table, f"quantization_config of {method_name}")
     try:
         scheme = METHODS[method_name](scheme_fields)
         scheme_fields.check_all_read()
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
     if isinstance(scheme, MLXScheme):
-        model_types = {section.get("model_type") for section in (model_config, config_section)}
+        model_types = {config_part.get("model_type") for config_part in (model_config, config_section)}
         return replace(scheme, bare_routers=not model_types.isdisjoint(BARE_ROUTERS))
     return replace(scheme, stated=scheme_fields.where) if isinstance(scheme, LinearScheme) else scheme
 
 
 def _quantization_table(model_config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """Returns the quantization table of a config or of its text model, and the config section with this table."""
-    for config_section in (model_config, *(model_config.get(section) for section in TEXT_SECTIONS)):
+    for config_section in (model_config, *(model_config.get(section_key) for section_key in TEXT_SECTIONS)):
         if isinstance(config_section, Mapping) and config_section.get("quantization_config") is not None:
             return config_section["quantization_config"], config_section
     return model_config.get("quantization"), model_config  # older mlx-lm wrote this field alone
 
 
-def _method_without_name(quant_table: Mapping[str, Any]) -> str | None:
+def _method_without_name(quantization_table: Mapping[str, Any]) -> str | None:
     """Returns the quantization method of a config without `quant_method`, such as mlx-lm's or early bitsandbytes'."""
-    if "load_in_4bit" in quant_table or "load_in_8bit" in quant_table:
+    if "load_in_4bit" in quantization_table or "load_in_8bit" in quantization_table:
         return "bitsandbytes"
-    if "quant_algo" in quant_table:
+    if "quant_algo" in quantization_table:
         return "modelopt"
-    return "mlx" if "group_size" in quant_table and "bits" in quant_table else None
+    return "mlx" if "group_size" in quantization_table and "bits" in quantization_table else None
 
 
 def _read_fp8(config: ConfigFields) -> Scheme:
@@ -91,14 +93,17 @@ def _read_fp8(config: ConfigFields) -> Scheme:
     `Fp8Config.get_quant_method`): that of MiMo-V2.5 is in bf16.
     """
     config.ignore("fmt", "dequantize", "act_per_tensor")
-    block, activation_scheme = config.get_integer_pair("weight_block_size"), config.get("activation_scheme", "dynamic")
+    block_shape, activation_scheme = (
+        config.get_integer_pair("weight_block_size"),
+        config.get("activation_scheme", "dynamic"),
+    )
     scale_format, expert_dtype = config.get("scale_fmt", "float"), config.get("expert_dtype", "fp8")
     config.check_choice("activation_scheme", activation_scheme, "dynamic", "static")
     config.check_choice("scale_fmt", scale_format, "float", "ue8m0", None)
     config.check_choice("expert_dtype", expert_dtype, "fp8", "fp4")
     config.check_field("modules_to_convert", None)
     config.check_field("store_dtype", None, "fp8")
-    config.check_field("weight_per_tensor", False, None, *(() if block else (True,)))
+    config.check_field("weight_per_tensor", False, None, *(() if block_shape else (True,)))
     listed_layers = config.get_table("quantized_layers")
     unconverted_groups: tuple[LayerGroup, ...] = ()
     if listed_layers is not None:
@@ -106,15 +111,17 @@ def _read_fp8(config: ConfigFields) -> Scheme:
         unconverted_groups, _ = listed_groups(listed_layers)
     has_byte_scales = scale_format == "ue8m0" and (expert_dtype == "fp4" or bool(unconverted_groups))
     scale_bytes = 1 if has_byte_scales else 4
-    linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if activation_scheme == "static" else 0)
+    linear_format = FP8(
+        block_shape or "tensor", scale_bytes if block_shape else 4, 1 if activation_scheme == "static" else 0
+    )
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if expert_dtype == "fp4" else None
     remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
-        if scale_format == "ue8m0" and block and not has_byte_scales
+        if scale_format == "ue8m0" and block_shape and not has_byte_scales
         else ()
     )
-    scheme_label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
-    format_source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
+    scheme_label = f"fp8-block{block_shape[0]}" if block_shape and block_shape[0] == block_shape[1] else "fp8"
+    format_source = named.DEEPSEEK_SOURCE if block_shape else named.TRANSFORMERS_FP8
     linear_scheme = every_linear(
         config,
         LinearScheme(
@@ -242,7 +249,10 @@ def _read_bitsandbytes(config: ConfigFields) -> Scheme:
     )
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
-    code_type, is_double = config.get("bnb_4bit_quant_type", "fp4"), config.get("bnb_4bit_use_double_quant", False)
+    code_type, has_double_quantization = (
+        config.get("bnb_4bit_quant_type", "fp4"),
+        config.get("bnb_4bit_use_double_quant", False),
+    )
     if is_4_bit is is_8_bit or any(type(flag) not in (bool, type(None)) for flag in (is_4_bit, is_8_bit)):
         raise config.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:
@@ -252,10 +262,12 @@ def _read_bitsandbytes(config: ConfigFields) -> Scheme:
             "llm_int8_skip_modules",
         )
     config.check_choice("bnb_4bit_quant_type", code_type, "nf4", "fp4")
-    config.check_choice("bnb_4bit_use_double_quant", is_double, False, True)
+    config.check_choice("bnb_4bit_use_double_quant", has_double_quantization, False, True)
     return every_linear(
         config,
-        named.bnb4_scheme(f"{code_type}-double" if is_double else str(code_type), bool(is_double)),
+        named.bnb4_scheme(
+            f"{code_type}-double" if has_double_quantization else str(code_type), bool(has_double_quantization)
+        ),
         "llm_int8_skip_modules",
     )
 

@@ -94,7 +94,7 @@ class ConfigFields:
         if (
             not isinstance(field_value, list)
             or len(field_value) != 2
-            or any(type(number) is not int or not 0 < number <= LARGEST for number in field_value)
+            or any(type(pair_integer) is not int or not 0 < pair_integer <= LARGEST for pair_integer in field_value)
         ):
             raise self.value_error(field_name, field_value, "two positive whole numbers, or null")
         return field_value[0], field_value[1]

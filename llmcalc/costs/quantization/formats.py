@@ -53,7 +53,7 @@ class LinearFormat:
         """Bytes of the layer's tensors, by part. plain_bytes: bytes per element of the model's own number format."""
         raise TypeError(f"{type(self).__name__} stores nothing")
 
-    def refuses(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         """Returns the reason why the format cannot store a matrix of this shape; empty if it can."""
         return ""
 
@@ -62,15 +62,15 @@ class LinearFormat:
         """Whether weights share a scale by blocks of several rows and columns."""
         return False
 
-    def refuses_shard(self, shard: Shape, whole: Shape) -> str:
+    def shard_refusal_reason(self, shard_shape: Shape, whole_shape: Shape) -> str:
         """Returns the reason why kernels cannot compute a rank's part of a matrix; empty if they can.
 
-        shard, whole: (n_out, n_in) of the part and of the matrix.
+        shard_shape, whole_shape: (n_out, n_in) of the part and of the matrix.
         """
         return ""
 
     @property
-    def kernels(self) -> str:
+    def kernel_type(self) -> str:
         """The kernels of serving engines that compute with the format, such as `awq`; empty for any others."""
         return ""
 
@@ -128,7 +128,7 @@ class FP8(LinearFormat):
     def has_square_blocks(self) -> bool:
         return isinstance(self.over, tuple)
 
-    def refuses_shard(self, shard: Shape, whole: Shape) -> str:
+    def shard_refusal_reason(self, shard_shape: Shape, whole_shape: Shape) -> str:
         """Returns an error text if ranks divide a block of weights that shares a scale; empty if they do not.
 
         Sources: vLLM's quantization/utils/fp8_utils.py, `validate_fp8_block_shape`, and `Fp8MoEMethod.create_weights`;
@@ -136,7 +136,7 @@ class FP8(LinearFormat):
         """
         if not isinstance(self.over, tuple):
             return ""
-        dimensions = zip(("rows", "columns"), shard, whole, self.over, strict=True)
+        dimensions = zip(("rows", "columns"), shard_shape, whole_shape, self.over, strict=True)
         reasons = (
             _indivisible_reason(dimension, shard_size, block_size, "the block of")
             for dimension, shard_size, whole_size, block_size in dimensions
@@ -145,7 +145,7 @@ class FP8(LinearFormat):
         return next(filter(None, reasons), "")
 
     @property
-    def kernels(self) -> str:
+    def kernel_type(self) -> str:
         return "fp8"
 
     def describe(self) -> str:
@@ -181,11 +181,11 @@ class FP4(LinearFormat):
             other=FP32 * self.static,
         )
 
-    def refuses(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.block, "group_size")
 
     @property
-    def kernels(self) -> str:
+    def kernel_type(self) -> str:
         return "nvfp4" if self.block == NVFP4_BLOCK else "mxfp4"
 
     def describe(self) -> str:
@@ -210,13 +210,13 @@ class AWQ(LinearFormat):
             zeros=group_count * words_per_row * INT32,
         )
 
-    def refuses(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.group or 1, "group_size") or _indivisible_reason(
             "rows", n_out, 32 // self.bits
         )
 
     @property
-    def kernels(self) -> str:
+    def kernel_type(self) -> str:
         return "awq"
 
     def describe(self) -> str:
@@ -240,7 +240,7 @@ class GPTQ(LinearFormat):
         zero_point_bytes = group_count * floor_div(n_out * self.bits, 32) * INT32
         return StoredBytes(weights, group_count * n_out * 2, zero_point_bytes, n_in * INT32 if self.indexed else 0)
 
-    def refuses(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         codes_per_word = 32 if self.bits == 3 else 32 // self.bits
         return _indivisible_reason("columns", n_in, codes_per_word) or _indivisible_reason(
             "rows", n_out, codes_per_word
@@ -265,7 +265,7 @@ class AWQInt4(LinearFormat):
         scale_bytes = n_out * ceil_div(n_in, self.group) * FP32
         return StoredBytes(weights=floor_div(n_out, 2) * n_in, scales=scale_bytes, other=self.static * FP32)
 
-    def refuses(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("rows", n_out, 2) or _indivisible_reason("columns", n_in, self.group, "group_size")
 
     def describe(self) -> str:
@@ -330,7 +330,7 @@ class PackedInt(LinearFormat):
         )
 
     @property
-    def kernels(self) -> str:
+    def kernel_type(self) -> str:
         return "packed-int"
 
     def describe(self) -> str:
@@ -388,7 +388,7 @@ class HQQ(LinearFormat):
         )
         return StoredBytes(codes, group_count * plain_bytes, group_count * plain_bytes)
 
-    def refuses(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("weights", n_out * n_in, self.group, "group_size")
 
     def describe(self) -> str:
@@ -422,7 +422,7 @@ class QuantoInt(LinearFormat):
 
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         column_count = next(
-            (group_columns for group_columns in (128, 96, 64, 32) if n_in > 128 and n_in % group_columns == 0), n_in
+            (scale_columns for scale_columns in (128, 96, 64, 32) if n_in > 128 and n_in % scale_columns == 0), n_in
         )
         group_count = n_out * floor_div(n_in, column_count)
         code_bytes = ceil_div(group_count, 8 // self.bits) * column_count
@@ -443,7 +443,7 @@ class MetalInt(LinearFormat):
         scale_bytes = n_out * floor_div(n_in, self.group) * FP32
         return StoredBytes(n_out * floor_div(n_in * self.bits, 32) * INT32, scale_bytes, scale_bytes)
 
-    def refuses(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.group, "group_size") or _indivisible_reason(
             "columns", n_in, 32 // self.bits
         )
@@ -465,7 +465,7 @@ class Higgs(LinearFormat):
         table_bytes = (grid_points + 2 * grid_points**2) * plain_bytes
         return StoredBytes(floor_div(n_out * self.bits, 16) * n_in * 2, scale_bytes, other=table_bytes)
 
-    def refuses(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.group, "group_size")
 
     def describe(self) -> str:
@@ -503,7 +503,7 @@ class AQLM(LinearFormat):
             codes, floor_div(n_out, self.rows) * 2, other=self.books * 2**self.bits * self.rows * self.columns * 2
         )
 
-    def refuses(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("columns", n_in, self.columns) or _indivisible_reason("rows", n_out, self.rows)
 
     def describe(self) -> str:
@@ -552,7 +552,7 @@ class TernaryCodes(LinearFormat):
     def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> StoredBytes:
         return StoredBytes(weights=floor_div(n_out, 4) * n_in, scales=plain_bytes)
 
-    def refuses(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         return _indivisible_reason("rows", n_out, 4)
 
     def describe(self) -> str:

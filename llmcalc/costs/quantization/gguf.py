@@ -73,9 +73,9 @@ class GGUFMix(Scheme):
     ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         model = self._rules_of_model(spec, params)
         for param in params:
-            yield param, model.parts(param)
+            yield param, model.stored_bytes(param)
 
-    def types(self, spec: ModelSpec) -> dict[str, int]:
+    def tensor_counts_by_type(self, spec: ModelSpec) -> dict[str, int]:
         """Returns the number of tensors of each ggml type, as llama.cpp lists them when it loads a file.
 
         Its F32 count has only the parameters.
@@ -84,9 +84,9 @@ class GGUFMix(Scheme):
         params = list(weight_tensors_of(spec.tree()))
         model = self._rules_of_model(spec, params)
         for param in params:
-            if model.category(param) == "attn_qkv" and param.name != "q_proj" and param.tensor.role == "matrix":
+            if model.tensor_category(param) == "attn_qkv" and param.name != "q_proj" and param.tensor.role == "matrix":
                 continue  # fused with q_proj
-            for ggml_type in model.types(param):
+            for ggml_type in model.storage_types(param):
                 counts_by_type[ggml_type] = counts_by_type.get(ggml_type, 0) + 1
         return counts_by_type
 
@@ -145,14 +145,14 @@ class _ModelRules:
         self.fuses_qkv = quantization_mix.fused or any(
             getattr(layer.attention, "fused_qkv", False) for layer in spec.main.kinds().values()
         )
-        ordered_sites = sorted(
+        ordered_params = sorted(
             params, key=lambda param: -1 if param.layer is None else param.layer
         )  # the order of tensors in a file
         self.value_indices = _first_occurrence_indices(
-            _parent_path(param) for param in ordered_sites if self.category(param) in ("attn_v", "attn_qkv")
+            _parent_path(param) for param in ordered_params if self.tensor_category(param) in ("attn_v", "attn_qkv")
         )
         self.down_proj_indices = _first_occurrence_indices(
-            param.path for param in ordered_sites if _tensor_category(param) == "ffn_down"
+            param.path for param in ordered_params if _tensor_category(param) == "ffn_down"
         )
         self.expert_count = next(
             (param.tensor.shape[0] for param in params if param.kind == "experts" and len(param.tensor.shape) == 3), 0
@@ -160,7 +160,7 @@ class _ModelRules:
         self.has_tied_output = not any(_tensor_category(param) == "output" for param in params)
         self.query_groups = _query_groups(params)
 
-    def category(self, param: WeightTensor) -> str:
+    def tensor_category(self, param: WeightTensor) -> str:
         """Returns the category of a tensor in llama.cpp's quantization rules; empty for a tensor that stays F32."""
         category = _tensor_category(param)
         if param.name in ("q_proj", "k_proj", "v_proj") and category:
@@ -169,16 +169,16 @@ class _ModelRules:
             return "attn_qkv" if is_fused or _is_in_gated_delta_net(param) else category
         return category
 
-    def parts(self, param: WeightTensor) -> StoredBytes:
+    def stored_bytes(self, param: WeightTensor) -> StoredBytes:
         """Returns the bytes of one model tensor, which the file may store as two tensors."""
         total_parts = StoredBytes()
-        for ggml_type, (row_count, column_count) in zip(self.types(param), _file_shapes(param), strict=True):
+        for ggml_type, (row_count, column_count) in zip(self.storage_types(param), _file_shapes(param), strict=True):
             total_parts += _type_bytes(row_count * column_count, ggml_type)
         return total_parts
 
-    def types(self, param: WeightTensor) -> list[str]:
+    def storage_types(self, param: WeightTensor) -> list[str]:
         """Returns the ggml type of each file tensor of one model tensor."""
-        category = self.category(param)
+        category = self.tensor_category(param)
         shapes = _file_shapes(param)
         if category in ("", "kept"):
             return ["F16" if category else "F32"] * len(shapes)
@@ -386,5 +386,5 @@ def _type_bytes(elements: int, ggml_type: str) -> StoredBytes:
     """Returns the bytes of a number of elements, which is a multiple of the ggml type's block."""
     if ggml_type in PLAIN:
         return unquantized_parts(elements, PLAIN[ggml_type])
-    block, codes, scales, minima = BLOCKS[ggml_type]
-    return StoredBytes(codes, scales, minima) * (elements // block)
+    block_elements, code_bytes, scale_bytes, minimum_bytes = BLOCKS[ggml_type]
+    return StoredBytes(code_bytes, scale_bytes, minimum_bytes) * (elements // block_elements)

@@ -88,11 +88,13 @@ def read_auto_round(scheme_fields: ConfigFields) -> Scheme:
         module_fields.check_choice("data_type", data_type, "int", "mx_fp", "nv_fp")
         if data_type != "int":
             module_fields.check_choice(bits_field, bits, *((4, 8) if data_type == "mx_fp" else (4,)))
-            block = 32 if data_type == "mx_fp" else 16
-            if group_size != block:
-                raise module_fields.value_error("group_size", group_size, f"{block}, the block of {data_type}")
+            scale_block = 32 if data_type == "mx_fp" else 16
+            if group_size != scale_block:
+                raise module_fields.value_error("group_size", group_size, f"{scale_block}, the block of {data_type}")
             return (
-                FP8((1, block), 1) if bits == 8 else FP4(block, *((1, static_scales) if data_type == "nv_fp" else ()))
+                FP8((1, scale_block), 1)
+                if bits == 8
+                else FP4(scale_block, *((1, static_scales) if data_type == "nv_fp" else ()))
             )
         module_fields.check_choice(bits_field, bits, 2, 3, 4, 8)
         return (
@@ -344,13 +346,17 @@ def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) ->
     config.ignore("version", "calibration", "out_scales", "tensor_storage", "original_quantization_config")
     bits, head_bits = _average_bits(config, "bits", None), _average_bits(config, "head_bits", 6)
 
-    def stored(bits: Fraction) -> LinearFormat:
-        return AverageBits(bits) if library_name == "exl2" else TrellisCodes(bits, codebook != "3inst")
+    def format_with_bits(bits_per_weight: Fraction) -> LinearFormat:
+        return (
+            AverageBits(bits_per_weight)
+            if library_name == "exl2"
+            else TrellisCodes(bits_per_weight, codebook != "3inst")
+        )
 
-    head_group = LayerGroup(stored(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
+    head_group = LayerGroup(format_with_bits(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"
     remarks = () if is_uniform else (AVERAGE,)
-    layer_groups = (head_group, LayerGroup(stored(bits)))
+    layer_groups = (head_group, LayerGroup(format_with_bits(bits)))
     return LinearScheme(
         f"{library_name}-{float(bits):g}", f"exllama{library_name[-2:]}", remarks, layer_groups, head=True
     )

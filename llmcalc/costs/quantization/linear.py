@@ -104,7 +104,7 @@ class LinearScheme(Scheme):
                 continue
             has_converted = True
             matrix_count, n_out, n_in = _matrix_shapes(param)
-            refusal_reason = linear_format.refuses(n_out, n_in)
+            refusal_reason = linear_format.refusal_reason(n_out, n_in)
             if refusal_reason:
                 remedy = "expected another scheme, or a model whose sizes it can hold"
                 unsupported_error = self._unsupported_error(f"{param.path}: {refusal_reason}; {remedy}")
@@ -122,7 +122,9 @@ class LinearScheme(Scheme):
         linear_formats = (
             linear_format for layer_group in self.groups for linear_format in (layer_group.format, layer_group.experts)
         )
-        return frozenset(linear_format.kernels for linear_format in linear_formats if linear_format is not None) - {""}
+        return frozenset(linear_format.kernel_type for linear_format in linear_formats if linear_format is not None) - {
+            ""
+        }
 
     @property
     def has_square_blocks(self) -> bool:
@@ -131,14 +133,14 @@ class LinearScheme(Scheme):
         )
         return any(linear_format is not None and linear_format.has_square_blocks for linear_format in linear_formats)
 
-    def refuses_shard(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
+    def shard_refusal_reason(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
         shape = param.tensor.shape
         if len(shape) < 2 or len(whole_shape) < 2 or shape == whole_shape:
             return ""
         linear_format = self._format_of_tensor(param)
         if linear_format is None:
             return ""
-        return linear_format.refuses_shard((shape[-2], shape[-1]), (whole_shape[-2], whole_shape[-1]))
+        return linear_format.shard_refusal_reason((shape[-2], shape[-1]), (whole_shape[-2], whole_shape[-1]))
 
     def _format_of_tensor(self, param: WeightTensor) -> LinearFormat | None:
         """Returns the target format of a tensor; None if the tensor stays unconverted."""
@@ -174,15 +176,17 @@ class LinearScheme(Scheme):
     def notes(self) -> list[str]:
         scope_text = "routed experts only" if self.scope == "experts" else "linear layers"
         note_texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._used_formats()))}"]
-        head_text = "" if self.head else ", output head"
-        other_layers = ", attention" if self.scope == "experts" else ""
-        embeddings = "" if self.tables else "embeddings"
-        unconverted_parts = f"{embeddings}{head_text}{other_layers}, norms, biases, routers".removeprefix(", ")
+        output_head_text = "" if self.head else ", output head"
+        attention_text = ", attention" if self.scope == "experts" else ""
+        embeddings_text = "" if self.tables else "embeddings"
+        unconverted_parts = f"{embeddings_text}{output_head_text}{attention_text}, norms, biases, routers".removeprefix(
+            ", "
+        )
         note_texts.append(
             f"unconverted: {unconverted_parts}"
             + (" and the modules that the config lists" if self.excluded.entries else "")
         )
-        unused_exclusions = self.excluded.unused
+        unused_exclusions = self.excluded.unused_entries
         if unused_exclusions:
             unused_count_text = f" and {len(unused_exclusions) - 3} more" if len(unused_exclusions) > 3 else ""
             note_texts.append(
@@ -193,7 +197,7 @@ class LinearScheme(Scheme):
             list_entry
             for layer_group in self.groups
             if layer_group.modules is not None
-            for list_entry in layer_group.modules.unused
+            for list_entry in layer_group.modules.unused_entries
         ]
         if unused_entries:
             ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""

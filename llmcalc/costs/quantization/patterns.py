@@ -158,12 +158,12 @@ class ModuleList:
         if self.rule != "compressed-tensors":
             yield from _path_prefixes(module_name)
         if self.rule == "awq":
-            yield from _component_runs(module_name)
+            yield from _component_sequences(module_name)
         if self.rule in ("transformers", "awq"):
             yield from (module_name[-suffix_length:] for suffix_length in self._lengths)
 
     @property
-    def unused(self) -> list[str]:
+    def unused_entries(self) -> list[str]:
         """Entries without a matching module, except entries for modules that no scheme converts."""
         tests_by_entry, used_entries = dict(self._pattern_tests), self.used
 
@@ -210,7 +210,7 @@ def _match_count_log2(pattern: str) -> int:
     )
 
 
-def _component_runs(module_name: str) -> Iterable[str]:
+def _component_sequences(module_name: str) -> Iterable[str]:
     """Returns every sequence of consecutive components of a path."""
     path_components = module_name.split(".")
     return (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .step import OptimizedParameter, OptimizerStep
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
     element_counts = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
@@ -47,7 +47,7 @@ def _unfactored_size(tensor: ParamTensor) -> Number:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adafactor.step`. Each parameter's step count is on the host."""
-    trained_parameters, dtype = optimizer_step.updated, optimizer_step.dtype
+    trained_parameters, dtype = optimizer_step.updated_parameters, optimizer_step.dtype
     for parameter in optimizer_step.loop_over(trained_parameters):
         if not parameter.states and _is_factored(parameter):
             with optimizer_step.counted_as_states():
@@ -136,14 +136,14 @@ def _group_by_dtype_and_factors(
 ) -> list[list[OptimizedParameter]]:
     """Returns tensors by device, number format and rank (`_group_tensors_by_device_dtype_and_is_multidim`)."""
     groups_by_format: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
-    for same_dtype in optimizer_step.by_dtype(trained_parameters):
-        for parameter in same_dtype:
+    for same_dtype_parameters in optimizer_step.group_by_dtype(trained_parameters):
+        for parameter in same_dtype_parameters:
             groups_by_format.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
     return list(groups_by_format.values())
 
 
 def build_torch_optimizers(
-    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
@@ -154,7 +154,7 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adafactor",
     implementations=("loop", "foreach"),
-    states=states,
+    states=state_bytes,
     step=step,
     build_torch_optimizers=build_torch_optimizers,
     reads_values=True,

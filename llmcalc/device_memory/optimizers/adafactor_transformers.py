@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of root mean squares."""
     torch_states = {
         state_name: state_size
-        for state_name, state_size in adafactor.states(tensors, "float32").items()
+        for state_name, state_size in adafactor.state_bytes(tensors, "float32").items()
         if state_name != "step"
     }
     return torch_states | {"RMS": 4 * tensor_count(tensors)}
@@ -35,7 +35,7 @@ def step(optimizer_step: OptimizerStep) -> None:
     from ...simulator.tensor import FLOAT32
 
     aten, parameter_update = optimizer_step.t, None
-    for parameter in optimizer_step.loop_over(optimizer_step.updated):
+    for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
         grad = None
         grad = aten.to(parameter.grad, FLOAT32)
         if not parameter.states:
@@ -94,7 +94,7 @@ def _estimate(optimizer_step: OptimizerStep, grad: Tensor, row_state: Tensor, co
 
 
 def build_torch_optimizers(
-    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
     """Builds the optimizer of transformers as its Trainer does. parameters: as of `adafactor`."""
     from transformers.optimization import Adafactor
@@ -105,7 +105,7 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adafactor-transformers",
     implementations=("loop",),
-    states=states,
+    states=state_bytes,
     step=step,
     build_torch_optimizers=build_torch_optimizers,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",

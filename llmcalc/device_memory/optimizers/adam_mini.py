@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the first moment, and of the means that replace the second moment."""
     return {
         "m": packed_bytes(total_elements(tensors), dtype),
@@ -37,7 +37,7 @@ def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adam_mini.step`. Temporary tensors live until the next parameter replaces them."""
     aten = optimizer_step.t
     momentum_over_denominator = parameter_update = None
-    for parameter in optimizer_step.loop_over(optimizer_step.updated):
+    for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
         grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
         is_vector = len(grad.shape) < 2
         if not parameter.states:
@@ -60,7 +60,7 @@ def step(optimizer_step: OptimizerStep) -> None:
 OPTIMIZER = Optimizer(
     name="adam-mini",
     implementations=("loop",),
-    states=states,
+    states=state_bytes,
     step=step,
     not_in_torch="adam_mini is not a part of torch",
     note="a matrix has one mean of the second moment per row, a vector its whole second moment; Adam-mini itself has "

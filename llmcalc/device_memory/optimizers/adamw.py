@@ -20,7 +20,7 @@ ONE_INTERMEDIATE = (2, 1)
 """The first version of torch whose foreach AdamW makes one temporary per tensor; older ones make two."""
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of both moments and of the step counts."""
     element_count = total_elements(tensors)
     return {
@@ -32,7 +32,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs torch's `Adam.step` on tensors without values."""
-    update(optimizer_step, optimizer_step.updated)
+    update(optimizer_step, optimizer_step.updated_parameters)
 
 
 def update(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
@@ -57,7 +57,7 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
     aten, is_older_torch = optimizer_step.t, is_older(optimizer_step.torch, ONE_INTERMEDIATE)
-    for tensor_group in optimizer_step.by_dtype(trained_parameters):
+    for tensor_group in optimizer_step.group_by_dtype(trained_parameters):
         exp_avg_sq_sqrt = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(tensor_group)]
         if is_older_torch:
             denom = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(tensor_group)]
@@ -74,7 +74,7 @@ def _single_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Seque
 
 
 def build_torch_optimizers(
-    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
@@ -86,7 +86,7 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adamw",
     implementations=("foreach", "fused", "loop"),
-    states=states,
+    states=state_bytes,
     usual="fused",
     step=step,
     build_torch_optimizers=build_torch_optimizers,

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def of_rank(rank: int, optimizer_name: str) -> Optimizer:
+def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the `Optimizer` description of APOLLO with projections of this rank."""
 
-    def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
         projected_tensors, other_tensors = split_projected(tensors)
         projected_elements = sum_over(projected_tensors, lambda tensor: rank * longer_side(tensor))
@@ -65,8 +65,8 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
                     optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad)
                 )
                 scaled_grad = aten.like(parameter.grad, dtype=dtype)
-                is_first = len(parameter.states) < 4
-                if not is_first:
+                is_first_step = len(parameter.states) < 4
+                if not is_first_step:
                     norm_limit = aten.new_tensor((), dtype)
                     scaled_grad = aten.like(scaled_grad)
                     optimizer_step.write(scaled_grad, norm_limit)
@@ -75,7 +75,9 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
                 norm_grad = scaled_grad
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad, scaling_factors)
 
-    return low_rank_optimizer("apollo", rank, optimizer_name, states, step, "apollo_torch", "apollo_torch/apollo.py")
+    return low_rank_optimizer(
+        "apollo", rank, optimizer_name, state_bytes, step, "apollo_torch", "apollo_torch/apollo.py"
+    )
 
 
 def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
@@ -96,12 +98,12 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
         return aten.like(scaled_matrix, dtype=dtype)
 
 
-def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
+def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right_projection: bool) -> Tensor:
     """Allocates the ratio of two norms for each channel of a gradient."""
-    aten, channel_count = optimizer_step.t, norm_grad.shape[0 if is_right else 1]
+    aten, channel_count = optimizer_step.t, norm_grad.shape[0 if is_right_projection else 1]
     projected_norm, gradient_norm = (aten.new_tensor((channel_count,), norm_grad.dtype) for _ in range(2))
     gradient_norm = aten.like(gradient_norm)
     return aten.like(projected_norm, gradient_norm)
 
 
-OPTIMIZER = of_rank(RANK, "apollo")
+OPTIMIZER = optimizer_of_rank(RANK, "apollo")

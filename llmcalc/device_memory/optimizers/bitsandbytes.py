@@ -140,9 +140,9 @@ class _StateLayout:
         from ...simulator.tensor import FLOAT32, UINT8
 
         aten = optimizer_step.t
-        most_states = 3 * self.moments  # of a tensor that owns the code maps: states, scales, maps
-        has_maps = any(len(parameter.states) == most_states for parameter in optimizer_step.parameters)
-        for parameter in optimizer_step.loop_over(optimizer_step.updated):
+        max_state_count = 3 * self.moments  # of a tensor that owns the code maps: states, scales, maps
+        has_code_maps = any(len(parameter.states) == max_state_count for parameter in optimizer_step.parameters)
+        for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
             if parameter.states:
                 continue
             tensor = parameter.tensor
@@ -151,9 +151,9 @@ class _StateLayout:
             if self.is_paged and tensor.count >= LEAST_PAGED:
                 parameter.states = optimizer_step.paged_states_like(tensor, state_format, self.moments)
             with optimizer_step.counted_as_states():
-                map_count = self.moments if is_quantized and not has_maps else 0
+                map_count = self.moments if is_quantized and not has_code_maps else 0
                 quantization_maps = [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(map_count)]
-                has_maps = has_maps or is_quantized
+                has_code_maps = has_code_maps or is_quantized
                 parameter.states += [
                     aten.like(tensor, dtype=state_format) for _ in range(self.moments - len(parameter.states))
                 ]

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def of_rank(rank: int, optimizer_name: str) -> Optimizer:
+def optimizer_of_rank(rank: int, optimizer_name: str) -> Optimizer:
     """Returns the `Optimizer` description of GaLore with projections of this rank."""
 
     def clipped_rank(tensor: ParamTensor) -> Number:
         return minimum(rank, shorter_side(tensor))
 
-    def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors and of both moments."""
         projected_tensors, other_tensors = split_projected(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
@@ -67,7 +67,7 @@ def of_rank(rank: int, optimizer_name: str) -> Optimizer:
         "galore",
         rank,
         optimizer_name,
-        states,
+        state_bytes,
         step,
         "galore_torch",
         "galore_torch/adamw.py; without its decomposition's work buffers",
@@ -80,26 +80,26 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
 
     aten, (row_count, column_count) = optimizer_step.t, gradient.shape
     shorter_side = min(row_count, column_count)
-    rank, is_right = min(rank, shorter_side), is_projected_from_the_right(gradient)
+    rank, is_right_projection = min(rank, shorter_side), is_projected_from_the_right(gradient)
     float_gradient = aten.to(gradient, FLOAT32)
     is_float32 = dtype is FLOAT32
-    left_vectors = aten.new_tensor((row_count, shorter_side), FLOAT32) if is_right else None  # U
+    left_vectors = aten.new_tensor((row_count, shorter_side), FLOAT32) if is_right_projection else None  # U
     with optimizer_step.counted_as_states():
         square_matrix = (
             aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float32 else None
         )  # Vh of a tall matrix, U of a wide one
     if square_matrix is None:
         square_matrix = aten.new_tensor((shorter_side, shorter_side), FLOAT32)
-    right_vectors = aten.new_tensor((shorter_side, column_count), FLOAT32) if not is_right else None  # Vh
+    right_vectors = aten.new_tensor((shorter_side, column_count), FLOAT32) if not is_right_projection else None  # Vh
     singular_values = aten.new_tensor((shorter_side,), FLOAT32)
     diagonal_matrix = aten.new_tensor((rank, rank), FLOAT32)
-    projector_product = aten.new_tensor((row_count, rank) if is_right else (rank, column_count), FLOAT32)
+    projector_product = aten.new_tensor((row_count, rank) if is_right_projection else (rank, column_count), FLOAT32)
     del diagonal_matrix
     optimizer_step.write(projector_product, float_gradient, left_vectors, right_vectors, singular_values)
     if is_float32:
         return square_matrix
     with optimizer_step.counted_as_states():
-        return aten.new_tensor((rank, column_count) if is_right else (row_count, rank), dtype)
+        return aten.new_tensor((rank, column_count) if is_right_projection else (row_count, rank), dtype)
 
 
-OPTIMIZER = of_rank(RANK, "galore")
+OPTIMIZER = optimizer_of_rank(RANK, "galore")

@@ -75,10 +75,10 @@ def longer_side(tensor: ParamTensor) -> Number:
 
 def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
     """Yields the updated parameters in LLaMA-Factory's groups: vectors, tensors with weight decay, matrices."""
-    other_parameters = [parameter for parameter in optimizer_step.updated if not parameter.matrix]
+    other_parameters = [parameter for parameter in optimizer_step.updated_parameters if not parameter.matrix]
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
     decayed_parameters = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
-    matrices = [parameter for parameter in optimizer_step.updated if parameter.matrix]
+    matrices = [parameter for parameter in optimizer_step.updated_parameters if parameter.matrix]
     yield from optimizer_step.loop_over([*vectors, *decayed_parameters, *matrices])
 
 

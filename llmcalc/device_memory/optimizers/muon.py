@@ -24,28 +24,34 @@ ITERATIONS = 5
 """Newton-Schulz iterations of a step."""
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the matrices' momentum and of AdamW's states."""
     matrices = [parameter for parameter in tensors if parameter.is_layer_matrix]
     other_tensors = [parameter for parameter in tensors if not parameter.is_layer_matrix]
-    return {"momentum_buffer": packed_bytes(total_elements(matrices), dtype), **adamw.states(other_tensors, dtype)}
+    return {"momentum_buffer": packed_bytes(total_elements(matrices), dtype), **adamw.state_bytes(other_tensors, dtype)}
 
 
 def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
     """Returns the FLOPs of the Newton-Schulz iterations, each of three products of the matrix with its shorter side."""
-    total: Number = 0
+    total_flops: Number = 0
     for parameter in tensors:
         if parameter.is_layer_matrix:
-            shorter, longer = sorted(parameter.tensor.shape)
-            gram, square, product = 2 * shorter**2 * longer, 2 * shorter**3, 2 * shorter**2 * longer
-            total = add(total, parameter.times * ITERATIONS * (gram + square + product))
-    return total
+            shorter_side, longer_side = sorted(parameter.tensor.shape)
+            gram_flops, square_flops, product_flops_of_update = (
+                2 * shorter_side**2 * longer_side,
+                2 * shorter_side**3,
+                2 * shorter_side**2 * longer_side,
+            )
+            total_flops = add(
+                total_flops, parameter.times * ITERATIONS * (gram_flops + square_flops + product_flops_of_update)
+            )
+    return total_flops
 
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Muon.step` with Nesterov momentum, then the step of AdamW."""
-    _update_matrices(optimizer_step, [parameter for parameter in optimizer_step.updated if parameter.matrix])
-    adamw.update(optimizer_step, [parameter for parameter in optimizer_step.updated if not parameter.matrix])
+    _update_matrices(optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if parameter.matrix])
+    adamw.update(optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if not parameter.matrix])
 
 
 def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
@@ -78,7 +84,7 @@ def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> 
 
 
 def build_torch_optimizers(
-    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
     """Builds torch's optimizers. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
@@ -88,13 +94,13 @@ def build_torch_optimizers(
     if matrices:
         yield torch.optim.Muon(matrices)
     if other_parameters:
-        yield from adamw.build_torch_optimizers(other_parameters, implementation, momentum)
+        yield from adamw.build_torch_optimizers(other_parameters, implementation, has_momentum)
 
 
 OPTIMIZER = Optimizer(
     name="muon",
     implementations=("foreach", "fused", "loop"),
-    states=states,
+    states=state_bytes,
     step=step,
     build_torch_optimizers=build_torch_optimizers,
     note="momentum for the weight matrices of linear layers in the layers; AdamW for embeddings, output head, norms, "

@@ -101,7 +101,7 @@ class Optimizer:
     witness: Witness = UNTESTED
 
     @property
-    def default(self) -> OptimizerImplementation:
+    def default_implementation(self) -> OptimizerImplementation:
         """The default implementation of the optimizer's step."""
         return self.usual or self.implementations[0]
 

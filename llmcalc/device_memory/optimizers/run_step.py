@@ -18,7 +18,7 @@ def run_step(
     optimizer_name: str,
     trained_parameters: Sequence[OptimizedParameter],
     implementation: OptimizerImplementation | None = None,
-    momentum: bool = False,
+    has_momentum: bool = False,
     dtype: Dtype | None = None,
     torch_version: str = "",
     pages_states: bool = False,
@@ -27,7 +27,7 @@ def run_step(
 
     optimizer_name: of an optimizer, or an alias of one. trained_parameters: all parameters, in the model's order.
     implementation: how the library runs the step; None (default) for the library's own.
-    momentum, dtype, torch_version, pages_states: as in `OptimizerStep`.
+    has_momentum, dtype, torch_version, pages_states: as in `OptimizerStep`.
     Raises `InputError` for an unknown optimizer, or an implementation that it does not have.
     """
     optimizer_record = optimizer(optimizer_name)
@@ -44,7 +44,7 @@ def run_step(
                 Aten(autograd_graph),
                 trained_parameters,
                 chosen_implementation,
-                momentum,
+                has_momentum,
                 dtype,
                 torch_version,
                 pages_states,

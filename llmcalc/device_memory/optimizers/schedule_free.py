@@ -25,14 +25,14 @@ def state_bytes(names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype:
 
 def allocate_states(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
     """Allocates missing optimizer states, the only allocations of `SGDScheduleFree.step`."""
-    for parameter in optimizer_step.loop_over(optimizer_step.updated):
+    for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
         parameter.states = parameter.states or optimizer_step.states_like(parameter.tensor, len(names))
 
 
 def adamw_step(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
     """Runs `AdamWScheduleFree.step`: foreach allocates all denominators together, the loop one by one."""
     allocate_states(names, optimizer_step)
-    aten, updated_parameters = optimizer_step.t, optimizer_step.updated
+    aten, updated_parameters = optimizer_step.t, optimizer_step.updated_parameters
     if optimizer_step.implementation == "foreach":
         denominators = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(updated_parameters)]
         optimizer_step.write(updated_parameters, denominators)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the momentum buffers."""
     return {"momentum_buffer": packed_bytes(total_elements(tensors), dtype)}
 
@@ -24,21 +24,21 @@ def step(optimizer_step: OptimizerStep) -> None:
     Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
     """
     if optimizer_step.momentum:
-        is_foreach, updated_parameters = optimizer_step.implementation == "foreach", optimizer_step.updated
-        for tensor_group in optimizer_step.by_dtype(updated_parameters) if is_foreach else [updated_parameters]:
+        is_foreach, updated_parameters = optimizer_step.implementation == "foreach", optimizer_step.updated_parameters
+        for tensor_group in optimizer_step.group_by_dtype(updated_parameters) if is_foreach else [updated_parameters]:
             for parameter in optimizer_step.loop_over(tensor_group):
                 parameter.states = parameter.states or optimizer_step.states_like(parameter.grad)  # momentum_buffer
 
 
 def build_torch_optimizers(
-    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
+    parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
     yield torch.optim.SGD(
         [parameter for parameter, _ in parameters],
-        momentum=0.9 if momentum else 0.0,
+        momentum=0.9 if has_momentum else 0.0,
         foreach=implementation == "foreach",
         fused=implementation == "fused",
     )
@@ -47,7 +47,7 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="sgd",
     implementations=("foreach", "fused", "loop"),
-    states=states,
+    states=state_bytes,
     step=step,
     build_torch_optimizers=build_torch_optimizers,
     has_momentum=True,

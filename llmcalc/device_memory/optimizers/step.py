@@ -71,7 +71,7 @@ class OptimizerStep:
     pages_states: bool = False
 
     @property
-    def updated(self) -> list[OptimizedParameter]:
+    def updated_parameters(self) -> list[OptimizedParameter]:
         """The parameters that have gradients."""
         return [parameter for parameter in self.parameters if parameter.gradient is not None]
 
@@ -102,7 +102,7 @@ class OptimizerStep:
     def write(self, written_object: object, *read_tensors: object) -> None:
         """Records the reads and the write of an in-place operation on `written_object`, which allocates no memory."""
 
-    def by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
+    def group_by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
         """Returns tensors by device and number format, as `_group_tensors_by_device_and_dtype` does.
 
         torch keeps them in a hash table of libstdc++ (`std::unordered_map`), which lists new keys before older ones.

@@ -29,7 +29,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
     """Returns the `Optimizer` description of AdamW with states of `bits_per_state` bits per element."""
     codes_per_byte, map_entries = 8 // bits_per_state, 2**bits_per_state
 
-    def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of two states per element: quantized codes, scales and code map, or plain numbers."""
         code_bytes = sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, codes_per_byte))
         other_state_bytes = packed_bytes(
@@ -45,7 +45,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         from ...simulator.tensor import FLOAT32, INT64, UINT8
 
         aten = optimizer_step.t
-        for parameter in optimizer_step.loop_over(optimizer_step.updated):
+        for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
             element_count, stored_tensor = parameter.tensor.count, parameter.tensor
             is_quantized = element_count >= LEAST_8BIT and element_count % BLOCK == 0
             with optimizer_step.counted_as_states():
@@ -64,7 +64,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
-        states=states,
+        states=state_bytes,
         step=step,
         not_in_torch="torchao is not a part of torch",
         aliases=aliases,

@@ -22,35 +22,43 @@ class DistanceVerbs(Recorder):
         output_value = value_of_pairs(q.rows, *table.axes)
         return self.step("distance_bias", "", (table, q), output_value, causal=self.causal)
 
-    def sinusoids(self, x: Value, distances: Rows, *axes: Axis | JoinedShapes, once: bool = False) -> Value:
+    def sinusoids(self, x: Value, distances: Rows, *axes: Axis | JoinedShapes, is_stored: bool = False) -> Value:
         """Records the sines and cosines of distances, in x's precision.
 
-        once: whether the pass stores them or only their angles.
+        is_stored: whether the pass stores them or only their angles.
         """
-        return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
+        return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=is_stored)
 
     def rows_of_distances(self, table: Value, position_rows: Rows) -> Value:
         """Records the read of the table rows for all distances in a sequence."""
         return self.step("rows_of_distances", "", (table,), Value(position_rows, table.axes))
 
     def distances(
-        self, q: Value, k: Value, *, clamped: bool, shifted: bool, stored: bool = False, binned: bool = False
+        self,
+        q: Value,
+        k: Value,
+        *,
+        is_clamped: bool,
+        is_shifted: bool,
+        is_stored: bool = False,
+        is_binned: bool = False,
     ) -> Value:
         """Records the table index of the distance between each query and each key.
 
-        clamped: whether larger distances share an index. shifted: whether distances may be negative, so that indices
-        begin at the lowest. stored: whether a pass stores the distances. binned: whether far distances share bins.
+        is_clamped: whether larger distances share an index.
+        is_shifted: whether distances may be negative, so that indices begin at the lowest.
+        is_stored: whether a pass stores the distances. is_binned: whether far distances share bins.
         """
-        step_options = {"clamped": clamped, "shifted": shifted, "stored": stored, "binned": binned}
+        step_options = {"clamped": is_clamped, "shifted": is_shifted, "stored": is_stored, "binned": is_binned}
         return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **step_options)
 
-    def at_distance(self, scores: Value, distances: Value, *, by_key: bool = False) -> Value:
+    def at_distance(self, scores: Value, distances: Value, *, is_by_key: bool = False) -> Value:
         """Records, for each query and key, the choice of the score that belongs to their distance.
 
-        by_key: whether they are scores of every key by every distance; false by default.
+        is_by_key: whether they are scores of every key by every distance; false by default.
         """
         output_value = value_of_pairs(scores.rows, *scores.axes, batched=True)
-        return self.step("at_distance", "", (scores, distances), output_value, by_key=by_key)
+        return self.step("at_distance", "", (scores, distances), output_value, by_key=is_by_key)
 
     def relative_shift(self, scores: Value, key_rows: Rows) -> Value:
         """Records Transformer-XL's relative shift, which moves the score of each distance to its query and key.
@@ -61,17 +69,17 @@ class DistanceVerbs(Recorder):
         output_value = value_of_pairs(scores.rows, *scores.axes, batched=True)
         return self.step("relative_shift", "", (scores,), output_value, keys=key_rows)
 
-    def in_blocks(self, x: Value, block_size: Number, of: Rows, *, around: bool = False) -> Value:
+    def in_blocks(self, x: Value, block_size: Number, block_rows: Rows, *, has_neighbours: bool = False) -> Value:
         """Records a split of rows (queries, keys or values) into blocks; padding completes the last block.
 
-        of: the rows that are put in blocks; further rows of x are seen by every block.
-        around: whether each block has its two neighbours beside it; false by default.
+        block_rows: the rows that are put in blocks; further rows of x are seen by every block.
+        has_neighbours: whether each block has its two neighbours beside it; false by default.
         """
-        return self.step("in_blocks", "", (x,), Value(of, x.axes), block=block_size, around=around)
+        return self.step("in_blocks", "", (x,), Value(block_rows, x.axes), block=block_size, around=has_neighbours)
 
-    def local_mask(self, of: Rows, radius: Number, block_sums: Number, *tables: Value) -> None:
+    def local_mask(self, query_rows: Rows, radius: Number, block_sums: Number, *tables: Value) -> None:
         """Records the mask of local attention: keys of three neighbouring blocks, and sums of `block_sums` rows each.
 
         Equal layers share it. tables: those of T5's bias by distance, and by distance to the sums; none for no bias.
         """
-        self.record("local_mask", "", tables, of=of, radius=radius, block_sums=block_sums, causal=self.causal)
+        self.record("local_mask", "", tables, of=query_rows, radius=radius, block_sums=block_sums, causal=self.causal)

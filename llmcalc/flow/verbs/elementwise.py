@@ -15,20 +15,20 @@ from ..value import Value, Weight
 class ElementwiseVerbs(Recorder):
     """Methods that record elementwise operations and changes of shape, which only cost memory."""
 
-    def act(self, x: Value, function_name: str, *parameters: Value, float32: bool = False) -> Value:
+    def act(self, x: Value, function_name: str, *parameters: Value, in_float32: bool = False) -> Value:
         """Records an activation function. parameters: trained vectors of the function (xIELU).
 
-        float32: whether it reads a float32 copy of x and has a result in float32, false by default.
+        in_float32: whether it reads a float32 copy of x and has a result in float32, false by default.
         """
-        return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=function_name, float32=float32)
+        return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=function_name, float32=in_float32)
 
-    def mul(self, a: Value, b: Value, axes: Shape | None = None, float32: bool = False) -> Value:
+    def mul(self, a: Value, b: Value, axes: Shape | None = None, in_float32: bool = False) -> Value:
         """Records a · b, elementwise. axes: the axes of the product, a's by default.
 
-        float32: whether b is in float32 and the product is converted to the number format of a, false by default.
+        in_float32: whether b is in float32 and the product is converted to the number format of a, false by default.
         """
         output_value = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
-        return self.step("mul", "", (a, b), output_value, float32=float32)
+        return self.step("mul", "", (a, b), output_value, float32=in_float32)
 
     def add(self, a: Value, b: Value) -> Value:
         """Records a + b."""
@@ -50,22 +50,22 @@ class ElementwiseVerbs(Recorder):
         """Records the sum of x and a constant."""
         return self.step("plus", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), constant=constant)
 
-    def sum(self, x: Value, *axes: Axis | JoinedShapes, mean: bool = False) -> Value:
+    def sum(self, x: Value, *axes: Axis | JoinedShapes, is_mean: bool = False) -> Value:
         """Records the sum, or the mean, over all axes of x except the given axes."""
-        return self.step("sum", "", (x,), Value(x.rows, axes), mean=mean)
+        return self.step("sum", "", (x,), Value(x.rows, axes), mean=is_mean)
 
     def root_mean_square(self, x: Value) -> Value:
         """Records the root of the mean square of each row."""
         return self.step("root_mean_square", "", (x,), Value(x.rows, (Axis("one", 1),)))
 
-    def sinkhorn(self, matrix: Value, steps: Number, eps: float) -> Value:
+    def sinkhorn(self, matrix: Value, iterations: Number, eps: float) -> Value:
         """Records Sinkhorn's iteration on a square matrix.
 
-        It divides the columns by their sums, and then `steps` − 1 times the rows and the columns.
+        It divides the columns by their sums, and then `iterations` − 1 times the rows and the columns.
 
         eps: added to each sum.
         """
-        return self.step("sinkhorn", "", (matrix,), Value(matrix.rows, matrix.axes), steps=steps, eps=eps)
+        return self.step("sinkhorn", "", (matrix,), Value(matrix.rows, matrix.axes), steps=iterations, eps=eps)
 
     def shift(self, x: Value, state_name: str) -> Value:
         """Records a shift by one row. The first row is the last row of an earlier pass, or zeros.
@@ -97,14 +97,14 @@ class ElementwiseVerbs(Recorder):
             return x
         return self.step("dropout", "", (x,), Value(x.rows, x.axes), place=dropout_place, probability=probability)
 
-    def rope(self, x: Value, spec: Any, *, inverse: bool = False, row_stride: Number = None) -> Value:
+    def rope(self, x: Value, spec: Any, *, is_inverse: bool = False, row_stride: Number = None) -> Value:
         """Records rotary position embedding (RoPE).
 
         spec: its dimensions and angles; layers with equal specs share the tables.
-        inverse: whether it is undone, false by default.
+        is_inverse: whether it is undone, false by default.
         row_stride: the number of positions from one row to the next; by default rows are tokens.
         """
-        return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec, back=inverse, every=row_stride)
+        return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec, back=is_inverse, every=row_stride)
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
         """Records a split of the last axis of a value into views."""
@@ -120,16 +120,18 @@ class ElementwiseVerbs(Recorder):
         """Records x with all axes flattened into one axis; makes a copy if the storage order of the axes differs."""
         return self.step("flat", "", (x,), Value(x.rows, (JoinedShapes((x.axes,)),), fixed=x.fixed))
 
-    def delayed_weights(self, node_name: str, x: Value, streams: Axis | JoinedShapes, *, keeps: bool = False) -> Value:
+    def delayed_weights(
+        self, node_name: str, x: Value, streams: Axis | JoinedShapes, *, keeps_state: bool = False
+    ) -> Value:
         """Records the read of stream weights that the previous sublayer stored under a name.
 
-        keeps: whether x takes their place, false by default.
+        keeps_state: whether x takes their place, false by default.
         """
-        return self.step("delayed_weights", "", (x,), Value(x.rows, (streams,)), slot=node_name, keeps=keeps)
+        return self.step("delayed_weights", "", (x,), Value(x.rows, (streams,)), slot=node_name, keeps=keeps_state)
 
-    def copies(self, x: Value, over: Axis) -> Value:
+    def copies(self, x: Value, copy_axis: Axis) -> Value:
         """Records an expansion of x along a new first axis, as a view."""
-        return self.step("copies", "", (x,), x.view(over, *x.axes))
+        return self.step("copies", "", (x,), x.view(copy_axis, *x.axes))
 
     def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
         """Records a concatenation of values along the axes or, with `rows`, along the rows."""
@@ -152,10 +154,10 @@ class ElementwiseVerbs(Recorder):
         """Records a value without rows, such as the features of an image in a pass without images."""
         return self.step("absent", "", (), Value(Fixed(node_name, length=0), axes))
 
-    def merge(self, x: Value, output_rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
+    def merge(self, x: Value, output_rows: Rows, *neighbours: Axis, is_mean: bool = False) -> Value:
         """Records a merge of neighbouring rows: a concatenation along other axes, or an average."""
-        axes = x.axes if mean else (*neighbours, *x.axes)
-        return self.step("merge", "", (x,), Value(output_rows, axes), neighbours=neighbours, mean=mean)
+        axes = x.axes if is_mean else (*neighbours, *x.axes)
+        return self.step("merge", "", (x,), Value(output_rows, axes), neighbours=neighbours, mean=is_mean)
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
         """Records the repetition of keys or values for each query head; nothing if the head counts are equal.
@@ -173,9 +175,11 @@ class ElementwiseVerbs(Recorder):
         """Records sinusoidal position embeddings as a node of the tree; all sequences share them."""
         return self.step("added_sinusoids", "", (), Value(output_rows, axes, fixed=True), op=ops.Elementwise())
 
-    def in_format_of(self, x: Value, source: Value) -> Value:
+    def in_format_of(self, x: Value, format_value: Value) -> Value:
         """Records a cast of a value to the number format of x."""
-        return self.step("in_format_of", "", (x, source), Value(source.rows, source.axes, fixed=source.fixed))
+        return self.step(
+            "in_format_of", "", (x, format_value), Value(format_value.rows, format_value.axes, fixed=format_value.fixed)
+        )
 
     def cross_entropy(self, logits: Value) -> Value:
         """Records the loss of every row: −log softmax of the logits at the next token."""

@@ -17,16 +17,18 @@ from .pairs import value_of_pairs
 class EntryVerbs(Recorder):
     """Methods that record compressed cache entries, caches and recurrent states."""
 
-    def windows(self, x: Value, rate: Axis, *, past: bool = False) -> Value:
-        """Records the rows of x grouped into full windows of `rate` rows.
+    def windows(self, x: Value, window_axis: Axis, *, includes_past: bool = False) -> Value:
+        """Records the rows of x grouped into full windows of `window_axis` rows.
 
-        past: whether the rows of earlier passes are grouped again, false by default.
+        includes_past: whether the rows of earlier passes are grouped again, false by default.
         """
         from ...workload.derived_rows import Blocks
         from ...workload.with_past import WithPast
 
-        window_rows = WithPast(of=x.rows) if past else x.rows
-        return self.step("windows", "", (x,), Value(Blocks(of=window_rows, block=rate.size), (rate, *x.axes)))
+        window_rows = WithPast(of=x.rows) if includes_past else x.rows
+        return self.step(
+            "windows", "", (x,), Value(Blocks(of=window_rows, block=window_axis.size), (window_axis, *x.axes))
+        )
 
     def weighted_mean(self, window_rows: Value, gate: Value) -> Value:
         """Records the mean over each window's rows, weighted elementwise by a softmax of the gate."""
@@ -44,7 +46,7 @@ class EntryVerbs(Recorder):
         self.record("keep_entries", "cache", (entries, *pending_rows), (output_value,), op=op)
         return output_value
 
-    def of_lower_layer(self, name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
+    def of_lower_layer(self, value_name: str, x: Value, lower_value: Value | None, *axes: Axis) -> Value:
         """Records the read of a value that a lower layer stored: cache entries, keys or a selection.
 
         lower_value: that value; None where the layer is recorded alone.
@@ -53,7 +55,11 @@ class EntryVerbs(Recorder):
         if lower_value is None:
             lower_value = Value(x.rows, axes, fixed=True) if axes else value_of_pairs(x.rows, fixed=True, batched=True)
         return self.step(
-            "of_lower_layer", "", (x,), Value(lower_value.rows, lower_value.axes, fixed=lower_value.fixed), slot=name
+            "of_lower_layer",
+            "",
+            (x,),
+            Value(lower_value.rows, lower_value.axes, fixed=lower_value.fixed),
+            slot=value_name,
         )
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
@@ -67,14 +73,23 @@ class EntryVerbs(Recorder):
         return output_value
 
     def choose_entries(
-        self, scores: Value, weights: Value, mask: Value, top_k: Number, *, finds: tuple[Number, Number] | None = None
+        self,
+        scores: Value,
+        weights: Value,
+        mask: Value,
+        top_k: Number,
+        *,
+        block_count_and_size: tuple[Number, Number] | None = None,
     ) -> Value:
         """Records for each query the selection of the `top_k` entries with the highest weighted head scores.
 
-        finds: the number and the size of the blocks of entries that it finds for the layers above; none by default.
+        block_count_and_size: the number and the size of the blocks of entries that it finds for the layers above; none
+            by default.
         """
         output_value = value_of_pairs(weights.rows, fixed=True, batched=True)
-        return self.step("choose_entries", "", (scores, weights, mask), output_value, top_k=top_k, finds=finds)
+        return self.step(
+            "choose_entries", "", (scores, weights, mask), output_value, top_k=top_k, finds=block_count_and_size
+        )
 
     def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
         """Records the mask of the entries that were selected, and returns the mask and the entries to read."""
@@ -122,8 +137,8 @@ class EntryVerbs(Recorder):
         *inputs: Value,
         axes: Shape,
         rows: Rows | None = None,
-        about: dict[str, Any] | None = None,
+        node_fields: dict[str, Any] | None = None,
     ) -> Value:
         """Records an operation with the cost of the primitive `op`, such as a product, a scan or a look-up."""
         output_value = Value(inputs[0].rows if rows is None else rows, axes)
-        return self.step("core", node_name, inputs, output_value, op=op, about=about)
+        return self.step("core", node_name, inputs, output_value, op=op, about=node_fields)

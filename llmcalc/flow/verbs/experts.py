@@ -22,7 +22,7 @@ class ExpertVerbs(Recorder):
         correction: Value | None = None,
         scale: Value | None = None,
         table: Value | None = None,
-        skip: bool = False,
+        has_skip: bool = False,
     ) -> tuple[Value, Value]:
         """Records the selection of the experts with the highest scores, and returns expert weights and indices.
 
@@ -31,7 +31,7 @@ class ExpertVerbs(Recorder):
         correction: what is added to the scores for the choice alone, nothing by default.
         scale: a weight per expert, none by default.
         table: the experts of each token id, in place of those of the highest scores; none by default.
-        skip: whether the last class is no expert at all, false by default.
+        has_skip: whether the last class is no expert at all, false by default.
         """
         optional_inputs = {"correction": correction, "scale": scale, "table": table}
         inputs = {
@@ -47,12 +47,12 @@ class ExpertVerbs(Recorder):
             (expert_weights, top_experts),
             scoring=scoring,
             beside=tuple(inputs),
-            skip=skip,
+            skip=has_skip,
             top_k=top_k,
         )
         return expert_weights, top_experts
 
-    def product_keys(self, scores: Value, side: Axis, top_k: Number) -> tuple[Value, Value]:
+    def product_keys(self, scores: Value, grid_axis: Axis, top_k: Number) -> tuple[Value, Value]:
         """Records the selection of experts in a grid by product keys, and returns expert weights and indices.
 
         scores: those of the rows of the grid and those of its columns, side by side. An expert's score is the sum of
@@ -60,7 +60,7 @@ class ExpertVerbs(Recorder):
         """
         axis = Axis("top_k", top_k)
         expert_weights, top_units = Value(scores.rows, (axis,)), Value(scores.rows, (axis,), fixed=True)
-        self.record("product_keys", "", (scores,), (expert_weights, top_units), side=side, top_k=top_k)
+        self.record("product_keys", "", (scores,), (expert_weights, top_units), side=grid_axis, top_k=top_k)
         return expert_weights, top_units
 
     def carry(self, node_name: str, x: Value, scale: Value | None = None) -> Value:
@@ -82,14 +82,18 @@ class ExpertVerbs(Recorder):
         routed_rows = x.rows if isinstance(x.rows, Routed) else Routed(of=x.rows, top_k=top_k, groups=groups)
         return self.step("dispatch", "", (x, top_experts), Value(routed_rows, x.axes), experts=experts, top_k=top_k)
 
-    def to_tokens(self, routed: Value) -> Value:
+    def to_tokens(self, routed_rows: Value) -> Value:
         """Records the sorting of the experts' rows back into the order of the tokens."""
-        return self.step("to_tokens", "", (routed,), Value(routed.rows, routed.axes))
+        return self.step("to_tokens", "", (routed_rows,), Value(routed_rows.rows, routed_rows.axes))
 
-    def combine(self, routed: Value, weights: Value, experts: Axis, top_k: Number, float32: bool = False) -> Value:
+    def combine(
+        self, routed_rows: Value, weights: Value, experts: Axis, top_k: Number, in_float32: bool = False
+    ) -> Value:
         """Records the weighted sum of the outputs of a token's experts.
 
-        float32: whether products and sum are in float32, false by default.
+        in_float32: whether products and sum are in float32, false by default.
         """
-        output_value = Value(weights.rows, routed.axes)
-        return self.step("combine", "", (routed, weights), output_value, experts=experts, top_k=top_k, float32=float32)
+        output_value = Value(weights.rows, routed_rows.axes)
+        return self.step(
+            "combine", "", (routed_rows, weights), output_value, experts=experts, top_k=top_k, float32=in_float32
+        )

@@ -25,13 +25,13 @@ class MixingVerbs(Recorder):
         *,
         causal: bool = True,
         core: Callable[..., Op] = ops.AttentionCore,
-        about: dict[str, Any] | None = None,
+        node_fields: dict[str, Any] | None = None,
         cap: float | None = None,
         bias: Value | None = None,
         sinks: bool = False,
         masked: bool = True,
         selection: Value | None = None,
-        float32: bool = True,
+        in_float32: bool = True,
         float32_scores: bool = False,
         repeat_kv: bool = True,
         copies_heads: bool = False,
@@ -50,7 +50,7 @@ class MixingVerbs(Recorder):
         bias: the value added to the scores, none by default.
         sinks: whether each head has one more score, a parameter of its module, without a value; false by default.
         masked: whether there is a mask at all, true by default; there is none on keys of another sequence.
-        float32: whether the softmax is in float32, true by default, or in the scores' number format.
+        in_float32: whether the softmax is in float32, true by default, or in the scores' number format.
         float32_scores: whether queries and keys are copied to float32 for their scores, false by default.
         repeat_kv: whether a class gives scaled_dot_product_attention keys and values of every head, or says that it
             repeats them, true by default.
@@ -60,12 +60,12 @@ class MixingVerbs(Recorder):
         bias_in_sdpa: whether scaled_dot_product_attention takes the bias as its mask, false by default.
         selection: the mask of keys that another part selected, in place of the one by positions; none by default.
         """
-        heads, *qk = q.axes
+        heads, *qk_axes = q.axes
         value_axes = v.axes[1:]
         other_rows = None if k.rows is q.rows or k.rows == q.rows else k.rows
         op = core(
             heads.size,
-            self.element_count(tuple(qk)),
+            self.element_count(tuple(qk_axes)),
             self.element_count(value_axes),
             causal,
             rows=q.rows,
@@ -80,7 +80,7 @@ class MixingVerbs(Recorder):
             "cap": cap,
             "biased": bias is not None,
             "sinks": sinks,
-            "float32": float32,
+            "float32": in_float32,
             "float32_scores": float32_scores,
             "repeat_kv": repeat_kv,
             "copies_heads": copies_heads,
@@ -91,7 +91,7 @@ class MixingVerbs(Recorder):
         }
         step_options["masked"], step_options["narrowed"] = masked and other_rows is None, selection is not None
         step_options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
-        return self.step("attention", node_name, step_inputs, output_value, op=op, about=about, **step_options)
+        return self.step("attention", node_name, step_inputs, output_value, op=op, about=node_fields, **step_options)
 
     def scores(
         self,
@@ -111,11 +111,11 @@ class MixingVerbs(Recorder):
         values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
         is_cross_attention: whether the keys are of another sequence, false by default. core, limits: as in `attention`.
         """
-        heads, *qk = q.axes
+        heads, *qk_axes = q.axes
         v_dim = 0 if values is None else values.axes[-1].size
         v_dim = v_dim if weights is None else 1
         key_rows = k.rows if is_cross_attention else None
-        op = core(heads.size, self.element_count(tuple(qk)), v_dim, rows=q.rows, keys=key_rows, **key_limits)
+        op = core(heads.size, self.element_count(tuple(qk_axes)), v_dim, rows=q.rows, keys=key_rows, **key_limits)
         step_inputs = (q, k) if weights is None else (q, k, weights)
         output_value = value_of_pairs(q.rows, *((heads,) if weights is None else ()), batched=True)
         return self.step("scores", node_name, step_inputs, output_value, op=op)
@@ -128,22 +128,22 @@ class MixingVerbs(Recorder):
         output_value = value_of_pairs(q.rows, *strength.axes, batched=True)
         return self.step("strongest", "", (strength, q, k), output_value, keep=keep, causal=True, window=window)
 
-    def select(self, scores: Value, k: Value, top_k: Number, pool: Number = None) -> None:
+    def select(self, scores: Value, k: Value, top_k: Number, pool_size: Number = None) -> None:
         """Records the selection of the `top_k` keys per query, for this layer and layers that reuse the selection.
 
-        pool: the scores are those of whole pools of that many keys; the keys after the last whole pool come on top.
+        pool_size: the scores are those of whole pools of that many keys; the keys after the last pool come on top.
         """
-        self.record("select", "", (scores, k), top_k=top_k, causal=True, pool=pool)
+        self.record("select", "", (scores, k), top_k=top_k, causal=True, pool=pool_size)
 
-    def selected(self, q: Value, *keys: Value, lends: bool = False) -> tuple[Value, ...]:
+    def selected(self, q: Value, *keys: Value, lends_selection: bool = False) -> tuple[Value, ...]:
         """Records the mask of the keys that `select` chose, and returns the mask and the keys to read.
 
         While decoding one token, only the selected keys are read. The selection may be from a lower layer.
 
-        lends: whether higher layers may reuse the selection, false by default.
+        lends_selection: whether higher layers may reuse the selection, false by default.
         """
         output_value = value_of_pairs(q.rows, fixed=True, batched=True), *map(_view_of_keys, keys)
-        self.record("selected", "", (q, *keys), output_value, causal=True, lends=lends)
+        self.record("selected", "", (q, *keys), output_value, causal=True, lends=lends_selection)
         return output_value
 
     def select_blocks(self, scores: Value, k: Value, block_size: Number, block_count: Number) -> Value:

@@ -7,9 +7,9 @@ from ..axis import Axis, JoinedShapes
 from ..value import Value
 
 
-def value_of_pairs(of: Rows, *axes: Axis | JoinedShapes, fixed: bool = False, batched: bool = False) -> Value:
+def value_of_pairs(query_rows: Rows, *axes: Axis | JoinedShapes, fixed: bool = False, batched: bool = False) -> Value:
     """Returns a value with an element per query and key. batched: whether sequences differ; default false."""
     from ...workload.derived_rows import QueryKeyPairs
 
-    of = of.of if isinstance(of, QueryKeyPairs) else of
-    return Value(QueryKeyPairs(of=of, batched=batched), axes, fixed=fixed)
+    query_rows = query_rows.of if isinstance(query_rows, QueryKeyPairs) else query_rows
+    return Value(QueryKeyPairs(of=query_rows, batched=batched), axes, fixed=fixed)

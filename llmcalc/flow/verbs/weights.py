@@ -15,7 +15,7 @@ from ..value import Value, Weight
 Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "all"]
 
 
-class Normed(Protocol):
+class NormSpec(Protocol):
     """The properties of a norm: whether it has a weight and a bias, and its number of separate groups."""
 
     weight: bool
@@ -30,97 +30,110 @@ class WeightVerbs(Recorder):
 
     def linear(
         self,
-        name: str,
+        node_name: str,
         x: Value,
         *out: Axis | JoinedShapes,
         bias: bool = False,
         weight: Weight | None = None,
         rows: Rows | None = None,
-        counted: Rows | None = None,
-        lent: str = "",
-        fused: bool = False,
-        float32: bool = False,
+        counted_rows: Rows | None = None,
+        lender_name: str = "",
+        is_fused: bool = False,
+        in_float32: bool = False,
         **node_fields: Any,
     ) -> Value:
         """Records a linear layer, y = x·Wᵀ + b.
 
         weight: a weight shared with other steps; the first step that uses it owns it, the others are tied.
         rows: the rows of x that are projected, all by default.
-        counted: the rows that the op counts, with those of further steps (`again`); by default those it projects.
-        lent: the name of the linear layer, in the module around this one, whose weights it uses; empty for its own.
-        fused: whether its class computes it with others of the same input as one product, whose result is split.
-        float32: whether the product is of float32 copies of x and of the weight; false by default.
+        counted_rows: the rows that the op counts, with those of further steps (`again`); by default those it projects.
+        lender_name: the linear layer, in the module around this one, whose weights it uses; empty for its own.
+        is_fused: whether its class computes it with others of the same input as one product, whose result is split.
+        in_float32: whether the product is of float32 copies of x and of the weight; false by default.
         """
         output_rows = x.rows if rows is None else rows
-        tied = weight is not None and weight.is_counted
-        if tied and weight is not None:
+        is_tied = weight is not None and weight.is_counted
+        if is_tied and weight is not None:
             weight.tied = True
         op = ops.Linear(
-            x.width, self.element_count(out), bias, output_rows if counted is None else counted, tied, x.fixed
+            x.width,
+            self.element_count(out),
+            bias,
+            output_rows if counted_rows is None else counted_rows,
+            is_tied,
+            x.fixed,
         )
-        weight = Weight(name, out, x.axes) if weight is None else weight
+        weight = Weight(node_name, out, x.axes) if weight is None else weight
         output_value = Value(output_rows, out)
         return self.step(
             "linear",
-            name,
+            node_name,
             (x,),
             output_value,
             op=op,
             weight=weight,
             about=node_fields,
             bias=bias,
-            lent=lent,
-            fused=fused,
-            float32=float32,
+            lent=lender_name,
+            fused=is_fused,
+            float32=in_float32,
         )
 
-    def apply_again(self, x: Value, like: Value, bias: bool = False) -> Value:
-        """Records a second use of the linear layer that computed `like`; the first use counts its parameters."""
-        return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
+    def apply_again(self, x: Value, first_output: Value, bias: bool = False) -> Value:
+        """Records a second use of the linear layer that computed `first_output`; the first counts its parameters."""
+        return self.step("again", "", (x,), Value(x.rows, first_output.axes), like=first_output, bias=bias)
 
-    def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | JoinedShapes) -> Value:
+    def absorb(self, node_name: str, x: Value, weight: Weight, *out: Axis | JoinedShapes) -> Value:
         """Records the product of each head's query with a part of a weight: q·Wᵀ instead of W·c (DeepSeek-V2, §2.1.2).
 
         All such steps together cost as much as the projection itself for the same number of rows. The first of them,
         which has its name, carries the whole cost.
         """
         output_value = Value(x.rows, (x.axes[0], *out))
-        if not name:
+        if not node_name:
             return self.step("absorb", "", (x,), output_value, weight=weight)
         op = ops.Linear(self.element_count(weight.ins), self.element_count(weight.out), rows=x.rows)
-        return self.step("absorb", name, (x,), output_value, op=op, weight=weight)
+        return self.step("absorb", node_name, (x,), output_value, op=op, weight=weight)
 
     def blocks(
-        self, name: str, x: Value, blocks: Axis, *out: Axis | JoinedShapes, bias: bool = False, **node_fields: Any
+        self, node_name: str, x: Value, blocks: Axis, *out: Axis | JoinedShapes, bias: bool = False, **node_fields: Any
     ) -> Value:
         """Records a block-diagonal linear layer, where each block maps a slice of x to a slice of the output."""
         op = ops.BlockLinear(blocks.size, x.width, self.element_count(out), bias, x.rows)
-        weight = Weight(name, (blocks, *out), x.axes)
-        return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias)
+        weight = Weight(node_name, (blocks, *out), x.axes)
+        return self.step(
+            "blocks", node_name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias
+        )
 
     def experts(
         self,
-        name: str,
+        node_name: str,
         x: Value,
         experts: Axis,
         top_k: Number,
         *out: Axis | JoinedShapes,
         bias: bool = False,
-        identities: bool = False,
-        sliced: bool = False,
+        has_identities: bool = False,
+        slices_weight: bool = False,
         **node_fields: Any,
     ) -> Value:
         """Records the linear layers of the `top_k` experts of each token; x has `top_k` routed rows per token.
 
-        identities: whether some rows are of identity experts, which return them unchanged; false by default.
-        sliced: whether the class reads each expert's weight as a slice of this one; false by default.
+        has_identities: whether some rows are of identity experts, which return them unchanged; false by default.
+        slices_weight: whether the class reads each expert's weight as a slice of this one; false by default.
         """
         routed_rows = x.rows.of if isinstance(x.rows, Routed) else x.rows
         op = ops.ExpertLinear(experts.size, top_k, x.width, self.element_count(out), bias, routed_rows)
-        weight = Weight(name, (experts, *out), x.axes)
-        step_options = {"bias": bias, "experts": experts, "top_k": top_k, "identities": identities, "sliced": sliced}
+        weight = Weight(node_name, (experts, *out), x.axes)
+        step_options = {
+            "bias": bias,
+            "experts": experts,
+            "top_k": top_k,
+            "identities": has_identities,
+            "sliced": slices_weight,
+        }
         return self.step(
-            "experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **step_options
+            "experts", node_name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **step_options
         )
 
     def per_group(self, node_name: str, x: Value, groups: Axis, out: Axis) -> Value:
@@ -132,7 +145,7 @@ class WeightVerbs(Recorder):
 
     def table(
         self,
-        name: str,
+        node_name: str,
         rows: Axis,
         *axes: Axis | JoinedShapes,
         of: Rows = TOKENS,
@@ -149,9 +162,11 @@ class WeightVerbs(Recorder):
             `all`: nothing; the value is the table itself.
         rows_read: rows that a token reads; a table's other rows are not counted as active. By default all are.
         """
-        weight = Weight(name, axes, (rows,))
+        weight = Weight(node_name, axes, (rows,))
         op = ops.Embedding(rows.size, self.element_count(axes), rows_read)
-        return self.step("table", name, (), Value(of, axes), op=op, weight=weight, about=node_fields, by=by), weight
+        return self.step(
+            "table", node_name, (), Value(of, axes), op=op, weight=weight, about=node_fields, by=by
+        ), weight
 
     def unread_table(self, node_name: str, rows: Axis, *axes: Axis | JoinedShapes, **node_fields: Any) -> Weight:
         """Records an embedding table without a look-up, and returns the table's weight for other steps."""
@@ -170,38 +185,46 @@ class WeightVerbs(Recorder):
         self,
         node_name: str,
         x: Value,
-        spec: Normed,
-        over: Shape | None = None,
+        spec: NormSpec,
+        normalized_axes: Shape | None = None,
         heads: Axis | None = None,
         groups: Axis | None = None,
         **node_fields: Any,
     ) -> Value:
         """Records a norm: x divided by its root mean square or its standard deviation, times a weight, plus a bias.
 
-        spec: which norm it is. over: the axes that are normalized together, all of x's by default.
+        spec: which norm it is. normalized_axes: the axes that are normalized together, all of x's by default.
         heads: the axis of heads with separate weights.
         groups: the axis of parts of x that are normalized separately, with one weight vector for all of x; by default
             as many as the spec says.
         """
         if groups is None and spec.groups != 1:
-            groups = self._norm_groups(node_name, x, spec.groups, over)
-        over = x.axes if over is None else over
-        weight_axes = over if heads is None else (heads, *over)
+            groups = self._norm_groups(node_name, x, spec.groups, normalized_axes)
+        normalized_axes = x.axes if normalized_axes is None else normalized_axes
+        weight_axes = normalized_axes if heads is None else (heads, *normalized_axes)
         width = x.width if weight_axes is x.axes else self.element_count(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
         output = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
-        return self.step("norm", node_name, (x,), output, op=op, about=node_fields, spec=spec, over=over, groups=groups)
+        return self.step(
+            "norm", node_name, (x,), output, op=op, about=node_fields, spec=spec, over=normalized_axes, groups=groups
+        )
 
-    def _norm_groups(self, norm_name: str, x: Value, groups: int, over: Shape | None) -> Axis:
+    def _norm_groups(self, norm_name: str, x: Value, groups: int, normalized_axes: Shape | None) -> Axis:
         """Returns the axis of a norm's groups. Raises `InputError` if the groups do not divide the width."""
-        width = x.width if over is None else self.element_count(over)
+        width = x.width if normalized_axes is None else self.element_count(normalized_axes)
         if isinstance(width, int) and width % groups:
             raise InputError(f"{norm_name or self.here.name}.groups: {groups} does not divide the width {width}")
         return Axis("norm_groups", groups)
 
-    def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
-        """Records a norm without a node in the tree. like: the output of the norm whose weights are used again."""
-        step_options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
+    def normalized(
+        self, x: Value, spec: NormSpec, normalized_axes: Shape | None = None, weight_owner: Value | None = None
+    ) -> Value:
+        """Records a norm without a node in the tree. weight_owner: the output of the norm whose weights it uses."""
+        step_options = {
+            "spec": spec,
+            "over": x.axes if normalized_axes is None else normalized_axes,
+            "like": weight_owner,
+        }
         return self.step("norm", "", (x,), Value(x.rows, x.axes), **step_options)
 
     def conv(
@@ -216,19 +239,36 @@ class WeightVerbs(Recorder):
         overlap: Number = 0,
         rows: Rows | None = None,
         state_name: str = "",
-        shared: Number = 1,
+        outputs_per_filter: Number = 1,
         **node_fields: Any,
     ) -> Value:
         """Records a convolution along the rows of x.
 
-        groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state_name: the name of the
-        state that keeps the last inputs of a causal convolution; empty where the module around it says so.
+        groups, padding, overlap: as in `ops.Conv1d`. rows: the rows of the output.
+        state_name: the state that keeps the last inputs of a causal convolution; empty where the module around it
+            says so.
+        outputs_per_filter: `shared` of `ops.Conv1d`.
         """
         output_rows = x.rows if rows is None else rows
         op = ops.Conv1d(
-            x.width, self.element_count(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared
+            x.width,
+            self.element_count(out),
+            kernel,
+            groups,
+            bias,
+            padding,
+            x.fixed,
+            overlap,
+            output_rows,
+            outputs_per_filter,
         )
-        step_options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state_name, "shared": shared}
+        step_options = {
+            "kernel": kernel,
+            "groups": groups,
+            "bias": bias,
+            "state": state_name,
+            "shared": outputs_per_filter,
+        }
         weight = Weight(node_name, out, x.axes)
         output_value = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
         return self.step("conv", node_name, (x,), output_value, op=op, weight=weight, about=node_fields, **step_options)
@@ -238,23 +278,25 @@ class WeightVerbs(Recorder):
         node_name: str,
         *axes: Axis | JoinedShapes,
         heads: Axis | None = None,
-        count: Number = None,
-        frozen: bool = False,
+        row_count: Number = None,
+        is_frozen: bool = False,
         **node_fields: Any,
     ) -> Value:
         """Records a parameter that is added or multiplied elementwise.
 
-        heads, count, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
+        heads, row_count, is_frozen: `heads`, `rows` and `is_frozen` of `ops.Weight`.
         """
-        op = ops.Weight(self.element_count(axes), None if heads is None else heads.size, count, frozen)
+        op = ops.Weight(self.element_count(axes), None if heads is None else heads.size, row_count, is_frozen)
         return self.step("vector", node_name, (), Value(ONCE, axes), op=op, about=node_fields)
 
-    def padded(self, x: Value, padding: Number, state: str) -> Value:
+    def padded(self, x: Value, padding: Number, state_name: str) -> Value:
         """Records `padding` rows before x: zeros, or rows of an earlier pass.
 
-        state: the name of the state that keeps them.
+        state_name: the name of the state that keeps them.
         """
-        return self.step("padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state)
+        return self.step(
+            "padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state_name
+        )
 
     def zeros(self, x: Value, state_name: str) -> Value:
         """Records one row of zeros per sequence with the axes of x, unless an earlier pass stored that row.
@@ -263,12 +305,14 @@ class WeightVerbs(Recorder):
         """
         return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state_name)
 
-    def resumed(self, first: Value, state: str, index: int = 0) -> Value:
-        """Records the row before the first row: the last row of an earlier pass, or `first` without one.
+    def resumed(self, first_row: Value, state_name: str, state_index: int = 0) -> Value:
+        """Records the row before the first row: the last row of an earlier pass, or `first_row` without one.
 
-        state: the name of the state that keeps it. index: which of the state's tensors it is.
+        state_name: the name of the state that keeps it. state_index: which of the state's tensors it is.
         """
-        return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
+        return self.step(
+            "resumed", "", (first_row,), first_row.view(*first_row.axes), state=state_name, index=state_index
+        )
 
     def buffer(self, node_name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
         """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""

@@ -197,18 +197,25 @@ def _groups_of_ranks(reader: LaunchReader, config: Table) -> tuple[int | None, d
     packs_samples = bool(config.get("sample_packing"))  # validation.py, `validate_ring_attn_func`
     if cp > 1 and packs_samples:
         reader.notes.append("context_parallel_size: keys of all heads are gathered at once, an upper bound")
-    groups = {"tp_size": tp, "cp_size": cp, "cp_comm_strategy": "allgather" if packs_samples or cp == 1 else "alltoall"}
+    group_sizes = {
+        "tp_size": tp,
+        "cp_size": cp,
+        "cp_comm_strategy": "allgather" if packs_samples or cp == 1 else "alltoall",
+    }
     if sharded_replicas == 1:
         least_devices = tp * cp * replicas
         if world_size is None and least_devices > 1:
             reader.notes.append(f"{least_devices} devices are assumed, as few as the groups can have")
-        return world_size or (least_devices if least_devices > 1 else None), {**groups, "dp_replicate_size": replicas}
+        return world_size or (least_devices if least_devices > 1 else None), {
+            **group_sizes,
+            "dp_replicate_size": replicas,
+        }
     world_size = world_size or tp * cp * replicas * sharded_replicas
     if replicas == 1:
         replicas = max(1, world_size // (tp * cp * sharded_replicas))
     if not config.get("fsdp") and not config.get("fsdp_config"):
         raise reader.wrong("dp_shard_size", f"{sharded_replicas} without FSDP; expected fsdp_config")
-    return world_size, {**groups, "dp_replicate_size": replicas, "dp_shard_size": sharded_replicas}
+    return world_size, {**group_sizes, "dp_replicate_size": replicas, "dp_shard_size": sharded_replicas}
 
 
 def _check_published_format(reader: LaunchReader, config: Table) -> None:
@@ -357,8 +364,10 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         adapter_settings["base"] = _four_bit_format(reader, config)
         if reader.flag(config, "quantize_moe_experts"):
             if "lora_experts" in adapter_settings:
-                reason = "adapters of experts in 4 bits are not modelled; expected it without quantize_moe_experts"
-                reader.unknown["lora_target_parameters"] = reason
+                refusal_reason = (
+                    "adapters of experts in 4 bits are not modelled; expected it without quantize_moe_experts"
+                )
+                reader.unknown["lora_target_parameters"] = refusal_reason
             adapter_settings["quantized_experts"] = True
     elif config.get("load_in_8bit"):
         adapter_settings["base"] = "int8"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...simulator.meter import AllocationPlace
 from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
-from .partitions import elements, flat_size
+from .partitions import padded_flat_size, weight_elements
 from .replicated import ReplicatedRun
 
 
@@ -26,7 +26,10 @@ class Bf16OptimizerRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Creates flat weights, the rank's fp32 partition and the gradient sums (`_setup_for_real_optimizer`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        element_count, element_bytes = flat_size(sum(map(elements, self.parameters)), self.ranks), self.dtype.bytes
+        element_count, element_bytes = (
+            padded_flat_size(sum(map(weight_elements, self.parameters)), self.ranks),
+            self.dtype.bytes,
+        )
         self.partition_size = element_count // self.ranks
         with counted_as(self.meter, "weights"):
             flat_weights = Storage(self.meter, element_count * element_bytes)
@@ -45,7 +48,7 @@ class Bf16OptimizerRun(ReplicatedRun):
         self.meter.place = AllocationPlace("backward")
         for weight in self.parameters:
             if weight.grad is not None and self.accumulation_dtype is not self.dtype:
-                cast_gradient = Storage(self.meter, elements(weight) * self.accumulation_dtype.bytes)
+                cast_gradient = Storage(self.meter, weight_elements(weight) * self.accumulation_dtype.bytes)
                 del cast_gradient
         if self.is_last_microbatch and self.communication_dtype is not self.accumulation_dtype:
             with counted_as(self.meter, "communication"):  # the sums are one tensor already, which is cast

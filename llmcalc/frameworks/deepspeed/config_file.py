@@ -140,28 +140,34 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings that affect memory, with DeepSpeed's defaults."""
     field_values: dict[str, Any] = {"stage": 0}
     field_types = get_type_hints(DeepSpeedSettings)
-    for section_key, key_value in reader.table(config, "zero_optimization").items():
-        name, dotted_key = RENAMED.get(section_key, section_key), f"zero_optimization.{section_key}"[:80]
-        if name in ("offload_optimizer", "offload_param"):
-            device = key_value.get("device", "cpu") if isinstance(key_value, Mapping) else key_value
-            field_values[name] = (
-                "none" if device in (None, False) else _convert_value(reader, dotted_key, field_types[name], device)
+    for section_key, config_value in reader.table(config, "zero_optimization").items():
+        setting_name, dotted_key = RENAMED.get(section_key, section_key), f"zero_optimization.{section_key}"[:80]
+        if setting_name in ("offload_optimizer", "offload_param"):
+            device = config_value.get("device", "cpu") if isinstance(config_value, Mapping) else config_value
+            field_values[setting_name] = (
+                "none"
+                if device in (None, False)
+                else _convert_value(reader, dotted_key, field_types[setting_name], device)
             )
-            field_values[f"{name}_pin_memory"] = isinstance(key_value, Mapping) and key_value.get("pin_memory") is True
-        elif name in field_types:
-            if key_value is not None and not (key_value == AUTO and AUTO_TEXT not in str(field_types[name])):
-                field_values[name] = _convert_value(reader, dotted_key, field_types[name], key_value)
-        elif name in ZERO_IGNORED:
+            field_values[f"{setting_name}_pin_memory"] = (
+                isinstance(config_value, Mapping) and config_value.get("pin_memory") is True
+            )
+        elif setting_name in field_types:
+            if config_value is not None and not (
+                config_value == AUTO and AUTO_TEXT not in str(field_types[setting_name])
+            ):
+                field_values[setting_name] = _convert_value(reader, dotted_key, field_types[setting_name], config_value)
+        elif setting_name in ZERO_IGNORED:
             reader.ignored.append(dotted_key)
-        elif name not in ZERO_OFF:
+        elif setting_name not in ZERO_OFF:
             reader.unknown[dotted_key] = "no key that is known"
-        elif key_value not in ZERO_OFF[name]:
-            reader.unknown[dotted_key] = f"{shown(key_value)} is not modelled"
+        elif config_value not in ZERO_OFF[setting_name]:
+            reader.unknown[dotted_key] = f"{shown(config_value)} is not modelled"
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
-            name: key_value
-            for name, key_value in field_values.items()
-            if not (name.startswith("stage3_") and key_value == AUTO)
+            setting_name: config_value
+            for setting_name, config_value in field_values.items()
+            if not (setting_name.startswith("stage3_") and config_value == AUTO)
         }
     inner_tables = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
@@ -169,13 +175,17 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
         "bf16_master_weights_and_grads": ("bf16", "bf16_master_weights_and_grads"),
         "fp16_master_weights_and_grads": ("fp16", "fp16_master_weights_and_grads"),
     }
-    for name, (section_name, section_key) in inner_tables.items():
-        key_value = reader.table(config, section_name).get(section_key)
-        if key_value not in (None, AUTO):
-            field_values[name] = _convert_value(reader, f"{section_name}.{section_key}", field_types[name], key_value)
-    for name in ("communication_data_type", "gradient_clipping"):
-        if config.get(name) not in (None, AUTO):
-            field_values[name] = _convert_value(reader, name, field_types[name], config[name])
+    for setting_name, (section_name, section_key) in inner_tables.items():
+        config_value = reader.table(config, section_name).get(section_key)
+        if config_value not in (None, AUTO):
+            field_values[setting_name] = _convert_value(
+                reader, f"{section_name}.{section_key}", field_types[setting_name], config_value
+            )
+    for setting_name in ("communication_data_type", "gradient_clipping"):
+        if config.get(setting_name) not in (None, AUTO):
+            field_values[setting_name] = _convert_value(
+                reader, setting_name, field_types[setting_name], config[setting_name]
+            )
     optimizer_table = reader.table(config, "optimizer")
     field_values["optimizer"] = str(optimizer_table.get("type") or "")[:40]
     field_values["torch_adam"] = reader.table(optimizer_table, "params").get("torch_adam") is True
@@ -185,39 +195,49 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
             reader.unknown[f"zero_optimization.{zero_field.name}"] = (
                 f"{shown(getattr(settings, zero_field.name))} is not modelled"
             )
-    for name in ("offload_optimizer", "offload_param"):
-        if getattr(settings, name) == "nvme":
-            reader.unknown[f"zero_optimization.{name}"] = "offloading to NVMe is not modelled"
+    for setting_name in ("offload_optimizer", "offload_param"):
+        if getattr(settings, setting_name) == "nvme":
+            reader.unknown[f"zero_optimization.{setting_name}"] = "offloading to NVMe is not modelled"
     return settings
 
 
 AUTO_TEXT = "'auto'"
 
 
-def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, value: Any) -> Any:
+def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, config_value: Any) -> Any:
     """Converts a value to its field's type. Raises `InputError` with the key's name."""
     type_arguments = (
         [field_type]
         if get_origin(field_type) is Literal
-        else [type_ for type_ in get_args(field_type) if type_ is not NoneType] or [field_type]
+        else [plain_type for plain_type in get_args(field_type) if plain_type is not NoneType] or [field_type]
     )
     literals = [
-        allowed_value for type_ in type_arguments if get_origin(type_) is Literal for allowed_value in get_args(type_)
+        allowed_value
+        for plain_type in type_arguments
+        if get_origin(plain_type) is Literal
+        for allowed_value in get_args(plain_type)
     ]
-    plain_types = [type_ for type_ in type_arguments if get_origin(type_) is not Literal]
-    value_text = str(value)[:40].removesuffix(".0")
-    if not isinstance(value, bool | Mapping | list) and value_text in map(str, literals):
+    plain_types = [plain_type for plain_type in type_arguments if get_origin(plain_type) is not Literal]
+    value_text = str(config_value)[:40].removesuffix(".0")
+    if not isinstance(config_value, bool | Mapping | list) and value_text in map(str, literals):
         return next(allowed_value for allowed_value in literals if str(allowed_value) == value_text)
-    for type_ in plain_types:
-        if type_ is bool:
-            return flag_value(reader, dotted_key, value)
-        if type_ is int:
-            return size_of(reader, dotted_key, value, minimum=0)
-        if type_ is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST:
-            return float(value)
-        if type_ is str and isinstance(value, str):
-            return value[:40]
-    raise reader.wrong(dotted_key, f"{shown(value)}; expected {' or '.join(map(_type_description, type_arguments))}")
+    for plain_type in plain_types:
+        if plain_type is bool:
+            return flag_value(reader, dotted_key, config_value)
+        if plain_type is int:
+            return size_of(reader, dotted_key, config_value, minimum=0)
+        if (
+            plain_type is float
+            and isinstance(config_value, int | float)
+            and not isinstance(config_value, bool)
+            and abs(config_value) < LARGEST
+        ):
+            return float(config_value)
+        if plain_type is str and isinstance(config_value, str):
+            return config_value[:40]
+    raise reader.wrong(
+        dotted_key, f"{shown(config_value)}; expected {' or '.join(map(_type_description, type_arguments))}"
+    )
 
 
 def _type_description(field_type: Any) -> str:

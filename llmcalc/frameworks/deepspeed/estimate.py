@@ -15,7 +15,7 @@ from .replicated import REDUCED_AT_ONCE
 from .settings import DeepSpeedSettings
 
 
-def estimate(memory_estimate: Memory) -> PeakEstimate:
+def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     """Returns the estimate of the memory of every rank of a model."""
     training_config = memory_estimate.training()
     transient_function = partial(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...algebra import ceil_div
 from ...simulator.meter import AllocationPlace
 from ...simulator.tensor import FLOAT32, Storage, counted_as, empty
-from .partitions import elements
+from .partitions import weight_elements
 from .replicated import ReplicatedRun
 
 
@@ -22,7 +22,7 @@ class LambRun(ReplicatedRun):
     def update(self) -> None:
         """Flattens the gradients, computes their norm in float32, and updates the float32 master weights."""
         self.meter.place = AllocationPlace("step")
-        element_count = sum(map(elements, self.parameters))
+        element_count = sum(map(weight_elements, self.parameters))
         with counted_as(self.meter, "gradients"):
             for weight in self.parameters:
                 if weight.grad is None:
@@ -46,7 +46,7 @@ class OneBitLambRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Creates float32 master weights, Adam's states, a fresh second moment, and the compression errors."""
         super().prepare_training()
-        element_count = sum(map(elements, self.parameters))
+        element_count = sum(map(weight_elements, self.parameters))
         with counted_as(self.meter, "optimizer"):
             self.states = [
                 Storage(self.meter, tensor_elements * FLOAT32.bytes)
@@ -57,6 +57,6 @@ class OneBitLambRun(ReplicatedRun):
         """Copies the momentum, which compression changes, and runs the optimizer on float32 gradients."""
         self.meter.place = AllocationPlace("step")
         with counted_as(self.meter, "optimizer"):
-            last_momentum = [Storage(self.meter, elements(weight) * FLOAT32.bytes) for weight in self.parameters]
+            last_momentum = [Storage(self.meter, weight_elements(weight) * FLOAT32.bytes) for weight in self.parameters]
         super().update()
         del last_momentum

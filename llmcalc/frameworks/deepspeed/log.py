@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from ..logs.log_contents import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
+from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, bytes_of, pattern
 from ..logs.log_text import LogText
 
 PATTERNS = (
@@ -22,14 +22,14 @@ _OPTION = re.compile(rf"(?P<host>{AMOUNT}) *\| *(?P<device>{AMOUNT}) *\| *(?P<op
 MILLION = 10**6
 
 
-def read_log(log_text: LogText) -> LogReading | None:
+def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns DeepSpeed's memory estimates and measurements in a log; None for a log without any."""
     log_values = LogValues(log_text, PATTERNS)
     figure_names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
     memory_terms = [*_model_state_estimates(log_text, log_values), *log_values.largest_terms(*figure_names)]
     if not memory_terms:
         return None
-    return LogReading(
+    return ParsedLog(
         "deepspeed",
         "DeepSpeed",
         tuple(memory_terms),

@@ -35,7 +35,7 @@ class GatheringProfile(Eager):
 
     coordinator: ParameterCoordinator | None = None
 
-    def gather_with(self, coordinator: ParameterCoordinator) -> None:
+    def set_coordinator(self, coordinator: ParameterCoordinator) -> None:
         """Partitions all parameters created from this call on. coordinator: gathers and releases parameters."""
         self.coordinator = coordinator
         self.opened: list[Path] = []

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from ...simulator.lowering import Path
 from ...simulator.meter import Block
 from ...simulator.tensor import Meter, Storage, Tensor, counted_as, on_stream
-from .partitions import elements, module_of
+from .partitions import module_of, weight_elements
 from .settings import DeepSpeedSettings
 
 GATHERING = 2
@@ -79,7 +79,7 @@ class Parameter:
     def __init__(self, memory_meter: Meter, parameter_path: Path, template: Tensor, ranks: int) -> None:
         self.path: Path = parameter_path
         self.module: Path = module_of(parameter_path)
-        element_count = elements(template)
+        element_count = weight_elements(template)
         self.count: int = element_count
         self.shard_elements: int = -(-element_count // ranks)
         self.full_param: Tensor = Tensor(
@@ -251,11 +251,13 @@ class ParameterCoordinator:
         parameter.gathering = None
         if not gather_handle.complete:
             gather_handle.complete = True
-            for member in gather_handle.parameters:
-                member.available = True
-                if member.storage.inner is None and self.ranks > 1:
+            for gathered_parameter in gather_handle.parameters:
+                gathered_parameter.available = True
+                if gathered_parameter.storage.inner is None and self.ranks > 1:
                     with self.gathering_stream():
-                        member.storage.inner = Storage(self.meter, member.count * member.full_param.dtype.bytes)
+                        gathered_parameter.storage.inner = Storage(
+                            self.meter, gathered_parameter.count * gathered_parameter.full_param.dtype.bytes
+                        )
 
     def release_module(self, module_path: Path) -> None:
         """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""

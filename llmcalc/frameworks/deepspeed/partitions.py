@@ -27,7 +27,7 @@ class PartitionPiece(NamedTuple):
     elements: int
 
 
-def elements(weight: Tensor) -> int:
+def weight_elements(weight: Tensor) -> int:
     """Returns a parameter's number of elements."""
     element_count = count_of(weight.shape)
     assert isinstance(element_count, int)
@@ -39,7 +39,7 @@ def round_robin_order(parameters: Sequence[Item], ranks: int) -> list[Item]:
     return [parameter for rank in range(ranks) for parameter in parameters[rank::ranks]]
 
 
-def offsets(element_counts: Sequence[int], element_bytes: int, is_aligned: bool) -> tuple[list[int], int]:
+def aligned_offsets(element_counts: Sequence[int], element_bytes: int, is_aligned: bool) -> tuple[list[int], int]:
     """Returns the offset of each parameter in the flat tensor, and the end of the last parameter.
 
     element_counts: per parameter, its elements.
@@ -55,12 +55,12 @@ def offsets(element_counts: Sequence[int], element_bytes: int, is_aligned: bool)
     return start_offsets, next_offset
 
 
-def flat_size(element_count: int, ranks: int) -> int:
+def padded_flat_size(element_count: int, ranks: int) -> int:
     """Returns the number of elements of the padded flat tensor."""
     return -(-element_count // (ALIGNMENT * ranks)) * ALIGNMENT * ranks
 
 
-def pieces(offset: int, element_count: int, partition_size: int) -> list[PartitionPiece]:
+def partition_pieces(offset: int, element_count: int, partition_size: int) -> list[PartitionPiece]:
     """Returns the pieces of a parameter in the ranks' partitions. offset: the parameter's offset in the flat tensor."""
     weight_pieces, piece_start = [], offset
     while piece_start < offset + element_count:

@@ -38,15 +38,19 @@ def read_accelerate(
 def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int) -> LaunchSettings:
     """Returns the run of an accelerate config, from the named DeepSpeed JSON file or from the config's own keys."""
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
-    section = "deepspeed_config"
-    reader.ignored += [f"{section}.{device_key}"[:80] for device_key in plugin_table if device_key in PLUGIN_IGNORED]
-    unknown_keys(reader, plugin_table, (*PLUGIN, *PLUGIN_IGNORED), section, "no key that is known")
+    section_name = "deepspeed_config"
+    reader.ignored += [
+        f"{section_name}.{device_key}"[:80] for device_key in plugin_table if device_key in PLUGIN_IGNORED
+    ]
+    unknown_keys(reader, plugin_table, (*PLUGIN, *PLUGIN_IGNORED), section_name, "no key that is known")
     precision_name = str(accelerate_config.get("mixed_precision") or "no").lower()
     precision = {"bf16": precision_name == "bf16", "fp16": precision_name == "fp16", "batch": 1}
     if plugin_table.get("deepspeed_config_file") is not None:
-        config = reader.fetch_tables(f"{section}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE)
+        config = reader.fetch_tables(
+            f"{section_name}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE
+        )
         return _without_batch_size(read_into(reader, config, world_size, precision), config)
-    zero_stage = size_of(reader, f"{section}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
+    zero_stage = size_of(reader, f"{section_name}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
     zero_table: dict[str, Any] = {"stage": zero_stage}
     for device_key in ("offload_optimizer_device", "offload_param_device"):
         if plugin_table.get(device_key) not in (None, "none", False):
@@ -63,7 +67,9 @@ def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> Launc
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
     return launch_settings._replace(
-        settings={option: value for option, value in launch_settings.settings.items() if option != "batch"}
+        settings={
+            option: option_value for option, option_value in launch_settings.settings.items() if option != "batch"
+        }
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...device_memory.cuda_runtime import CudaRuntime
-from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize, without_garbage_collection
+from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize_memory, without_garbage_collection
 from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import TrainingConfig, replay_steps_on_allocator
 from ...errors import InputError
@@ -25,7 +25,7 @@ from .replicated import FlatCopyRun, ReplicatedRun
 from .settings import LAMB, ONE_BIT, ONE_BIT_LAMB, VERSION, ZERO_ONE, DeepSpeedSettings
 from .zero import ZeroRun, ZeroSetup, number_format
 from .zero3 import Stage3Run
-from .zero12 import PartitionedRun
+from .zero_stages_1_2 import PartitionedRun
 
 VERSIONS = f"deepspeed {VERSION}, {TORCH}"
 
@@ -35,7 +35,7 @@ OWN_ADAM = ("adam", "adamw", "fusedadam")
 
 def zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> ZeroRun:
     """Returns the training run of a rank. Raises `InputError` for settings that are not modelled."""
-    settings = zero_setup.settings.resolved(zero_setup.spec.hidden_size)
+    settings = zero_setup.settings.with_resolved_values(zero_setup.spec.hidden_size)
     settings.check()
     _check_training(zero_setup.training, settings)
     training_config = cast_adapters(zero_setup.training)
@@ -147,12 +147,14 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     zero_setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace)
     replay_result, host_memory = replay_zero(zero_setup, cuda_runtime.expandable)
     tensors_status = tensor_status(settings, training_config)
-    return replace(summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_status), host=host_memory)
+    return replace(
+        summarize_memory(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_status), host=host_memory
+    )
 
 
-def settings_of(layout: Layout, own_settings: Any, deepspeed_version: str) -> DeepSpeedSettings:
+def settings_of(layout: Layout, file_settings: Any, deepspeed_version: str) -> DeepSpeedSettings:
     """Returns DeepSpeed's settings in a layout. Raises `InputError` for a layout or version not modelled."""
-    settings = own_settings if isinstance(own_settings, DeepSpeedSettings) else DeepSpeedSettings()
+    settings = file_settings if isinstance(file_settings, DeepSpeedSettings) else DeepSpeedSettings()
     for parallel_dimension in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
         if getattr(layout, parallel_dimension) > 1:
             option_text = f"--{parallel_dimension.replace('_', '-')} {getattr(layout, parallel_dimension)}"

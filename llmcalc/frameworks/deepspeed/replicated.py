@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...simulator.meter import AllocationPlace
 from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
-from .partitions import elements
+from .partitions import weight_elements
 from .zero import ZeroRun
 
 REDUCED_AT_ONCE = 500_000_000
@@ -49,7 +49,7 @@ class ReplicatedRun(ZeroRun):
                 weight.grad = empty(self.meter, weight.shape, self.dtype)
         bucket_sizes: list[int] = []
         for weight in self.parameters:
-            bucket_sizes.append(elements(weight))
+            bucket_sizes.append(weight_elements(weight))
             if sum(bucket_sizes) > REDUCED_AT_ONCE:
                 self.reduce_bucket(bucket_sizes)
                 bucket_sizes = []
@@ -68,7 +68,7 @@ class ReplicatedRun(ZeroRun):
         """Sums each 16-bit gradient in float32 (`CheckOverflow._has_inf_or_nan`)."""
         for weight in self.parameters:
             if weight.grad is not None:
-                float32_gradient = Storage(self.meter, elements(weight) * FLOAT32.bytes)
+                float32_gradient = Storage(self.meter, weight_elements(weight) * FLOAT32.bytes)
                 del float32_gradient
 
     def update(self) -> None:
@@ -92,9 +92,11 @@ class FlatCopyRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Creates the flat weights, a float32 copy and the optimizer states."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        element_count, element_bytes = sum(map(elements, self.parameters)), self.dtype.bytes
+        element_count, element_bytes = sum(map(weight_elements, self.parameters)), self.dtype.bytes
         with counted_as(self.meter, "weights"):
-            cloned_tensors = [Storage(self.meter, elements(weight) * element_bytes) for weight in self.parameters]
+            cloned_tensors = [
+                Storage(self.meter, weight_elements(weight) * element_bytes) for weight in self.parameters
+            ]
             flat_weights = Storage(self.meter, element_count * element_bytes)
         del cloned_tensors
         for weight in self.parameters:

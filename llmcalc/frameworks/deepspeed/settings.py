@@ -97,7 +97,7 @@ class DeepSpeedSettings:
     torch_adam: bool = False
     version: str = ""
 
-    def resolved(self, hidden_size: int) -> DeepSpeedSettings:
+    def with_resolved_values(self, hidden_size: int) -> DeepSpeedSettings:
         """Returns the settings with `auto` replaced by numbers."""
         auto_values: dict[str, Any] = {
             "reduce_bucket_size": hidden_size * hidden_size,

@@ -82,7 +82,7 @@ class ZeroRun(TrainingRun):
         self.is_last_microbatch: bool = True
         self.host_norms: dict[int, Storage] = {}
 
-    def micro_batches(self) -> None:
+    def run_micro_batches(self) -> None:
         """Runs the first micro-batch of a step and the last one, which represents all others."""
         recorded_microbatches = min(self.training.microbatches, 2)
         for i in range(recorded_microbatches):

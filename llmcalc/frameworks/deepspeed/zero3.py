@@ -43,7 +43,7 @@ class Stage3Run(ZeroRun):
                 f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"
             )
         self.coordinator: ParameterCoordinator = ParameterCoordinator(self.meter, zero_setup.settings, zero_setup.ranks)
-        self.lowering.gather_with(self.coordinator)
+        self.lowering.set_coordinator(self.coordinator)
         self.bucket: list[Parameter] = []
         self.elements: int = 0
         self.buffer: Storage | None = None
@@ -98,7 +98,9 @@ class Stage3Run(ZeroRun):
         ]
         if self.offloads:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
-            partition_bytes = sum(size * FLOAT32.bytes + round_host_bytes(size * FLOAT32.bytes) for size in group_sizes)
+            partition_bytes = sum(
+                host_bytes * FLOAT32.bytes + round_host_bytes(host_bytes * FLOAT32.bytes) for host_bytes in group_sizes
+            )
             memory_terms = [
                 MemoryTerm("fp32 weights and gradients", partition_bytes, "source", SOURCE),
                 MemoryTerm("optimizer states", sum(map(self.host_state_bytes, group_sizes)), "source", SOURCE),
@@ -114,8 +116,8 @@ class Stage3Run(ZeroRun):
             shard_bytes = [
                 parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen_parameters
             ]
-            size = pinned_bytes(sum(group_sizes) * self.dtype.bytes) + sum(map(round_host_bytes, shard_bytes))
-            memory_terms.append(MemoryTerm("parameters", size, "source", SOURCE))
+            host_bytes = pinned_bytes(sum(group_sizes) * self.dtype.bytes) + sum(map(round_host_bytes, shard_bytes))
+            memory_terms.append(MemoryTerm("parameters", host_bytes, "source", SOURCE))
         return tuple(memory_terms)
 
     def _create_fp32_partitions(self) -> None:
@@ -137,7 +139,11 @@ class Stage3Run(ZeroRun):
         """Returns the parameter sub-groups, each for one optimizer step (`_create_fp16_sub_groups`)."""
         groups: list[list[Parameter]] = [[]]
         for parameter in trained_parameters:
-            if groups[-1] and sum(member.shard_elements for member in groups[-1]) >= self.settings.sub_group_size:
+            if (
+                groups[-1]
+                and sum(group_parameter.shard_elements for group_parameter in groups[-1])
+                >= self.settings.sub_group_size
+            ):
                 groups.append([])
             groups[-1].append(parameter)
         return groups
@@ -153,12 +159,12 @@ class Stage3Run(ZeroRun):
         """Runs the backward pass, and reduces the remaining gradients."""
         super().backward(loss)
         self.meter.place = AllocationPlace("backward")
-        self.reduce()
+        self.reduce_bucket()
         for module in list(self.coordinator.backward_modules):
             self.coordinator.after_backward(module)
 
     @property
-    def on_gradient(self) -> Callable[[Tensor], None]:
+    def gradient_hook(self) -> Callable[[Tensor], None]:
         """The hook that runs after a parameter's gradient is complete."""
         return self.reduce_independent
 
@@ -171,7 +177,7 @@ class Stage3Run(ZeroRun):
         if parameter is None:  # an input of a part that runs again
             return
         if self.elements + parameter.count > self.bucket_elements and self.elements > 0:
-            self.reduce()
+            self.reduce_bucket()
         if self.buffer is not None and self.elements + parameter.count <= self.bucket_elements:
             weight.grad = Tensor(weight.shape, self.dtype, self.buffer)
         self.bucket.append(parameter)
@@ -183,7 +189,7 @@ class Stage3Run(ZeroRun):
         ):
             self.coordinator.after_backward(parameter.module)
 
-    def reduce(self) -> None:
+    def reduce_bucket(self) -> None:
         """Reduces a bucket over ranks, and accumulates this rank's shards."""
         if not self.bucket:
             return
@@ -205,9 +211,9 @@ class Stage3Run(ZeroRun):
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return
-        double_copy = Storage(self.meter, min(parameter.shard_elements, NORM_BUFFER) * DOUBLE)
+        float64_copy = Storage(self.meter, min(parameter.shard_elements, NORM_BUFFER) * DOUBLE)
         self.host_norms[id(parameter)] = Storage(self.meter, DOUBLE)
-        del double_copy
+        del float64_copy
         if self.accumulation_dtype is not FLOAT32:
             fp32_copy = Storage(self.meter, parameter.shard_elements * FLOAT32.bytes)
             del fp32_copy
@@ -264,8 +270,8 @@ class Stage3Run(ZeroRun):
             return
         for sub_group in self.groups:  # get_grad_norm_direct
             for parameter in sub_group:
-                double_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
-                del double_copy
+                float64_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
+                del float64_copy
         for sub_group, fp32_partition in zip(self.groups, self.trained, strict=True):
             with counted_as(self.meter, "gradients"):
                 fp32_partition.gradient = self._single_grad_partition(sub_group)

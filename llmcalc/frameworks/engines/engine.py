@@ -104,20 +104,24 @@ class EngineMemory:
         """The number of ranks among which requests are divided, each with a cache of `kv_tokens`."""
         return 1 if self.layout is None else self.layout.dp
 
-    def all_users(self, max_concurrency: float | None = None) -> float:
+    def max_users(self, max_concurrency: float | None = None) -> float:
         """Returns the requests that the caches of all data-parallel ranks hold at once.
 
         max_concurrency: those of a rank; None (default) for those of this memory.
         """
         return (self.max_concurrency if max_concurrency is None else max_concurrency) * self.data_parallel_ranks
 
-    def holds(self, user_count: int) -> bool:
+    def has_room_for(self, user_count: int) -> bool:
         """Whether the engine starts, and its caches hold the requests of all users, divided evenly over ranks."""
         return self.starts and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
 
     def bytes_of(self, term_name: str, device: str | None = None) -> int:
         """Returns the bytes of a named part of the memory, on one device or on all; 0 if the engine lacks the part."""
-        return sum(part.bytes for part in self.terms if part.name == term_name and device in (None, part.device))
+        return sum(
+            memory_term.bytes
+            for memory_term in self.terms
+            if memory_term.name == term_name and device in (None, memory_term.device)
+        )
 
 
 class EngineVersion(NamedTuple):
@@ -213,7 +217,7 @@ class Engine:
         )
         return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{least_capability_text}")
 
-    def stack(self, version_numbers: tuple[int, ...]) -> str:
+    def software_stack(self, version_numbers: tuple[int, ...]) -> str:
         """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
         return [software_stack for first_version, software_stack in self.stacks if first_version <= version_numbers][-1]
 
@@ -232,7 +236,7 @@ class Engine:
 
         is_shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
         """
-        names_by_field = {flag.field: flag.names for flag in self.known_flags()}
+        names_by_field = {flag.field_name: flag.names for flag in self.known_flags()}
         spellings = names_by_field.get(field_name, (option(field_name),))
         return min(spellings, key=len) if is_shortest else spellings[0]
 
@@ -284,10 +288,12 @@ class Engine:
                 FlagChange(typed_flag, memory.kv_tokens, memory.max_concurrency, memory.starts, memory.devices)
             )
             tried_flags.append({**flags, **changed_values})
-        if not any(change.starts for change in changes):
-            for change_number, (change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
-                changes[change_number] = self._with_shorter_requests(preset, hardware, version, changed_flags, change)
-        if not any(change.starts for change in changes) and not self.shows_alternatives:
+        if not any(flag_change.starts for flag_change in changes):
+            for change_number, (flag_change, changed_flags) in enumerate(zip(changes, tried_flags, strict=True)):
+                changes[change_number] = self._with_shorter_requests(
+                    preset, hardware, version, changed_flags, flag_change
+                )
+        if not any(flag_change.starts for flag_change in changes) and not self.shows_alternatives:
             for layout_flags, memory in self.layouts(self.server(preset, hardware, version, flags), MOST_DEVICES):
                 if memory.starts and not layout_flags:  # it starts as it is
                     return changes

@@ -60,11 +60,11 @@ class Flag(NamedTuple):
     off: tuple[str, ...] = ()
 
     @property
-    def field(self) -> str:
+    def field_name(self) -> str:
         """The field name of the flag's value, such as `max_model_len` for `--max-model-len`."""
         return keyword_of(self.names[0])
 
-    def read(self, flag_value: Any) -> Any:
+    def read_value(self, flag_value: Any) -> Any:
         """Returns the flag's value from text. Raises `InputError` with the flag's name."""
         flag_name = self.names[0]
         if self.refused:
@@ -120,8 +120,12 @@ def _read_tokens(flag_name: str, flag_value: Any) -> int:
     """Returns a number of tokens in the notation of vLLM and SGLang: 32k is 32,000 and 32K is 32,768."""
     if isinstance(flag_value, int) and not isinstance(flag_value, bool):
         return flag_value
-    match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
-    tokens = None if match is None else exact_number(match[1], f"{flag_name} {flag_value}") * _SUFFIXES[match[2]]
+    number_match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
+    tokens = (
+        None
+        if number_match is None
+        else exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
+    )
     if tokens is None or tokens.denominator != 1:
         raise InputError(
             f"{flag_name}: {shown(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"
@@ -164,7 +168,11 @@ def idle_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[Flag]:
 def idle_flags_of(engine_file: str) -> list[Flag]:
     """Returns the flags in `idle_flags.toml`, which has a text for each type of value, in an engine file's folder."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("idle_flags.toml").read_text())
-    return [flag for kind, flag_names in flags_by_kind.items() for flag in idle_flags(flag_names, cast(FlagKind, kind))]
+    return [
+        flag
+        for flag_kind, flag_names in flags_by_kind.items()
+        for flag in idle_flags(flag_names, cast(FlagKind, flag_kind))
+    ]
 
 
 MOST_ITEMS = 10_000
@@ -213,11 +221,14 @@ def _read_scalar(written_value: Any) -> Any:
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
     """Returns spelling → flag. Long flags may be spelled with hyphens or underscores."""
     return {
-        spelling: flag for flag in flags for flag_name in flag.names for spelling in (flag_name, hyphenated(flag_name))
+        spelling: flag
+        for flag in flags
+        for flag_name in flag.names
+        for spelling in (flag_name, with_hyphens(flag_name))
     }
 
 
-def hyphenated(argument: str) -> str:
+def with_hyphens(argument: str) -> str:
     """Returns a flag's spelling with hyphens in place of underscores, `--max-model-len` for `--max_model_len`."""
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
@@ -243,7 +254,9 @@ def read_values(
         if flag_name not in flags_by_keyword and llmcalc_option is not None:
             if flag_value is not None:
                 for flag in (flags_by_name[engine_name] for engine_name in renamed_flags[llmcalc_option].split()):
-                    field_values[flag.field] = flag.read(_engine_value(llmcalc_option, flag, str(flag_value)))
+                    field_values[flag.field_name] = flag.read_value(
+                        _engine_value(llmcalc_option, flag, str(flag_value))
+                    )
             continue
         if flag_name not in flags_by_keyword:
             spellings = (flag_spelling for flag in flags for flag_spelling in flag.names)
@@ -251,9 +264,9 @@ def read_values(
             typed_flag = flag_name if flag_name.isupper() else f"--{flag_name.replace('_', '-')}"
             raise _unknown_flag_error(engine_title, typed_flag, suggestion, other_ways)
         if flag_value is not None and flag_value is not False:
-            field_values[flags_by_keyword[flag_name].field] = flags_by_keyword[flag_name].read(flag_value)
+            field_values[flags_by_keyword[flag_name].field_name] = flags_by_keyword[flag_name].read_value(flag_value)
         elif flag_value is False:
-            field_values[flags_by_keyword[flag_name].field] = False
+            field_values[flags_by_keyword[flag_name].field_name] = False
     return {
         flag_name: flag_value for flag_name, flag_value in field_values.items() if not _is_idle_field(flags, flag_name)
     }
@@ -269,7 +282,7 @@ def _unknown_flag_error(
 
 
 def _is_idle_field(flags: Sequence[Flag], field_name: str) -> bool:
-    return any(flag.field == field_name and flag.is_idle for flag in flags)
+    return any(flag.field_name == field_name and flag.is_idle for flag in flags)
 
 
 class MatchedFlag(NamedTuple):
@@ -284,18 +297,18 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
 
     flags_by_name: spelling → flag.
     """
-    flag = flags_by_name.get(flag_name) or flags_by_name.get(hyphenated(flag_name))
+    flag = flags_by_name.get(flag_name) or flags_by_name.get(with_hyphens(flag_name))
     if flag is not None:
         return MatchedFlag(flag)
     flag_before_dot, dot, nested_keys = flag_name.partition(".")
-    table_flag = flags_by_name.get(flag_before_dot) or flags_by_name.get(hyphenated(flag_before_dot))
+    table_flag = flags_by_name.get(flag_before_dot) or flags_by_name.get(with_hyphens(flag_before_dot))
     if dot and table_flag is not None and (table_flag.kind == "table" or table_flag.is_idle or table_flag.refused):
         return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_KEYS]))
     if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
         matching_flags = {
-            known_flag.field: known_flag
+            known_flag.field_name: known_flag
             for known_spelling, known_flag in flags_by_name.items()
-            if known_spelling.startswith(hyphenated(flag_name))
+            if known_spelling.startswith(with_hyphens(flag_name))
         }
         if len(matching_flags) == 1:
             return MatchedFlag(next(iter(matching_flags.values())))
@@ -312,7 +325,7 @@ def split_arguments(
     arguments: Sequence[str],
     other_arguments: Mapping[str, bool],
     renamed_flags: Mapping[str, str],
-    unknown: dict[str, str] | None = None,
+    unknown_flags: dict[str, str] | None = None,
     other_ways: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], dict[str, Any]]:
     """Splits command-line arguments into llmcalc's arguments and engine flag values by field name.
@@ -320,7 +333,7 @@ def split_arguments(
     other_arguments: options of llmcalc that stay → whether they take a value.
     renamed_flags: options of llmcalc, each → the engine's flags that it sets, with spaces between. Their values are
         kept under their own names, for `read_values`.
-    unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
+    unknown_flags: takes the reasons of unknown flags, by their names; None (default) to raise.
     other_ways: option of llmcalc that the engine lacks → what says the same, as users type it; default none.
     Raises `InputError` for an unknown flag, with the nearest name, for a flag without its value, and for a number
     behind a flag that takes none.
@@ -335,16 +348,16 @@ def split_arguments(
             remaining_arguments += [argument, *argument_queue]
             break
         option, equals_sign, attached_value = argument.partition("=")
-        flag = flags_by_name.get(option) or flags_by_name.get(hyphenated(option))
+        flag = flags_by_name.get(option) or flags_by_name.get(with_hyphens(option))
         if (
             not argument.startswith("-") and flag is not None and equals_sign
         ):  # a variable of the environment: NAME=VALUE
-            flag_values[flag.field] = attached_value
+            flag_values[flag.field_name] = attached_value
             continue
         if not argument.startswith("-") or argument == "-":
             remaining_arguments.append(argument)
             continue
-        if option in other_arguments and option not in flags_by_name and hyphenated(option) not in flags_by_name:
+        if option in other_arguments and option not in flags_by_name and with_hyphens(option) not in flags_by_name:
             remaining_arguments.append(argument)
             if other_arguments[option] and not equals_sign and argument_queue:
                 remaining_arguments.append(argument_queue.popleft())
@@ -352,7 +365,7 @@ def split_arguments(
         matched_flag = find_flag(flags_by_name, option)
         switch_turned_off = None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, option)
         if switch_turned_off is not None:
-            flag_values[switch_turned_off.field] = False
+            flag_values[switch_turned_off.field_name] = False
             continue
         if matched_flag is None:
             if option in renamed_flags:
@@ -361,27 +374,34 @@ def split_arguments(
                 flag_values[keyword_of(option)] = attached_value if equals_sign else argument_queue.popleft()
                 continue
             known_spellings = {
-                hyphenated(spelling): spelling
+                with_hyphens(spelling): spelling
                 for spelling in (*(spelling for flag in flags for spelling in flag.names), *other_arguments)
             }
-            suggestion = suggest(hyphenated(option), known_spellings)
-            if unknown is None:
+            suggestion = suggest(with_hyphens(option), known_spellings)
+            if unknown_flags is None:
                 raise _unknown_flag_error(engine_title, option, suggestion, other_ways)
-            unknown[option] = f"{engine_title} has no such flag"
+            unknown_flags[option] = f"{engine_title} has no such flag"
             _take_values(argument_queue)
             continue
         flag = matched_flag.flag
         flag_value = attached_value if equals_sign else _take_value(option, flag, argument_queue)
-        if flag_value is True and unknown is None and argument_queue and re.fullmatch(r"[0-9]+", argument_queue[0]):
+        if (
+            flag_value is True
+            and unknown_flags is None
+            and argument_queue
+            and re.fullmatch(r"[0-9]+", argument_queue[0])
+        ):
             raise InputError(
                 f"{option} {argument_queue[0]}: {flag.names[0]} of {engine_title} takes no value; "
                 f"{f'expected {other_ways[option]}' if option in other_ways else f'remove {argument_queue[0]}'}"
             )
         if matched_flag.keys:
-            _set_key(flag_values, (flag.field, *matched_flag.keys), flag_value)
+            _set_key(flag_values, (flag.field_name, *matched_flag.keys), flag_value)
         else:
-            flag_values[flag.field] = (
-                f"{flag_values[flag.field]},{flag_value}" if flag.repeats and flag.field in flag_values else flag_value
+            flag_values[flag.field_name] = (
+                f"{flag_values[flag.field_name]},{flag_value}"
+                if flag.repeats and flag.field_name in flag_values
+                else flag_value
             )
     return remaining_arguments, flag_values
 
@@ -408,7 +428,9 @@ MOST_DEVICES = 64
 
 def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], flag_name: str) -> Flag | None:
     """Returns the switch that a spelling such as `--no-flag` turns off; None for any other spelling."""
-    flag = flags_by_name.get("--" + hyphenated(flag_name)[5:]) if hyphenated(flag_name).startswith("--no-") else None
+    flag = (
+        flags_by_name.get("--" + with_hyphens(flag_name)[5:]) if with_hyphens(flag_name).startswith("--no-") else None
+    )
     if flag is not None and flag.kind == "switch":
         return flag
     return next((flag for flag in flags if flag_name in flag.off), None)

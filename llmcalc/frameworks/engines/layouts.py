@@ -15,7 +15,7 @@ Server = TypeVar("Server", bound=EngineServer)
 
 def layouts_of(
     server: Server,
-    memory_of: Callable[[Server], EngineMemory],
+    memory_function: Callable[[Server], EngineMemory],
     device_limit: int,
     tensor_limit: int = 8,
     allows_stages: bool = True,
@@ -25,7 +25,7 @@ def layouts_of(
     Of a number of devices, the layout with the most tensor parallelism is first. More stages instead of it follow where
     it leaves room for a cache: they divide caches of which every rank of tensor parallelism has a copy.
 
-    memory_of: server → its memory. device_limit: the largest number of devices.
+    memory_function: server → its memory. device_limit: the largest number of devices.
     tensor_limit: devices of a machine, which divide each matrix. allows_stages: whether more devices become stages.
     """
     tensor_field, stage_field = server.layout_fields[:2]
@@ -33,7 +33,11 @@ def layouts_of(
     data_parallel_ranks = max(1, server.device_count // (server.tp * server.pp))  # data-parallel ranks
     powers_of_two = [2**i for i in range((device_limit // data_parallel_ranks).bit_length())]
     sizes_by_devices: dict[int, list[tuple[int, int]]] = {}
-    for tp in [tensor_degree] if tensor_degree else [size for size in powers_of_two[::-1] if size <= tensor_limit]:
+    for tp in (
+        [tensor_degree]
+        if tensor_degree
+        else [parallel_size for parallel_size in powers_of_two[::-1] if parallel_size <= tensor_limit]
+    ):
         for pp in [typed_stage_count] if typed_stage_count else powers_of_two if allows_stages else [1]:
             if tp * pp * data_parallel_ranks <= device_limit:
                 sizes_by_devices.setdefault(tp * pp, []).append((tp, pp))
@@ -41,7 +45,7 @@ def layouts_of(
         for tp, pp in parallel_sizes:
             flags = {size_field: degree for size_field, degree in ((tensor_field, tp), (stage_field, pp)) if degree > 1}
             try:
-                layout_memory = memory_of(server.with_flags(**flags))
+                layout_memory = memory_function(server.with_flags(**flags))
             except InputError as error:
                 if not isinstance(error, ImpossibleLayout) and "divide" not in str(error):
                     raise

@@ -164,7 +164,7 @@ class EngineRank:
         return quantization_scheme(self._settings(self.scheme), self.preset.checkpoint)
 
     @cached_property
-    def weights(self) -> int:
+    def weight_bytes(self) -> int:
         """Bytes of the rank's weights, including its image and audio encoders."""
         if self.scheme == "mxfp4" and self.layout.tp > 1:
             return self._bytes_with_divided_blocks()
@@ -172,10 +172,10 @@ class EngineRank:
             return self._weights(self.model, self.scheme)
         except IndivisibleMatrix as error:
             self._weights(self.preset.model, self.scheme)  # raises if the scheme cannot store the whole model either
-            scheme = self.scheme or "the published format"
+            scheme_title = self.scheme or "the published format"
             raise ImpossibleLayout(
-                f"--tp {self.layout.tp}: of a rank's weights in {scheme}, {error.reason}; expected a smaller --tp, or "
-                f"another scheme{self._size_remark}"
+                f"--tp {self.layout.tp}: of a rank's weights in {scheme_title}, {error.reason}; expected a smaller "
+                f"--tp, or another scheme{self._size_remark}"
             ) from None
 
     @property
@@ -193,19 +193,21 @@ class EngineRank:
         scheme = self._quantization
         if self.layout.tp == 1 or scheme is None or not scheme.has_square_blocks:
             return
-        extra_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
+        included_parts = included_part_names(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         model = self.model if layout is None else rank_model(self.preset.model, layout, 0)
         whole_shapes: dict[str, dict[tuple[Number, ...], None]] = {}
-        for weight in weight_tensors_of(self.preset.model.tree(), extra_parts, first_copies=True):
+        for weight in weight_tensors_of(self.preset.model.tree(), included_parts, first_copies=True):
             whole_shapes.setdefault(replace_numbers(weight.path), {})[weight.tensor.shape] = None
         checkpoint = self.preset.checkpoint
         path_names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
-        for weight in weight_tensors_of(model.tree(), extra_parts, first_copies=True):
+        for weight in weight_tensors_of(model.tree(), included_parts, first_copies=True):
             tensor_shapes = whole_shapes.get(replace_numbers(weight.path), {})
             if not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
             named_tensor = weight if path_names is None else replace(weight, names=path_names(weight.path))
-            refusal_reasons = [scheme.refuses_shard(named_tensor, tensor_shape) for tensor_shape in tensor_shapes]
+            refusal_reasons = [
+                scheme.shard_refusal_reason(named_tensor, tensor_shape) for tensor_shape in tensor_shapes
+            ]
             if all(refusal_reasons):
                 remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight.path else ""
                 raise ImpossibleLayout(
@@ -349,7 +351,7 @@ class EngineRank:
         ]
 
     @cached_property
-    def widths(self) -> tuple[int, bool, RankExperts | None]:
+    def network_widths(self) -> tuple[int, bool, RankExperts | None]:
         """The widest dense feed-forward network's width, whether the network has a gate, and the rank's experts."""
         dense_width, is_gated, experts = 0, False, None
         for tree_node in self.model.tree().walk():
@@ -444,9 +446,11 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
         from ...sources.to_hf import find_config, wrapper_class
 
         exported_config = find_config(model)
-        silent_towers = {tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name}
-        if exported_config is None and silent_towers != model.towers:
-            exported_config = find_config(model.model_copy(update={"towers": silent_towers}))
+        towers_without_audio = {
+            tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name
+        }
+        if exported_config is None and towers_without_audio != model.towers:
+            exported_config = find_config(model.model_copy(update={"towers": towers_without_audio}))
         if exported_config is None and model.towers:
             return tuple(filter(None, [wrapper_class(model)]))
     except (InputError, MissingExtra, ImportError):  # the page has no writer of configs

@@ -82,13 +82,13 @@ class EngineServer:
                 accelerator_name = self.hardware.name or self.hardware.title
                 raise MissingKernels(
                     f"--hardware {accelerator_name}: {serving_engine.title} {self.version.version} runs "
-                    f"{missing_capability.use} from compute "
+                    f"{missing_capability.kernel_purpose} from compute "
                     f"capability {missing_capability.capability} on ({missing_capability.source}), and it has "
                     f"{compute_capability}; expected another accelerator{missing_capability.remedy}"
                 )
 
     def used_kernels(self, rank: EngineRank) -> frozenset[str]:
-        """Returns the kernels for the server's weights, cache and attention, named as in `LeastCapability.kernels`."""
+        """Returns the kernels for the server's weights, cache and attention, as in `MinimumCapability.kernels`."""
         used_kernels = set(rank.weight_kernels)
         if self.cached_element_bytes == 1:
             used_kernels.add("fp8 latents" if rank.latent_projections else "fp8 cache")
@@ -180,8 +180,8 @@ class EngineServer:
         """
         if self.flags.get("quantize"):
             return str(self.flags["quantize"])
-        has_scheme = self.preset.stored_as is not None
-        if scheme_word == "none" or has_scheme:
+        has_quantized_weights = self.preset.stored_as is not None
+        if scheme_word == "none" or has_quantized_weights:
             return None
         if scheme_word not in schemes_by_word:
             raise InputError(
@@ -242,30 +242,30 @@ class EngineServer:
         return {flag_name: setting for flag_name, setting in effective_values.items() if flag_name != RECEIPT_FIELD}
 
     @cached_property
-    def receipt_terms(self) -> dict[str, int]:
+    def logged_terms(self) -> dict[str, int]:
         """Logged sizes in bytes by name, measured with this server's flags."""
-        receipt: LoggedSizes | None = self.flags.get(RECEIPT_FIELD)
-        if receipt is None:
+        logged_sizes: LoggedSizes | None = self.flags.get(RECEIPT_FIELD)
+        if logged_sizes is None:
             return {}
         return {
             term_name: logged_bytes
-            for term_name, logged_bytes in receipt.terms.items()
+            for term_name, logged_bytes in logged_sizes.terms.items()
             if term_name in self.decided_by
-            and not receipt.differing_names((*self.layout_fields, *self.decided_by[term_name]), self.settings)
+            and not logged_sizes.differing_names((*self.layout_fields, *self.decided_by[term_name]), self.settings)
         }
 
     def logged_or_computed_bytes(self, term_name: str, computed_bytes: int) -> int:
         """Returns the logged bytes of a part of the memory; `computed_bytes` if the log does not state them."""
-        return self.receipt_terms.get(term_name, computed_bytes)
+        return self.logged_terms.get(term_name, computed_bytes)
 
-    def with_receipt(self, memory_terms: tuple[MemoryTerm, ...]) -> tuple[MemoryTerm, ...]:
+    def with_logged_sizes(self, memory_terms: tuple[MemoryTerm, ...]) -> tuple[MemoryTerm, ...]:
         """Returns the parts of the memory, with the logged sizes in place of computed sizes."""
-        if not self.receipt_terms:
+        if not self.logged_terms:
             return memory_terms
         log_name = self.flags[RECEIPT_FIELD].file
         return tuple(
             memory_term._replace(status="measured", source=log_name, origin=_measured_origin(memory_term, log_name))
-            if memory_term.name in self.receipt_terms
+            if memory_term.name in self.logged_terms
             else memory_term
             for memory_term in memory_terms
         )

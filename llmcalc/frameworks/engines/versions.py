@@ -81,11 +81,15 @@ def has_link(hardware: Hardware, link_name: str) -> bool:
 
 def measured_context(measured_rows: Iterable[MeasuredContext], hardware: Hardware, devices: int) -> MeasuredContext:
     """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
-    matching_rows = [row for row in measured_rows if row.devices <= devices and has_link(hardware, row.link)]
-    return max(matching_rows, key=lambda row: (row.devices, row.link))
+    matching_rows = [
+        measured_row
+        for measured_row in measured_rows
+        if measured_row.devices <= devices and has_link(hardware, measured_row.link)
+    ]
+    return max(matching_rows, key=lambda measured_row: (measured_row.devices, measured_row.link))
 
 
-class RuleRange(VersionRange):
+class VersionRules(VersionRange):
     """The memory rules of a range of versions, with their source file and function in the engine."""
 
     source: str
@@ -98,7 +102,7 @@ class RuleRange(VersionRange):
 
 
 RangeType = TypeVar("RangeType", bound=VersionRange)
-RuleType = TypeVar("RuleType", bound=RuleRange)
+RuleType = TypeVar("RuleType", bound=VersionRules)
 
 
 def ranges_at(version_ranges: Iterable[RangeType], version_numbers: Numbers) -> list[RangeType]:
@@ -111,7 +115,7 @@ def ranges_at(version_ranges: Iterable[RangeType], version_numbers: Numbers) -> 
     ]
 
 
-class AddedClasses(Record):
+class AddedModelClasses(Record):
     """Classes of models that an engine lacks up to the version `absent`.
 
     absent: the newest version whose list of models was read and does not have them.
@@ -129,7 +133,7 @@ KernelUse: TypeAlias = Literal[
 """What kernels compute with: weights in a format, a cache in fp8 of heads or of latents, attention with an indexer."""
 
 
-class LeastCapability(VersionRange):
+class MinimumCapability(VersionRange):
     """The least compute capability of NVIDIA's GPUs on which a range of versions has kernels.
 
     kernels: what they compute with. source: the engine's source file and function, or its documents.
@@ -140,14 +144,14 @@ class LeastCapability(VersionRange):
     source: str
 
     @property
-    def use(self) -> str:
+    def kernel_purpose(self) -> str:
         """The weights, cache or attention that the kernels compute with, in words."""
-        uses = {
+        use_texts = {
             "fp8 cache": "a cache in fp8",
             "fp8 latents": "a cache of latents in fp8",
             "sparse attention": "attention with an indexer",
         }
-        return uses.get(self.kernels, f"weights in {self.kernels}")
+        return use_texts.get(self.kernels, f"weights in {self.kernels}")
 
     @property
     def remedy(self) -> str:
@@ -165,8 +169,8 @@ class EngineRecord(Record, Generic[RuleType]):
     newest: str
     versions: tuple[RuleType, ...] = Field(min_length=1)
     messages: dict[str, str]
-    added_classes: tuple[AddedClasses, ...] = ()
-    least_capabilities: tuple[LeastCapability, ...] = ()
+    added_classes: tuple[AddedModelClasses, ...] = ()
+    least_capabilities: tuple[MinimumCapability, ...] = ()
 
     @model_validator(mode="after")
     def _sort_versions(self) -> Self:
@@ -179,12 +183,17 @@ class EngineRecord(Record, Generic[RuleType]):
         """Returns the memory rules of a version."""
         return ranges_at(self.versions, version_numbers)[-1]
 
-    def missing_kernels(self, capability: float, version_numbers: Numbers) -> list[LeastCapability]:
+    def missing_kernels(self, capability: float, version_numbers: Numbers) -> list[MinimumCapability]:
         """Returns the kernels that a version lacks on an NVIDIA GPU of a compute capability."""
         capabilities = {
-            row.kernels: row for row in ranges_at(self.least_capabilities, version_numbers)
+            kernel_capability.kernels: kernel_capability
+            for kernel_capability in ranges_at(self.least_capabilities, version_numbers)
         }  # the last row of each
-        return [row for row in capabilities.values() if capability < row.capability]
+        return [
+            kernel_capability
+            for kernel_capability in capabilities.values()
+            if capability < kernel_capability.capability
+        ]
 
     def missing_class_note(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> str:
         """Returns a note if a version has no class for a model; empty if the version has a class, or if unknown.
@@ -212,18 +221,22 @@ class EngineRecord(Record, Generic[RuleType]):
         """
         version = version_text.removeprefix("v") or self.newest
         version_numbers = numbers_of(version)
-        earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
+        earlier_rules = [
+            version_rules for version_rules in self.versions if version_rules.first_version <= version_numbers
+        ]
         if not earlier_rules:
             raise InputError(
                 f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} "
                 "or newer"
             )
-        remark = ""
+        version_remark = ""
         if not version_text:
-            remark = f"no version is named: {self.title} {self.newest}, the newest that was read"
+            version_remark = f"no version is named: {self.title} {self.newest}, the newest that was read"
         elif version_numbers > numbers_of(self.newest):
-            remark = f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
-        return EngineVersion(version, earlier_rules[-1].start, remark)
+            version_remark = (
+                f"{self.title} {version} was not read; these are the rules of {self.newest}, the newest that was"
+            )
+        return EngineVersion(version, earlier_rules[-1].start, version_remark)
 
 
 RecordType = TypeVar("RecordType", bound=Record)

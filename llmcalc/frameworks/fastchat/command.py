@@ -95,32 +95,41 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name: str, model_id: str) -> dict[str, Any]:
     training_script = SCRIPTS[script_name]
-    reader.ignored += [key for key in config if key in IGNORED]
-    table = {key: config_value for key, config_value in config.items() if key not in IGNORED and key not in READ}
-    table.pop("model_name_or_path", None)
-    table["max_length"] = reader.size(config, "model_max_length", LENGTHS.get(script_name, 512))
-    if isinstance(table.get("deepspeed"), str) and table["deepspeed"].removeprefix("./") in QWEN_CONFIGS:
-        table["deepspeed"] = reader.fetch_tables("deepspeed", table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS)
-    table["optim"] = reader.value(config, "optim", "adamw_torch")
+    reader.ignored += [argument_name for argument_name in config if argument_name in IGNORED]
+    trainer_table = {
+        argument_name: config_value
+        for argument_name, config_value in config.items()
+        if argument_name not in IGNORED and argument_name not in READ
+    }
+    trainer_table.pop("model_name_or_path", None)
+    trainer_table["max_length"] = reader.size(config, "model_max_length", LENGTHS.get(script_name, 512))
+    if (
+        isinstance(trainer_table.get("deepspeed"), str)
+        and trainer_table["deepspeed"].removeprefix("./") in QWEN_CONFIGS
+    ):
+        trainer_table["deepspeed"] = reader.fetch_tables(
+            "deepspeed", trainer_table["deepspeed"], "a config of DeepSpeed", QWEN_CONFIGS
+        )
+    trainer_table["optim"] = reader.value(config, "optim", "adamw_torch")
     if training_script.flash:
-        table["attn_implementation"] = "flash_attention_2"
+        trainer_table["attn_implementation"] = "flash_attention_2"
     if training_script.weights:
-        table["torch_dtype"] = training_script.weights
+        trainer_table["torch_dtype"] = training_script.weights
         reader.filled_in["torch_dtype"] = training_script.weights
     is_quantized = reader.flag(config, "q_lora")
     if training_script.always_adapters or reader.flag(config, "use_lora"):
-        table |= {
+        trainer_table |= {
             "use_peft": True,
             "lora_r": reader.size(config, "lora_r", training_script.rank),
             "lora_target_modules": reader.value(config, "lora_target_modules", list(training_script.targets)),
             "lora_dropout": reader.value(config, "lora_dropout", "0.05"),
         }
         if script_name == "finetune" and not is_quantized and "chat" not in model_id.lower():
-            table["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
+            trainer_table["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
             reader.notes.append("a base model: the embedding and the head are trained beside the adapters")
         if is_quantized:
-            table["load_in_4bit"] = True
-            table["torch_dtype"] = "float16" if config.get("fp16") is True else "bfloat16"
+            trainer_table["load_in_4bit"] = True
+            trainer_table["torch_dtype"] = "float16" if config.get("fp16") is True else "bfloat16"
             if script_name == "finetune":
                 reader.notes.append("--q_lora: weights in GPTQ's 4 bits are counted as NF4, which differs in scales")
-    return table
+    return trainer_table

@@ -14,7 +14,7 @@ from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientByte
 from .training import torchtitan_training
 
 
-def estimate(memory_estimate: Memory) -> PeakEstimate:
+def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     """Returns the memory estimate of FSDP2 ranks. Shards are master weights; gradients have the same format."""
     memory_use, parameter_count, training_config = (
         memory_estimate.states,
@@ -32,14 +32,21 @@ def estimate(memory_estimate: Memory) -> PeakEstimate:
             master_weight_bytes,
             (memory_use.weights + memory_use.gradients + optimizer_states) / parameter_count - master_weight_bytes,
         )
-    compute_training, fsdp = torchtitan_training(memory_estimate.spec, training_config)
+    compute_config, fsdp_settings = torchtitan_training(memory_estimate.spec, training_config)
     shard_dtype = FLOAT32.name if training_config.master else training_config.dtype
     step_bytes = measure_optimizer_step(replace(training_config, dtype=shard_dtype, master=False))
-    widths = DTYPES[training_config.dtype].bytes, DTYPES[shard_dtype].bytes
-    transient_of = partial(
-        transient_bytes, step_bytes, *widths, memory_use.trained / parameter_count, fsdp.splits, fsdp.keeps_last
+    element_sizes = DTYPES[training_config.dtype].bytes, DTYPES[shard_dtype].bytes
+    transient_function = partial(
+        transient_bytes,
+        step_bytes,
+        *element_sizes,
+        memory_use.trained_parameters / parameter_count,
+        fsdp_settings.splits,
+        fsdp_settings.keeps_last,
     )
-    return estimate_with_torch_kernels(memory_estimate, parameter_bytes, compute_training, transient_of, pads_rows=True)
+    return estimate_with_torch_kernels(
+        memory_estimate, parameter_bytes, compute_config, transient_function, pads_rows=True
+    )
 
 
 def transient_bytes(
@@ -47,7 +54,7 @@ def transient_bytes(
     element_bytes: int,
     shard_width: int,
     trained_share: float,
-    splits: bool,
+    splits_head: bool,
     keeps_last_layer: bool,
     layout: Layout,
     stage_parameters: Sequence[StageParameters],
@@ -57,13 +64,14 @@ def transient_bytes(
     element_bytes: bytes of an element of gathered parameters and of gradients.
     shard_width: bytes of an element of a shard.
     trained_share: the share of the parameters that is trained.
-    splits, keeps_last_layer: `splits` and `keeps_last` of `Fsdp`.
+    splits_head, keeps_last_layer: `splits` and `keeps_last` of `FsdpSettings`.
 
     Layers are gathered one by one, and the next one with each. Modules outside the layers stay gathered, unless
-    embedding and head, of one size, are gathered by themselves (`splits`). The last layer may stay gathered after its
-    forward pass; if not, it is gathered again when the head's backward pass begins. A layer's gradients are whole until
-    its backward pass ends, and the reduced ones, in fp32, exist until the next layer's ends. In a pipeline gradients
-    stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the next forward pass.
+    embedding and head, of one size, are gathered by themselves (`splits_head`). The last layer may stay gathered
+    after its forward pass; if not, it is gathered again when the head's backward pass begins. A layer's gradients
+    are whole until its backward pass ends, and the reduced ones, in fp32, exist until the next layer's ends. In a
+    pipeline gradients stay whole, in fp32, until the last micro-batch, and parameters from one backward pass to the
+    next forward pass.
     """
     from .pipeline import ACTIVE
 
@@ -72,16 +80,16 @@ def transient_bytes(
     layer = max(stage.largest_layer for stage in stage_parameters)
     fp32_bytes = FLOAT32.bytes
     if layout.pp == 1:
-        largest_group = outside_layers // 2 if splits else outside_layers
-        gathered_bytes = element_bytes * (2 * layer + (0 if splits else outside_layers))
+        largest_group = outside_layers // 2 if splits_head else outside_layers
+        gathered_bytes = element_bytes * (2 * layer + (0 if splits_head else outside_layers))
         reduce_bytes = trained_share * (element_bytes + fp32_bytes) * largest_group
-        head_gradients = trained_share * fp32_bytes * largest_group if splits else 0
+        head_gradients = trained_share * fp32_bytes * largest_group if splits_head else 0
         bytes_before_head = (
-            element_bytes * (layer * (1 + keeps_last_layer) + 2 * largest_group) - gathered_bytes if splits else 0
+            element_bytes * (layer * (1 + keeps_last_layer) + 2 * largest_group) - gathered_bytes if splits_head else 0
         )
         bytes_after_head = (
             round(reduce_bytes + head_gradients / layout.shards) + element_bytes * layer - gathered_bytes
-            if splits
+            if splits_head
             else 0
         )
         return TransientBytes(
@@ -90,7 +98,7 @@ def transient_bytes(
             outside_layers=element_bytes * (layer + largest_group) - gathered_bytes,
             before_head=max(element_bytes * layer, bytes_before_head),
             after_head=bytes_after_head,
-            forward_start=2 * element_bytes * (largest_group if splits else outside_layers + layer),
+            forward_start=2 * element_bytes * (largest_group if splits_head else outside_layers + layer),
             in_layer_backward=round(trained_share * element_bytes * layer),
             from_previous_layer=round(trained_share * fp32_bytes * layer),
             from_head=round(head_gradients),

@@ -9,11 +9,15 @@ from ...parallel.layout import Layout
 
 
 def _evidence_by_test(
-    measurement: str, test_name: str, part_names: Iterable[tuple[str, str]], optimizer_names: Iterable[str], source: str
+    measurement: str,
+    test_name: str,
+    part_names: Iterable[tuple[str, str]],
+    optimizer_names: Iterable[str],
+    source_text: str,
 ) -> FrameworkEvidence:
     """Returns evidence for runs that a test compares with a measurement.
 
-    source: torch's code, the evidence for other runs.
+    source_text: torch's code, the evidence for other runs.
     """
     witness = Witness("exact", measurement, test_name)
     return FrameworkEvidence(
@@ -21,7 +25,7 @@ def _evidence_by_test(
         witness=witness,
         parts=dict.fromkeys(part_names, witness),
         optimizers=dict.fromkeys(optimizer_names, witness),
-        rest=source_code_witness(source, test_name),
+        rest=source_code_witness(source_text, test_name),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ..logs.log_contents import AMOUNT, COUNT, LogReading, LogTerm, LogValues, pattern
+from ..logs.log_contents import AMOUNT, COUNT, LogTerm, LogValues, ParsedLog, pattern
 from ..logs.log_text import LogText
 
 PATTERNS = (
@@ -16,7 +16,7 @@ PATTERNS = (
 )
 
 
-def read_log(log_text: LogText) -> LogReading | None:
+def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns torchtitan's memory measurements from a log; None for a log without any."""
     log_values = LogValues(log_text, PATTERNS)
     memory_terms = log_values.largest_terms("after_model", "peak_reserved")
@@ -25,7 +25,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     if "params" in log_values:
         parameter_count = log_values.whole_numbers("params")[-1]
         memory_terms.insert(0, LogTerm("params", parameter_count, "parameters", per_parameter=Fraction(1)))
-    return LogReading(
+    return ParsedLog(
         "torchtitan",
         "torchtitan",
         tuple(memory_terms),

@@ -156,7 +156,7 @@ class FsdpProfile(RingAttention):
         if layer_name == EMBEDDING.path:
             return False
         row_count, column_count = self.unsharded_shape(parameter_key, template.shape)
-        return float8_settings.converts(torchtitan_name(layer_name), row_count, column_count)
+        return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
 
     def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
         """Returns the shape of a parameter before tensor parallelism shards it."""
@@ -284,7 +284,7 @@ class FsdpProfile(RingAttention):
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
         layer_groups = groups_of_layer(self.groups, layer)
-        outer_place, memory_meter.place = (
+        outer_allocation_place, memory_meter.place = (
             memory_meter.place,
             AllocationPlace(memory_meter.place.phase, layer_index, layer_path),
         )
@@ -296,7 +296,7 @@ class FsdpProfile(RingAttention):
         module_call.local_tensors.clear()  # the variables of its forward pass
         for parameter_group in layer_groups:
             parameter_group.post_forward([layer_output])
-        memory_meter.place = outer_place
+        memory_meter.place = outer_allocation_place
         return layer_output
 
     # --- experts of other ranks -------------------------------------------------------------------------------------

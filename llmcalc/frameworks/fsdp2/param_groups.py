@@ -23,7 +23,7 @@ from ...simulator.autograd import AutogradGraph, record
 from ...simulator.lowering import Path
 from ...simulator.strides import count
 from ...simulator.tensor import UINT8, Dtype, Meter, Needs, Storage, Tensor, counted_as, empty, on_stream
-from .settings import Float8
+from .settings import Float8Settings
 
 COPY_IN, REDUCE, ALL_REDUCE = 1, 2, 3
 """Streams beside the default one (`FSDPCommContext.lazy_init`). A block of a stream serves that stream alone."""
@@ -33,7 +33,7 @@ Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post
 
 
 @frozen
-class Sharding:
+class FsdpSharding:
     """The sharding of a rank's parameters: numbers of shards and replicas, number formats, and offloading.
 
     shards: number of shards of a parameter.
@@ -60,14 +60,14 @@ class Sharding:
     dtype: Dtype
     gathered_dtype: Dtype
     reduce_dtype: Dtype
-    float8: Float8 | None = None
+    float8: Float8Settings | None = None
     tensor_ranks: int = 1
     divides_loss: bool = True
     frozen_dtype: Dtype | None = None
     copies_gathered: bool = False
     overlaps: bool = False
     offloads: bool = False
-    experts: Sharding | None = None
+    experts: FsdpSharding | None = None
     is_of_experts: bool = False
 
 
@@ -123,7 +123,7 @@ class Parameter:
         memory_meter: Meter,
         parameter_path: Path,
         template: Tensor,
-        fsdp_sharding: Sharding,
+        fsdp_sharding: FsdpSharding,
         element_bytes: int,
         has_partial_gradient: bool = False,
     ) -> None:
@@ -169,9 +169,9 @@ class CommunicationState:
     watch: called before (False) and after (True) each hook of a group; None (default) for no calls.
     """
 
-    def __init__(self, autograd_graph: AutogradGraph, fsdp_sharding: Sharding, stream_count: int = 0) -> None:
+    def __init__(self, autograd_graph: AutogradGraph, fsdp_sharding: FsdpSharding, stream_count: int = 0) -> None:
         self.graph: AutogradGraph = autograd_graph
-        self.sharding: Sharding = fsdp_sharding
+        self.sharding: FsdpSharding = fsdp_sharding
         self.streams: int = stream_count
         self.last_gathered: Storage | None = None
         self.reduce_inputs: list[Storage] = []
@@ -232,12 +232,16 @@ class ParamGroup:
     """
 
     def __init__(
-        self, communication_state: CommunicationState, name: str, reshards: bool, fsdp_sharding: Sharding | None = None
+        self,
+        communication_state: CommunicationState,
+        group_name: str,
+        reshards: bool,
+        fsdp_sharding: FsdpSharding | None = None,
     ) -> None:
         self.traffic: CommunicationState = communication_state
-        self.sharding: Sharding = fsdp_sharding or communication_state.sharding
+        self.sharding: FsdpSharding = fsdp_sharding or communication_state.sharding
         self.prefetches_previous: bool = True
-        self.name: str = name
+        self.name: str = group_name
         self.reshards: bool = reshards
         self.parameters: list[Parameter] = []
         self.forward_prefetch: Sequence[ParamGroup] = ()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import date
 
 from ...device_memory.cuda_runtime import CudaRuntime
-from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize, without_garbage_collection
+from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize_memory, without_garbage_collection
 from ...errors import InputError
 from ...frozen import frozen
 from ...parallel.layout import Layout, Stage
@@ -33,7 +33,7 @@ from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import ModelChunk, RankRun, RankSetup
 from .lowering import FsdpProfile
 from .param_groups import ALL_REDUCE, CommunicationState, Parameter, ParamGroup
-from .training import TITAN, FsdpSettings, head_sharing_reason, set_resharding_and_prefetch, sharding
+from .training import TITAN, FsdpSettings, head_sharing_reason, set_resharding_and_prefetch, sharding_of_rank
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 ACTIVE = 3
@@ -91,18 +91,22 @@ class ShardedChunk(ModelChunk):
         self.fsdp: FsdpSettings = sharded_setup.fsdp
         self.reshard: bool = sharded_setup.layout.reshard
         other_streams = ALL_REDUCE * pipeline_stage.chunk
-        rank_sharding = sharding(sharded_setup.training, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp)
+        rank_sharding = sharding_of_rank(
+            sharded_setup.training, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
+        )
         self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, other_streams)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
-        if sharded_setup.fsdp.splits and (reason := head_sharing_reason(sharded_setup.spec, sharded_setup.training)):
-            raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
+        if sharded_setup.fsdp.splits and (
+            sharing_reason := head_sharing_reason(sharded_setup.spec, sharded_setup.training)
+        ):
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
         self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp.splits)
         self.gathers: bool = False
         self.schedule_settings = sharded_setup.schedule_settings
         self.output_chunks: list[Tensor] = []
         self.keep_unsharded(True)
 
-    def gathered(self) -> list[Parameter]:
+    def gathered_parameters(self) -> list[Parameter]:
         """Returns the gathered parameters of all groups."""
         return [
             parameter for parameter_group in self.lowering.groups.values() for parameter in parameter_group.parameters
@@ -273,7 +277,7 @@ class ShardedRank(RankRun):
         for model_chunk in self.chunks:
             model_chunk.set_up()
 
-    def passes(self) -> None:
+    def run_passes(self) -> None:
         """Runs the first two pipeline schedules of a step, the second of which represents all later ones."""
         for _ in range(min(self.schedules, 2)):
             self._run_schedule()
@@ -282,7 +286,7 @@ class ShardedRank(RankRun):
         """Runs one schedule with all micro-batches of a local batch."""
         for model_chunk in self.chunks:
             model_chunk.clear_runtime_states()
-        super().passes()
+        super().run_passes()
         for model_chunk in self.chunks[: len(self.chunks) if self.active else 0]:
             model_chunk.reshard_all()
         for model_chunk in self.chunks:
@@ -323,7 +327,7 @@ def _record_two_steps(sharded_rank: ShardedRank, memory_meter: EventRecorder) ->
     set_up_events = memory_meter.cut()
     step_events: list[list[Sequence[Event]]] = []
     for _ in range(2):
-        sharded_rank.passes()
+        sharded_rank.run_passes()
         pass_events = memory_meter.cut()
         sharded_rank.update()
         update_events = memory_meter.cut()
@@ -364,4 +368,4 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
     block_overhead = repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {})
     replay_result.slop, replay_result.slop_after = block_overhead.slop, block_overhead.slop_after
     replay_result.reserved = replay_result.peak[1].bytes + block_overhead.slop + block_overhead.free
-    return summarize(replay_result, cuda_runtime.context, layer_stacks(sharded_setup.spec), tensors_term)
+    return summarize_memory(replay_result, cuda_runtime.context, layer_stacks(sharded_setup.spec), tensors_term)

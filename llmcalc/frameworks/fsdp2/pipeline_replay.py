@@ -164,7 +164,7 @@ class ReplayedChunk(ShardedChunk):
     def _run_backward(self, stage_inputs: Sequence[Tensor], run_backward_pass: Callable[[], None]) -> None:
         """Runs or replays a backward pass, and collects all resulting gradients."""
         assert self.passes is not None
-        gathered_parameters = self.gathered()
+        gathered_parameters = self.gathered_parameters()
         accumulated_gradients: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered_parameters]
         gradient_leaves = [
             *stage_inputs,
@@ -182,13 +182,15 @@ class ReplayedRank(ShardedRank):
 
 
 @without_garbage_collection()
-def replay_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals: Rehearsals) -> ReplayResult | None:
+def replay_stage(
+    fsdp_setup: ShardedSetup, expandable_segments: bool, recorded_ranks: Rehearsals
+) -> ReplayResult | None:
     """Replays the set-up and two training steps of a rank with many micro-batches on the caching allocator.
 
     Returns None for a rank with few micro-batches or many layers, and if its passes do not repeat.
 
     expandable_segments: whether the allocator has expandable segments.
-    rehearsals: recorded passes of other ranks of the same run, to which this rank's are added.
+    recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
     layout, schedules = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules
     microbatches_per_schedule = fsdp_setup.training.microbatches // schedules
@@ -198,13 +200,13 @@ def replay_stage(fsdp_setup: ShardedSetup, expandable_segments: bool, rehearsals
     if sum(len(model_chunk.stage.layers) for model_chunk in training_run.chunks) > MANY:
         return None
     training_run.set_up()
-    parameters = [model_chunk.gathered() for model_chunk in training_run.chunks]
+    parameters = [model_chunk.gathered_parameters() for model_chunk in training_run.chunks]
     shard_shapes = tuple(parameter.shard.shape for chunk_parameters in parameters for parameter in chunk_parameters)
     rank_coordinates = layout.coordinates(fsdp_setup.rank)
     cache_key = (shard_shapes, rank_coordinates.cp, *passes_key(training_run))
-    if cache_key not in rehearsals:
-        rehearsals[cache_key] = record_stage_passes(fsdp_setup, training_run.chunks)
-    recorded_rank = rehearsals[cache_key]
+    if cache_key not in recorded_ranks:
+        recorded_ranks[cache_key] = record_stage_passes(fsdp_setup, training_run.chunks)
+    recorded_rank = recorded_ranks[cache_key]
     if recorded_rank.traces is None:
         return None
     steps_key = rank_coordinates.pp, expandable_segments
@@ -237,7 +239,7 @@ def _replay_recorded(
     pass_traces: Mapping[PassCase, PassTrace],
 ) -> None:
     """Makes a rank replay recorded passes instead of running them. pass_traces: the recorded rank's traces."""
-    parameters = [model_chunk.gathered() for model_chunk in sharded_rank.chunks]
+    parameters = [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
     pass_player = ReplayedPasses(
         memory_meter, pass_traces, recorded_rank.layer_offsets(sharded_rank.chunks), parameters
     )
@@ -289,7 +291,9 @@ def _recorded_traces(
 def _record_passes(sharded_rank: ShardedRank, recorder: EventRecorder, group_size: int) -> list[RecordedPass]:
     """Runs two training steps and returns their passes. group_size: micro-batches of a group in `run_in_groups`."""
     sharded_rank.set_up()
-    schedule_recorder = RecordedSchedule(recorder, [model_chunk.gathered() for model_chunk in sharded_rank.chunks])
+    schedule_recorder = RecordedSchedule(
+        recorder, [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
+    )
     for model_chunk in sharded_rank.chunks:
         model_chunk.passes = schedule_recorder
     for _ in range(2):

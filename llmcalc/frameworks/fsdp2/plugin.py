@@ -50,28 +50,35 @@ PER_MACHINE = 8
 
 
 def fsdp_layout(
-    reader: LaunchReader, fsdp_table: Table, world_size: int, machines: int, parallel: Mapping[str, Any] | None = None
+    reader: LaunchReader,
+    fsdp_table: Table,
+    world_size: int,
+    machines: int,
+    parallelism_table: Mapping[str, Any] | None = None,
 ) -> tuple[Layout, dict[str, Any]]:
     """Returns the layout of an FSDP configuration, and the settings that the configuration implies.
 
     fsdp_table: FSDP's keys without the prefix `fsdp_`.
     world_size: devices.
     machines: machines.
-    parallel: accelerate's `parallelism_config`.
+    parallelism_table: accelerate's `parallelism_config`.
     """
     section_name = "fsdp_config"
-    reader.ignored += [f"{section_name}.{key}"[:80] for key in fsdp_table if key in FSDP_IGNORED]
+    reader.ignored += [f"{section_name}.{config_key}"[:80] for config_key in fsdp_table if config_key in FSDP_IGNORED]
     unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name, "no key that is known")
     fsdp_version = size_of(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
     if fsdp_version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
-    zero_stage, reshards, is_hybrid = _sharding_strategy(reader, fsdp_table)
+    zero_stage, reshards, is_hybrid_sharding = _sharding_strategy(reader, fsdp_table)
     if fsdp_table.get("xla") not in (None, False):
         reader.unknown[f"{section_name}.xla"] = "XLA is not modelled"
     command_settings: dict[str, Any] = {}
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
-    groups = {str(key).removeprefix("parallelism_config_"): size_value for key, size_value in (parallel or {}).items()}
+    groups = {
+        str(config_key).removeprefix("parallelism_config_"): size_value
+        for config_key, size_value in (parallelism_table or {}).items()
+    }
     layout_sizes = {
         size_name: size_of(reader, f"parallelism_config.{size_name}", groups[size_name])
         for size_name in GROUP_SIZES
@@ -81,7 +88,7 @@ def fsdp_layout(
     tp, cp, replicas = (layout_sizes.get(size_name, 1) for size_name in ("tp_size", "cp_size", "dp_replicate_size"))
     if layout_sizes.get("sp_size", 1) > 1:
         reader.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
-    if is_hybrid:
+    if is_hybrid_sharding:
         replicas = machines if machines > 1 else max(1, world_size // PER_MACHINE)
     if world_size % (tp * cp * replicas):
         raise InputError(f"--devices: {world_size}; expected a multiple of {tp * cp * replicas}")
@@ -220,9 +227,15 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
     if not isinstance(config, Mapping):
         raise reader.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
     fsdp_table = {str(config_key).removeprefix("fsdp_"): config_value for config_key, config_value in config.items()}
-    fsdp = trainer_arguments.get("fsdp") or ""
-    fsdp_options = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
-    for fsdp_option in fsdp_options if fsdp is not True else []:
+    fsdp_argument = trainer_arguments.get("fsdp") or ""
+    fsdp_options = (
+        fsdp_argument.split()
+        if isinstance(fsdp_argument, str)
+        else fsdp_argument
+        if isinstance(fsdp_argument, list)
+        else []
+    )
+    for fsdp_option in fsdp_options if fsdp_argument is not True else []:
         option_name = str(fsdp_option).upper()
         if option_name in STRATEGIES:
             fsdp_table.setdefault("sharding_strategy", option_name)
@@ -237,24 +250,24 @@ def sharded_launch(
     reader: LaunchReader,
     world_size: int,
     run_settings: dict[str, Any],
-    own_settings: TitanSettings | None,
+    titan_settings_of_run: TitanSettings | None,
     reshards: bool = True,
     replicas: int = 1,
     **layout_fields: Any,
 ) -> Launch:
     """Returns the FSDP2 run of a program on several devices, or on one device a run in plain PyTorch.
 
-    own_settings: the settings of FSDP; None for replicas.
+    titan_settings_of_run: the settings of FSDP; None for replicas.
     reshards: whether a layer's weights are freed after its forward pass; true by default.
     replicas: replicas of all shards among the devices; 1 by default.
     layout_fields: further fields of `Launch`.
     """
-    is_sharded = own_settings is not None and world_size > 1
+    is_sharded = titan_settings_of_run is not None and world_size > 1
     layout = Layout(
         dp=world_size,
         zero=3 if is_sharded else 0,
         reshard=reshards or not is_sharded,
         hsdp_replicas=replicas if is_sharded else 1,
     )
-    launch_settings = LaunchSettings(layout, run_settings, own_settings if is_sharded else None)
+    launch_settings = LaunchSettings(layout, run_settings, titan_settings_of_run if is_sharded else None)
     return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, **layout_fields)

@@ -10,7 +10,7 @@ from ...algebra import Number
 from ...components.evidence import evidence_of_parts
 from ...costs.trained_tensors import TrainedTensor
 from ...device_memory.cuda_runtime import HOPPER, CudaRuntime
-from ...device_memory.device_memory import TORCH, CountedRun, DeviceMemory, MemoryTerm, summarize, with_evidence
+from ...device_memory.device_memory import TORCH, CountedRun, DeviceMemory, MemoryTerm, summarize_memory, with_evidence
 from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
 from ...device_memory.host import pinned_bytes
@@ -37,7 +37,15 @@ from .lowering import LayerKey
 from .pipeline import NEWEST, ScheduleSettings, ShardedSetup, schedule_settings_at, stage_memory
 from .pipeline_replay import replay_stage
 from .settings import titan_settings
-from .training import TITAN, FsdpRun, FsdpSettings, record, sharding, torchtitan_date, torchtitan_training
+from .training import (
+    TITAN,
+    FsdpRun,
+    FsdpSettings,
+    record_fsdp_run,
+    sharding_of_rank,
+    torchtitan_date,
+    torchtitan_training,
+)
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 WITNESSED = MemoryTerm("tensors", 0, "exact", "torch's FSDPMemTracker on a fake process group", TORCH)
@@ -109,7 +117,7 @@ def fsdp_memory(
         if shared_results is not None:
             replay_result = replay_stage(sharded_setup, cuda_runtime.expandable, shared_results)
             if replay_result is not None:
-                return summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors)
+                return summarize_memory(replay_result, cuda_runtime.context, layer_stacks(spec), tensors)
         return stage_memory(sharded_setup, cuda_runtime, tensors)
     device_memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(cuda_runtime.context, (), tensors)
     return replace(device_memory, host=host_terms(sharded_setup)) if fsdp_settings.offloads else device_memory
@@ -148,9 +156,9 @@ def counted_rank(
 def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> CountedRun:
     """Records a rank without a pipeline, and counts the rank's tensors."""
     spec, layout, rank, fsdp_settings = sharded_setup.spec, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
-    rank_sharding = sharding(sharded_setup.training, layout, rank, fsdp_settings)
+    rank_sharding = sharding_of_rank(sharded_setup.training, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
-    ring = rank_ring(layout, rank)
+    context_ring = rank_ring(layout, rank)
     rank_training = replace(sharded_setup.training, seq=tokens_of_rank(layout, sharded_setup.training.seq))
 
     def record_few_layers(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
@@ -158,7 +166,17 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
         if layers and fsdp_settings.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp_settings.prefetch} layers gather others than those between")
         return [
-            record(spec, rank_training, rank_sharding, fsdp_settings, layout.reshard, layers, workspace, program, ring)
+            record_fsdp_run(
+                spec,
+                rank_training,
+                rank_sharding,
+                fsdp_settings,
+                layout.reshard,
+                layers,
+                workspace,
+                program,
+                context_ring,
+            )
         ]
 
     return CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training.layer_period)
@@ -236,8 +254,10 @@ def _training_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> tuple[T
         raise InputError("FSDP2 with image and audio encoders is not modelled")
     torchtitan_version = version_date(training_run.version)
     settings = titan_settings(training_run.own_settings, memory_estimate.settings.precision)
-    training_config, fsdp = torchtitan_training(memory_estimate.spec, training_config, torchtitan_version, settings)
-    return training_config, replace(fsdp, prefetch=training_run.layout.prefetch)
+    training_config, fsdp_settings = torchtitan_training(
+        memory_estimate.spec, training_config, torchtitan_version, settings
+    )
+    return training_config, replace(fsdp_settings, prefetch=training_run.layout.prefetch)
 
 
 def _weakest_status(
@@ -261,7 +281,7 @@ def _weakest_status(
     return max(reversed(memory_terms), key=lambda memory_term: STATUSES.index(memory_term.status))
 
 
-def communication(
+def step_collectives_of_rank(
     spec: ModelSpec, training_config: TrainingConfig, layout: Layout, rank: int = 0, fsdp_settings: FsdpSettings = TITAN
 ) -> list[Collective]:
     """Returns the collectives of a rank per step, in the order of the parameter groups.
@@ -286,17 +306,17 @@ def communication(
     if isinstance(training_run.lowering, FsdpTensorParallelProfile):
         training_run.next_batch()
         training_run.forward_and_backward()
-        for node_place, collective in training_run.lowering.messages:
+        for allocation_place, collective in training_run.lowering.messages:
             weight_path = next(
                 (
                     layer_stack.path
                     for layer_stack in model_stacks
-                    if node_place.layer_index >= 0 and node_place.path.startswith(layer_stack.path)
+                    if allocation_place.layer_index >= 0 and allocation_place.path.startswith(layer_stack.path)
                 ),
                 "",
             )
             represented_layers = training_config.microbatches * _represented_layers(
-                LayerKey(weight_path, node_place.layer_index), model_stacks
+                LayerKey(weight_path, allocation_place.layer_index), model_stacks
             )
             previous_collective = collectives_by_key.get((weight_path, *collective[1:6]))
             collectives_by_key[weight_path, *collective[1:6]] = (
@@ -307,7 +327,7 @@ def communication(
     return list(collectives_by_key.values())
 
 
-def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
+def messages_of_rank(training_run: RunOnRanks, rank: int) -> list[Message] | None:
     """Returns the collective messages of a rank's replay; None for a layout without simulated messages.
 
     Raises `InputError` as `rank_memory` does.
@@ -322,7 +342,7 @@ def own_messages(training_run: RunOnRanks, rank: int) -> list[Message] | None:
         titan_settings(training_run.own_settings),
     )
     message_counts: dict[Message, Number] = {}
-    for collective in communication(memory_estimate.spec, training_config, layout, rank, fsdp_settings):
+    for collective in step_collectives_of_rank(memory_estimate.spec, training_config, layout, rank, fsdp_settings):
         message = Message(collective.group, collective.ranks, collective.kind, collective.bytes, 0)
         message_counts[message] = message_counts.get(message, 0) + collective.times
     return [message._replace(count=message_count) for message, message_count in message_counts.items()]
@@ -342,7 +362,7 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
         for i, layer_stack in enumerate(layer_stacks(spec))
         if layer_stack.repeats > RECORDED_REPEATS
     }
-    rank_sharding = sharding(training, layout, rank, sharded_setup.fsdp)
+    rank_sharding = sharding_of_rank(training, layout, rank, sharded_setup.fsdp)
     training_run = FsdpRun(
         spec, training, rank_sharding, sharded_setup.fsdp, layout.reshard, layers, 0, EventRecorder(), rank_flow
     )

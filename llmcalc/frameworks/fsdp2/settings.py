@@ -18,7 +18,7 @@ MULTIPLE = 16
 
 
 @frozen
-class Float8:
+class Float8Settings:
     """The settings of torchao's 8-bit linear layers (`convert_to_float8_training`).
 
     gathers: whether FSDP gathers their weights in 8 bits (`enable_fsdp_float8_all_gather`), false by default.
@@ -33,7 +33,7 @@ class Float8:
     skips: tuple[str, ...] = ("output",)
     skips_small: bool = False
 
-    def converts(self, layer_name: str, row_count: int, columns: int) -> bool:
+    def is_converted(self, layer_name: str, row_count: int, columns: int) -> bool:
         """Whether a linear layer runs in 8 bits. layer_name: torchtitan's module name. rows, columns: unsharded shape.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
@@ -65,7 +65,7 @@ class TitanSettings:
     """
 
     old: bool = False
-    float8: Float8 | None = None
+    float8: Float8Settings | None = None
     loss_parallel: bool = True
     async_tensor_parallel: bool = False
     compiled_loss: bool | None = None
@@ -76,10 +76,10 @@ class TitanSettings:
     offloads: bool = False
 
 
-def titan_settings(own_settings: Any, precision: str | None = None) -> TitanSettings:
+def titan_settings(file_settings: Any, precision: str | None = None) -> TitanSettings:
     """Returns torchtitan's settings of a run, or the defaults.
 
     precision: the training precision, of which fp8 converts linear layers as torchtitan's own recipe does.
     """
-    settings = own_settings if isinstance(own_settings, TitanSettings) else TitanSettings()
-    return replace(settings, float8=Float8()) if precision == "fp8" and settings.float8 is None else settings
+    settings = file_settings if isinstance(file_settings, TitanSettings) else TitanSettings()
+    return replace(settings, float8=Float8Settings()) if precision == "fp8" and settings.float8 is None else settings

@@ -55,9 +55,9 @@ class ShortenedStagePasses(ShortenedPasses):
 
         It is the parameter's number, and the repeat among the inner ones; None for the parameter of no inner repeat.
         """
-        parameter_numbers = {parameter.path: i for i, parameter in enumerate(model_chunk.gathered())}
+        parameter_numbers = {parameter.path: i for i, parameter in enumerate(model_chunk.gathered_parameters())}
         source_numbers: list[tuple[int, int | None]] = []
-        for parameter in full_chunk.gathered():
+        for parameter in full_chunk.gathered_parameters():
             parameter_path, inner_repeat = parameter.path, None
             layer = full_chunk.lowering.parameter_layer(parameter_path)
             for layer_stack in (layer_stack for layer_stack in layer_stacks if layer_stack.path == layer.path):
@@ -83,7 +83,7 @@ class ShortenedStagePasses(ShortenedPasses):
             received_count = int(bool(recorded_chunk.received))
             recorded_starts = [received_count + len(recorded_chunk.parameters)]
             full_starts = [received_count + len(self.full_chunks[chunk_index].parameters)]
-            recorded_starts.append(recorded_starts[0] + len(recorded_chunk.gathered()))
+            recorded_starts.append(recorded_starts[0] + len(recorded_chunk.gathered_parameters()))
             full_starts.append(full_starts[0] + len(source_numbers))
             allocated_storages = {storage_number for storage_number, nbytes, _ in pass_events if nbytes >= 0}
             if any(

@@ -14,8 +14,8 @@ from ...errors import InputError, shown
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
 from ..launch.record import Launch, LaunchReader, LaunchSettings, LaunchSource, Table, flag_value, reading_of, size_of
-from .settings import Float8, Float8Recipe, TitanSettings
-from .torchtitan_models import flavor
+from .settings import Float8Recipe, Float8Settings, TitanSettings
+from .torchtitan_models import spec_of_flavor
 
 SECTIONS = ("job", "model", "training", "parallelism", "experimental", "activation_checkpoint", "optimizer", "metrics")
 
@@ -39,14 +39,14 @@ IMPLEMENTATIONS: dict[str, Literal["fused", "foreach", "loop"]] = {
 
 
 def _keys_by_section(list_text: str) -> dict[str, frozenset[str]]:
-    """Returns section → keys of a text with lines `section: key key …`."""
+    """Returns section → keys of a text with lines `section_name: key key …`."""
     keys_by_section: dict[str, set[str]] = {}
     for key_or_section in list_text.split():
         if key_or_section.endswith(":"):
             section_keys: set[str] = keys_by_section.setdefault(key_or_section[:-1], set())
         else:
             section_keys.add(key_or_section)
-    return {section: frozenset(section_keys) for section, section_keys in keys_by_section.items()}
+    return {section_name: frozenset(section_keys) for section_name, section_keys in keys_by_section.items()}
 
 
 READ = _keys_by_section(
@@ -127,7 +127,7 @@ def is_titan(config: Mapping[str, Any]) -> bool:
     return len(job_sections) > 1 and ("flavor" in model if isinstance(model, Mapping) else "training" in job_sections)
 
 
-class _Job:
+class _JobConfig:
     """The keys of a torchtitan job, whose sections depend on torchtitan's version."""
 
     def __init__(self, config: Mapping[str, Any], reader: LaunchReader) -> None:
@@ -165,15 +165,15 @@ class _Job:
 def read_titan(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtitan job. Raises `InputError` that names file and key."""
     with reading_of(source_file) as reader:
-        return _read_sections(_Job(config, reader), source_file.world_size)
+        return _read_sections(_JobConfig(config, reader), source_file.world_size)
 
 
 def read_job(config: Table, reader: LaunchReader, spec: ModelSpec) -> Launch:
     """Returns the training run of a job whose model is known. Raises `InputError`, which names the key."""
-    return _read_sections(_Job(config, reader), reader.source.world_size, spec)
+    return _read_sections(_JobConfig(config, reader), reader.source.world_size, spec)
 
 
-def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
+def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
     """Returns the training run of a job: model, layout and settings."""
     reader = job_config.reading
     for section_name, section_table in job_config.data.items():
@@ -183,15 +183,15 @@ def _read_sections(job_config: _Job, world_size: int | None, spec: ModelSpec | N
         section_name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
         if not isinstance(model_size, str):
             raise reader.wrong("model.flavor", f"{shown(model_size)}; expected the name of a flavour, such as 8B")
-        spec = flavor(
+        spec = spec_of_flavor(
             "llama3" if section_name is None else str(section_name), model_size, reader.where, is_2024_form=is_2024_form
         )
     layout = _job_layout(job_config, spec.main.num_hidden_layers, world_size)
     settings = _command_settings(job_config, layout)
-    own_settings = _titan_settings(job_config, layout, is_2024_form)
+    titan_config = _titan_settings(job_config, layout, is_2024_form)
     reader.notes.append("the file does not say the allocator's setting; run_train.sh asks for expandable segments")
     framework: str = "fsdp2" if layout.zero else "torch"
-    return reader.launch(framework, LaunchSettings(layout, settings, own_settings), spec=spec)
+    return reader.launch(framework, LaunchSettings(layout, settings, titan_config), spec=spec)
 
 
 def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
@@ -211,7 +211,7 @@ def _check_section(reader: LaunchReader, section_name: str, section_table: Any) 
             reader.unknown[dotted_key] = "no key that is known"
 
 
-def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout:
+def _job_layout(job_config: _JobConfig, layers: int, world_size: int | None) -> Layout:
     """Returns the parallel layout of a torchtitan job."""
     reader, section_names = job_config.reading, ("parallelism", "training")
     tp = job_config.size_of("tensor_parallel_degree", 1, *section_names)
@@ -239,7 +239,9 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
     schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layers)
     reshard_setting = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
     expert_tp = job_config.size_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
-    rotate = job_config.word_of("context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental")
+    rotate_method = job_config.word_of(
+        "context_parallel_rotate_method", "allgather", EXCHANGES, "parallelism", "experimental"
+    )
     return Layout(
         tp=tp,
         pp=pp,
@@ -249,7 +251,7 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
         etp=expert_tp,
         vpp=vpp,
         sequence_parallel=tp > 1,
-        cp_comm=EXCHANGES[rotate],
+        cp_comm=EXCHANGES[rotate_method],
         zero=3 if dp_shards * cp > 1 else 0,
         hsdp_replicas=replicas,
         reshard=pp == 1 if reshard_setting is None else reshard_setting,
@@ -258,7 +260,7 @@ def _job_layout(job_config: _Job, layers: int, world_size: int | None) -> Layout
     )
 
 
-def _pipeline_stages(job_config: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
+def _pipeline_stages(job_config: _JobConfig, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
     """Returns the schedule, the number of chunks per rank, and the layers of each stage.
 
     In a job of 2024 the first stage has no extra layer (parallelisms/pipelining_utils.py, `generate_split_points`).
@@ -309,7 +311,7 @@ def _pipeline_stages(job_config: _Job, pp: int, layers: int) -> tuple[Schedule, 
 
 
 def _stage_layers_from_split_points(
-    job_config: _Job, pp: int, is_interleaved: bool, layers: int
+    job_config: _JobConfig, pp: int, is_interleaved: bool, layers: int
 ) -> tuple[int, ...] | None:
     """Returns the layers of each stage of a job with split points; None without split points.
 
@@ -335,7 +337,7 @@ def _stage_layers_from_split_points(
     return tuple(stage_end - stage_start for stage_start, stage_end in pairwise(stage_bounds))
 
 
-def _schedules_per_step(job_config: _Job, layout: Layout) -> int:
+def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
     """Returns the number of accumulated batches per step, each of which runs the pipeline schedule once."""
     local_batch = _local_batch(job_config)
     full_key, global_batch = job_config.find_key("global_batch_size", "training")
@@ -350,12 +352,12 @@ def _schedules_per_step(job_config: _Job, layout: Layout) -> int:
     return batches_per_step // (local_batch * layout.dp)
 
 
-def _local_batch(job_config: _Job) -> int:
+def _local_batch(job_config: _JobConfig) -> int:
     """Returns the number of sequences per data-parallel rank."""
     return job_config.size_of("local_batch_size", job_config.size_of("batch_size", 8, "training"), "training")
 
 
-def _command_settings(job_config: _Job, layout: Layout) -> dict[str, Any]:
+def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     """Returns option of `llmcalc memory` → value, from the job's keys."""
     reader, training_section = job_config.reading, "training"
     local_batch, schedule_count = _local_batch(job_config), _schedules_per_step(job_config, layout)
@@ -384,7 +386,7 @@ def _command_settings(job_config: _Job, layout: Layout) -> dict[str, Any]:
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
-def _precision_settings(job_config: _Job, layout: Layout) -> dict[str, str]:
+def _precision_settings(job_config: _JobConfig, layout: Layout) -> dict[str, str]:
     """Returns the number format of matrix products, and whether the optimizer updates fp32 weights.
 
     `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
@@ -406,7 +408,7 @@ def _precision_settings(job_config: _Job, layout: Layout) -> dict[str, str]:
     return {"dtype": weight_format, "master_weights": "none"}
 
 
-def _micro_batch_sizes(job_config: _Job, local_batch: int, pp: int) -> tuple[int, int]:
+def _micro_batch_sizes(job_config: _JobConfig, local_batch: int, pp: int) -> tuple[int, int]:
     """Returns the sequences per pipeline micro-batch, and the number of micro-batches.
 
     In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
@@ -425,7 +427,7 @@ def _micro_batch_sizes(job_config: _Job, local_batch: int, pp: int) -> tuple[int
     return micro_batch, micro_batches
 
 
-def _optimizer_name(job_config: _Job) -> str:
+def _optimizer_name(job_config: _JobConfig) -> str:
     """Returns the optimizer's name."""
     full_key, optimizer_name = job_config.find_key("name", "optimizer")
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
@@ -434,7 +436,7 @@ def _optimizer_name(job_config: _Job) -> str:
     return "adamw"
 
 
-def _optimizer_implementation(job_config: _Job) -> Literal["fused", "foreach", "loop"]:
+def _optimizer_implementation(job_config: _JobConfig) -> Literal["fused", "foreach", "loop"]:
     """Returns the implementation of the optimizer: fused, foreach or loop."""
     if (
         job_config.find_key("fused", "optimizer")[1] is not None
@@ -445,7 +447,7 @@ def _optimizer_implementation(job_config: _Job) -> Literal["fused", "foreach", "
     return IMPLEMENTATIONS[job_config.word_of("implementation", default_implementation, IMPLEMENTATIONS, "optimizer")]
 
 
-def _compiles_layers(job_config: _Job) -> bool:
+def _compiles_layers(job_config: _JobConfig) -> bool:
     """Whether torch.compile compiles the layers."""
     if "compile" in job_config.data:
         compiled_components = job_config.find_key("components", "compile")[1]
@@ -456,7 +458,7 @@ def _compiles_layers(job_config: _Job) -> bool:
     return job_config.flag_of("compile", False, "training")
 
 
-def _recompute_setting(job_config: _Job) -> str:
+def _recompute_setting(job_config: _JobConfig) -> str:
     """Returns the recomputation setting: none, full, every:N, or `selective-op`."""
     modes_by_name = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
     checkpointing_mode = job_config.word_of("mode", "selective", modes_by_name, "activation_checkpoint")
@@ -478,7 +480,7 @@ SELECTIVE_OPERATIONS = "selective-op"
 """
 
 
-def _titan_settings(job_config: _Job, layout: Layout, is_2024_form: bool) -> TitanSettings:
+def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) -> TitanSettings:
     """Returns the settings that only torchtitan has."""
     reader, section_names = job_config.reading, ("parallelism", "experimental")
     settings = TitanSettings(
@@ -525,7 +527,7 @@ SMALL = "auto_filter_small_kn"
 """The entry of `filter_fqns` for layers that are too small to gain speed."""
 
 
-def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
+def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings | None:
     """Returns the float8 conversion of linear layers: by a converter, or before 2025-02-15 by a key in `[float8]`."""
     reader = job_config.reading
     converters = job_config.find_key("converters", "model")[1] or []
@@ -536,11 +538,14 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
         if converter_name not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
             refusal_reason = "MXFP8 products are not modelled" if converter_name in MX_CONVERTERS else "not known"
             reader.unknown[f"model.converters: {str(converter_name)[:40]}"] = refusal_reason
-    is_enabled = job_config.flag_of("enable_float8_linear", False, "float8")
-    if not is_enabled and not any(converter_name in FLOAT8_CONVERTERS for converter_name in converter_names):
-        return Float8(recipe="rowwise") if FLOAT8_EXPERTS in converter_names else None
-    section_name, table = _float8_table(job_config)
-    recipe, skipped_modules = table.get("recipe_name"), table.get("filter_fqns", ["output"] if is_enabled else [])
+    is_float8_enabled = job_config.flag_of("enable_float8_linear", False, "float8")
+    if not is_float8_enabled and not any(converter_name in FLOAT8_CONVERTERS for converter_name in converter_names):
+        return Float8Settings(recipe="rowwise") if FLOAT8_EXPERTS in converter_names else None
+    section_name, float8_table = _float8_table(job_config)
+    recipe, skipped_modules = (
+        float8_table.get("recipe_name"),
+        float8_table.get("filter_fqns", ["output"] if is_float8_enabled else []),
+    )
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
         raise reader.wrong(f"{section_name}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
     if isinstance(skipped_modules, str):
@@ -548,15 +553,20 @@ def _float8_settings(job_config: _Job, layout: Layout) -> Float8 | None:
     if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
         raise reader.wrong(f"{section_name}.filter_fqns", f"{shown(skipped_modules)}; expected a list of names")
     full_key = f"{section_name}.enable_fsdp_float8_all_gather"
-    gathers_float8 = flag_value(reader, full_key, table.get("enable_fsdp_float8_all_gather", False))
+    gathers_float8 = flag_value(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:
         raise reader.wrong(full_key, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
     is_sharded = layout.dp // layout.hsdp_replicas > 1
-    skips_narrow, skipped_layers = SMALL in skipped_modules, tuple(layer for layer in skipped_modules if layer != SMALL)
-    return Float8(gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_narrow)
+    skips_small_layers, skipped_layers = (
+        SMALL in skipped_modules,
+        tuple(layer for layer in skipped_modules if layer != SMALL),
+    )
+    return Float8Settings(
+        gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small_layers
+    )
 
 
-def _float8_table(job_config: _Job) -> tuple[str, Mapping[str, Any]]:
+def _float8_table(job_config: _JobConfig) -> tuple[str, Mapping[str, Any]]:
     """Returns the name and the table of the float8 section."""
     float8_section: Any = job_config.data.get("quantize")
     for float8_key in ("linear", "float8"):
@@ -566,7 +576,7 @@ def _float8_table(job_config: _Job) -> tuple[str, Mapping[str, Any]]:
     return "float8", job_config.data.get("float8", {})
 
 
-def _is_loss_compiled(job_config: _Job) -> bool | None:
+def _is_loss_compiled(job_config: _JobConfig) -> bool | None:
     """Returns whether the loss is compiled; None in versions without such a key."""
     if "compile" not in job_config.data:
         return None

@@ -166,7 +166,7 @@ MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 """Suffixes of flavours that differ only in the attention kernel."""
 
 
-def flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
+def spec_of_flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
     """Returns the model of torchtitan's `name` and `flavor`. is_2024_form: whether the job has the form of 2024.
 
     Raises `InputError`, which names the field, for an unknown model.
@@ -193,15 +193,17 @@ def flavor(model_name: str, model_size: str, origin: str, is_2024_form: bool = F
         from ...sources.presets import load_preset
 
         return load_preset(GPT_OSS[base_size]).model
-    flavour = OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
-    builders: dict[str, Callable[[Any], Table]] = {
+    model_flavor = (
+        OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
+    )
+    table_builders: dict[str, Callable[[Any], Table]] = {
         "llama2": _llama_table,
         "llama3": _llama_table,
-        "llama4": _llama4,
+        "llama4": _llama4_table,
         "qwen3": _qwen_table,
         "deepseek_v3": _deepseek_table,
     }
-    spec_table = builders[family](flavour)
+    spec_table = table_builders[family](model_flavor)
     return validate(ModelSpec, spec_table, origin)
 
 
@@ -232,31 +234,40 @@ def _llama_table(llama_sizes: LlamaFlavor) -> Table:
     }
 
 
-def _llama4(llama4_sizes: Llama4Flavor) -> Table:
+def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
     """Returns the model-spec table of a Llama 4 model."""
-    norm, llama = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.sizes
+    norm, llama_sizes = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.sizes
     expert_sizes = ExpertSizes(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())
-    heads: Table = {"num_attention_heads": llama.n_heads, "num_key_value_heads": llama.n_kv_heads or llama.n_heads}
+    heads: Table = {
+        "num_attention_heads": llama_sizes.n_heads,
+        "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads,
+    }
     chunk_fields = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_step else {}
-    attentions: dict[str, Table] = {
-        "rope": {**heads, **chunk_fields, "position": {"type": "rope", "rope_theta": llama.rope_theta}},
+    attention_tables: dict[str, Table] = {
+        "rope": {**heads, **chunk_fields, "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta}},
         "nope": heads,
     }
-    networks = {"dense": _swiglu_table(llama.hidden()), "experts": _moe_table(expert_sizes)}
-    names = [
+    network_tables = {"dense": _swiglu_table(llama_sizes.hidden()), "experts": _moe_table(expert_sizes)}
+    layer_types = [
         f"{'nope' if llama4_sizes.nope_step and i % llama4_sizes.nope_step == 0 else 'rope'}-"
         f"{'dense' if (i + 1) % llama4_sizes.moe_step else 'experts'}"
-        for i in range(llama.n_layers)
+        for i in range(llama_sizes.n_layers)
     ]
     layer_tables = {
-        layer_name: _layer_table(attentions[layer_name.partition("-")[0]], networks[layer_name.partition("-")[2]], norm)
-        for layer_name in dict.fromkeys(names)
+        layer_name: _layer_table(
+            attention_tables[layer_name.partition("-")[0]], network_tables[layer_name.partition("-")[2]], norm
+        )
+        for layer_name in dict.fromkeys(layer_types)
     }
     return {
-        "vocab_size": llama.vocab_size,
-        "hidden_size": llama.dim,
+        "vocab_size": llama_sizes.vocab_size,
+        "hidden_size": llama_sizes.dim,
         "tie_word_embeddings": False,
-        "decoder": {**stack_of_kinds(layer_tables, names), "num_hidden_layers": llama.n_layers, "final_norm": norm},
+        "decoder": {
+            **stack_of_kinds(layer_tables, layer_types),
+            "num_hidden_layers": llama_sizes.n_layers,
+            "final_norm": norm,
+        },
     }
 
 
@@ -301,13 +312,13 @@ def _qwen_table(qwen_sizes: Qwen3Flavor) -> Table:
     }
 
 
-def _deepseek_table(flavour: DeepSeekFlavor) -> Table:
+def _deepseek_table(model_flavor: DeepSeekFlavor) -> Table:
     """Returns the model-spec table of a DeepSeek model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
-    query_fields = {"q_lora_rank": flavour.q_lora_rank} if flavour.q_lora_rank else {}
+    query_fields = {"q_lora_rank": model_flavor.q_lora_rank} if model_flavor.q_lora_rank else {}
     attention_table: Table = {
         "type": "mla",
-        "num_attention_heads": flavour.n_heads,
+        "num_attention_heads": model_flavor.n_heads,
         **query_fields,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
@@ -316,13 +327,19 @@ def _deepseek_table(flavour: DeepSeekFlavor) -> Table:
         "norm": norm,
     }
     layer_tables = {
-        "dense": _layer_table(attention_table, _swiglu_table(flavour.inter_dim), norm),
-        "experts": _layer_table(attention_table, _moe_table(flavour.experts), norm),
+        "dense": _layer_table(attention_table, _swiglu_table(model_flavor.inter_dim), norm),
+        "experts": _layer_table(attention_table, _moe_table(model_flavor.experts), norm),
     }
-    names = ["dense"] * flavour.n_dense_layers + ["experts"] * (flavour.n_layers - flavour.n_dense_layers)
+    layer_types = ["dense"] * model_flavor.n_dense_layers + ["experts"] * (
+        model_flavor.n_layers - model_flavor.n_dense_layers
+    )
     return {
-        "vocab_size": flavour.vocab_size,
-        "hidden_size": flavour.dim,
+        "vocab_size": model_flavor.vocab_size,
+        "hidden_size": model_flavor.dim,
         "tie_word_embeddings": False,
-        "decoder": {**stack_of_kinds(layer_tables, names), "num_hidden_layers": flavour.n_layers, "final_norm": norm},
+        "decoder": {
+            **stack_of_kinds(layer_tables, layer_types),
+            "num_hidden_layers": model_flavor.n_layers,
+            "final_norm": norm,
+        },
     }

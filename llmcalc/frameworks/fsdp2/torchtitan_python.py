@@ -18,7 +18,7 @@ from ..launch.command_line import plain_value
 from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
 from .torchtitan_file import read_job
-from .torchtitan_models import flavor
+from .torchtitan_models import spec_of_flavor
 
 FAMILIES = ("deepseek_v3", "gpt_oss", "llama3", "qwen3")
 """Folders of torchtitan/models, with which the names of their configurations begin."""
@@ -45,9 +45,12 @@ ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
 """Defaults of `TrainingConfig`."""
 
 
-def is_python(source: str) -> bool:
+def is_python(file_text: str) -> bool:
     """Whether a Python file contains configurations of torchtitan."""
-    return "Trainer.Config" in source and re.search(r"^from torchtitan[\w.]* import", source, re.MULTILINE) is not None
+    return (
+        "Trainer.Config" in file_text
+        and re.search(r"^from torchtitan[\w.]* import", file_text, re.MULTILINE) is not None
+    )
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
@@ -57,29 +60,31 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
     """
     with reading_of(source_file) as reader:
         configurations = Configurations(parse_python(file_text, source_file.where))
-        names = [name for name in configurations.functions if _family_of(name)] or [
-            name for name in configurations.functions if not name.startswith("_")
+        function_names = [function_name for function_name in configurations.functions if _family_of(function_name)] or [
+            function_name for function_name in configurations.functions if not function_name.startswith("_")
         ]
         configuration_names = [argument for argument in source_file.arguments if "=" not in argument]
-        name = configuration_names[0] if configuration_names else ""
-        if name not in names:
-            problem_text = f"no configuration '{name[:60]}'" if name else f"{len(names)} configurations"
+        function_name = configuration_names[0] if configuration_names else ""
+        if function_name not in function_names:
+            problem_text = (
+                f"no configuration '{function_name[:60]}'" if function_name else f"{len(function_names)} configurations"
+            )
+            example_name = function_names[0] if function_names else "NAME"
+            suggestion = suggest(function_name, function_names) if function_name else ""
             raise reader.wrong(
                 "config",
-                f"the file has {problem_text}: {', '.join(names[:8])[:300]}; expected one of them, as in --launch "
-                f"'{source_file.where} {names[0] if names else 'NAME'}'.{suggest(name, names) if name else ''}".rstrip(
-                    "."
-                ),
+                f"the file has {problem_text}: {', '.join(function_names[:8])[:300]}; expected one of them, as in "
+                f"--launch '{source_file.where} {example_name}'.{suggestion}".rstrip("."),
             )
         try:
-            config = configurations.configuration_of(name)
+            config = configurations.configuration_of(function_name)
         except RecursionError:
-            raise reader.wrong(name, "nested too deeply; expected a configuration") from None
+            raise reader.wrong(function_name, "nested too deeply; expected a configuration") from None
         for argument in source_file.arguments:
             overridden_key, equals_sign, override_value = argument.lstrip("-").partition("=")
             if equals_sign:
                 config[overridden_key] = plain_value(override_value)
-        return _read_configuration(reader, config, name)
+        return _read_configuration(reader, config, function_name)
 
 
 def _read_configuration(reader: LaunchReader, config: Config, configuration_name: str) -> Launch:
@@ -90,14 +95,20 @@ def _read_configuration(reader: LaunchReader, config: Config, configuration_name
             "model_spec",
             f"the model of {configuration_name[:60]} is not read; expected a configuration of {', '.join(FAMILIES)}",
         )
-    converter_keys = [key for key in config if key.startswith("model_spec.converters")]
+    converter_keys = [config_key for config_key in config if config_key.startswith("model_spec.converters")]
     if converter_keys:
         reader.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
-    for key, config_value in config.items():
-        is_argument = key.startswith("model_spec.") and key not in (*MODEL_KEYS, *converter_keys) and CALLED not in key
+    for config_key, config_value in config.items():
+        is_argument = (
+            config_key.startswith("model_spec.")
+            and config_key not in (*MODEL_KEYS, *converter_keys)
+            and CALLED not in config_key
+        )
         if is_argument and config_value not in (None, "standard"):
-            reader.unknown[key[:80]] = "no argument of a model that is read"
-    launched_run = read_job(_job_sections(reader, config), reader, flavor(model_family, model_size, reader.where))
+            reader.unknown[config_key[:80]] = "no argument of a model that is read"
+    launched_run = read_job(
+        _job_sections(reader, config), reader, spec_of_flavor(model_family, model_size, reader.where)
+    )
     settings = dict(launched_run.settings)
     if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
         reader.notes.append("the loss is computed in chunks of the sequence, which are counted as fused chunks")
@@ -114,17 +125,19 @@ def _family_of(configuration_name: str) -> str:
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
-    job_sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
+    job_sections: dict[str, dict[str, Any]] = {
+        section_name: {} for section_name in SECTIONS if section_name != "optimizer"
+    }
     for config_key, config_value in config.items():
-        section, _, field_name = config_key.partition(".")
-        if section not in SECTIONS or not field_name or CALLED in field_name or config_key in IGNORED_KEYS:
+        section_name, _, field_name = config_key.partition(".")
+        if section_name not in SECTIONS or not field_name or CALLED in field_name or config_key in IGNORED_KEYS:
             continue
         if isinstance(config_value, UnknownValue):
             raise reader.wrong(
                 config_key, f"{config_value.text} is not read; expected {config_key}=… behind the configuration's name"
             )
-        if section != "optimizer":
-            job_sections[section][field_name] = config_value
+        if section_name != "optimizer":
+            job_sections[section_name][field_name] = config_value
     training_section = job_sections["training"]
     if "seq_len" not in training_section:
         training_section |= _batch_settings(reader, config, job_sections["parallelism"])

@@ -26,8 +26,8 @@ from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import Ring
 from ...simulator.tensor import DTYPES
 from .lowering import EMBEDDING, HEAD, MODEL, FsdpProfile, LayerKey, groups_of_layer
-from .param_groups import CommunicationState, ParamGroup, Sharding
-from .settings import Float8, TitanSettings
+from .param_groups import CommunicationState, FsdpSharding, ParamGroup
+from .settings import Float8Settings, TitanSettings
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 
@@ -60,7 +60,7 @@ class FsdpSettings:
     keeps_last: bool = True
     reduces_each: bool = True
     splits: bool = False
-    float8: Float8 | None = None
+    float8: Float8Settings | None = None
     divides_loss: bool = True
     prefetch: int = 0
     frozen: str = ""
@@ -150,20 +150,24 @@ def torchtitan_training(
     )
 
 
-def check(memory_estimate: Memory, version_text: str) -> None:
+def check_run(memory_estimate: Memory, version_text: str) -> None:
     """Raises `InputError` for a run whose optimizer cannot update shards."""
     optimizer_name = memory_estimate.settings.optimizer
     check_optimizer(
-        TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name), is_flat=False
+        TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name),
+        has_flat_parameters=False,
     )
 
 
-def check_optimizer(training_config: TrainingConfig, is_flat: bool) -> None:
-    """Raises `InputError` for an optimizer that cannot update shards. is_flat: whether shards are flat parameters."""
+def check_optimizer(training_config: TrainingConfig, has_flat_parameters: bool) -> None:
+    """Raises `InputError` for an optimizer that cannot update shards.
+
+    has_flat_parameters: whether shards are flat parameters.
+    """
 
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
         """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
-        return optimizer_record.by_element or (optimizer_record.by_rows and not is_flat)
+        return optimizer_record.by_element or (optimizer_record.by_rows and not has_flat_parameters)
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
         known_names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
@@ -173,9 +177,9 @@ def check_optimizer(training_config: TrainingConfig, is_flat: bool) -> None:
         )
 
 
-def sharding(
+def sharding_of_rank(
     training_config: TrainingConfig, layout: Layout, rank: int, fsdp_settings: FsdpSettings = TITAN
-) -> Sharding:
+) -> FsdpSharding:
     """Returns the sharding of a rank's parameters.
 
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
@@ -188,7 +192,7 @@ def sharding(
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
-    check_optimizer(training_config, is_flat=False)
+    check_optimizer(training_config, has_flat_parameters=False)
     for format_name in (fsdp_settings.dtype, fsdp_settings.reduced):
         if format_name not in DTYPES:
             raise InputError(f"FSDP2 in {format_name} is not modelled; expected one of {', '.join(DTYPES)}")
@@ -218,7 +222,7 @@ def sharding(
     coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     shard_index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
     frozen_dtype = DTYPES[fsdp_settings.frozen] if fsdp_settings.frozen else None
-    rank_sharding = Sharding(
+    rank_sharding = FsdpSharding(
         layout.shards,
         shard_index,
         layout.hsdp_replicas,
@@ -253,7 +257,7 @@ class FsdpRun(TrainingRun):
         self,
         spec: ModelSpec,
         training_config: TrainingConfig,
-        fsdp_sharding: Sharding,
+        fsdp_sharding: FsdpSharding,
         fsdp_settings: FsdpSettings = TITAN,
         reshards: bool = True,
         layers: Mapping[int, int] | None = None,
@@ -279,7 +283,7 @@ class FsdpRun(TrainingRun):
         super().set_up()
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
-    def micro_batches(self) -> None:
+    def run_micro_batches(self) -> None:
         """Runs the micro-batches of a step, one of which represents several identical micro-batches."""
         reduces_each_micro_batch = self.fsdp.reduces_each
         microbatch_count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
@@ -309,8 +313,8 @@ def set_resharding_and_prefetch(
     """
     last_layer = max((layer for layer in groups if layer.path == stacks[-1] and not layer.has_experts), default=MODEL)
     for layer, parameter_group in groups.items():
-        is_last = layer[:2] == last_layer[:2]
-        stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and is_last)
+        is_last_layer = layer[:2] == last_layer[:2]
+        stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and is_last_layer)
         parameter_group.reshards = reshards and not stays_gathered
     if any(layer.has_experts for layer in groups):
         _set_prefetch_with_expert_groups(groups, stacks)
@@ -352,22 +356,31 @@ def head_sharing_reason(spec: ModelSpec, training_config: TrainingConfig) -> str
     return ""
 
 
-def record(
+def record_fsdp_run(
     spec: ModelSpec,
     training_config: TrainingConfig,
-    fsdp_sharding: Sharding,
+    fsdp_sharding: FsdpSharding,
     fsdp_settings: FsdpSettings = TITAN,
-    reshard: bool = True,
+    reshards: bool = True,
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
     program: RankFlow | None = None,
-    ring: Ring | None = None,
+    context_ring: Ring | None = None,
 ) -> RecordedEvents:
     """Records the set-up and two training steps of a rank. layers, program, ring: as in `FsdpRun`."""
 
     def new_run(memory_meter: EventRecorder) -> FsdpRun:
         return FsdpRun(
-            spec, training_config, fsdp_sharding, fsdp_settings, reshard, layers, workspace, memory_meter, program, ring
+            spec,
+            training_config,
+            fsdp_sharding,
+            fsdp_settings,
+            reshards,
+            layers,
+            workspace,
+            memory_meter,
+            program,
+            context_ring,
         )
 
     training_run = new_run(memory_meter := EventRecorder())
@@ -375,6 +388,6 @@ def record(
     set_up_events = memory_meter.cut()
     training_run.next_batch()
     batch_events = memory_meter.cut()
-    training_run.micro_batches()
+    training_run.run_micro_batches()
     recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.cut())
     return recorded_run or record_two_steps(new_run(memory_meter := EventRecorder()), memory_meter)

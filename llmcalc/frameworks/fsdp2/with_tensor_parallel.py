@@ -57,7 +57,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
             return False
         layer_name = f"{_path_without_indices(self.module_path())}.{operation.name}".rstrip(".")
         row_count, column_count = self.unsharded_shapes[f"{layer_name}.weight"]
-        return float8_settings.converts(torchtitan_name(layer_name), row_count, column_count)
+        return float8_settings.is_converted(torchtitan_name(layer_name), row_count, column_count)
 
     def has_partial_gradient(self, parameter_key: Path) -> bool:
         """Whether the rank's gradient of a parameter covers only the rank's tokens or heads."""

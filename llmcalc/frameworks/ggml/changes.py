@@ -8,8 +8,8 @@ from typing import Any
 from ...errors import InputError
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory
-from .answer import engine_memory
-from .fit import fit
+from .engine_memory import engine_memory
+from .layer_fit import fit_server
 from .server import Buffers, GgmlServer
 
 SMALL_CACHE_TYPE = "q8_0"
@@ -21,13 +21,13 @@ SMALL_BATCH = 128
 
 def memory(server: GgmlServer) -> EngineMemory:
     """Returns the memory of a server after --fit."""
-    fitted_server = fit(server)
+    fitted_server = fit_server(server)
     fitted_memory = engine_memory(fitted_server.server, fitted_server.buffers, fitted_server.notes)
     if not fitted_server.notes:
         return fitted_memory
     assumed_flags = {**engine_memory(server, fitted_server.buffers).assumed}
     if "--ctx-size" in assumed_flags:
-        assumed_flags["--ctx-size"] = fitted_server.server.context
+        assumed_flags["--ctx-size"] = fitted_server.server.context_tokens
     return EngineMemory(**{**fitted_memory.__dict__, "assumed": assumed_flags})
 
 
@@ -63,18 +63,20 @@ def _largest_fitting(least_value: int, largest_value: int, free_bytes_of: Callab
         return None
     if missing_bytes <= 0:
         return largest_value
-    halves_interval = False
+    bisects_interval = False
     while failing_value - fitting_value > 1:
-        step = failing_value - fitting_value
+        interval_length = failing_value - fitting_value
         guessed_value = fitting_value + (
-            step // 2 if halves_interval else min(max(step * free_bytes // (free_bytes + missing_bytes), 1), step - 1)
+            interval_length // 2
+            if bisects_interval
+            else min(max(interval_length * free_bytes // (free_bytes + missing_bytes), 1), interval_length - 1)
         )
         free_bytes_now = free_bytes_of(guessed_value)
         if free_bytes_now < 0:
             failing_value, missing_bytes = guessed_value, -free_bytes_now
         else:
             fitting_value, free_bytes = guessed_value, free_bytes_now
-        halves_interval = not halves_interval and failing_value - fitting_value > step // 2
+        bisects_interval = not bisects_interval and failing_value - fitting_value > interval_length // 2
     return fitting_value
 
 
@@ -98,7 +100,7 @@ def most_layers(server: GgmlServer) -> int | None:
 
 def longest_context(server: GgmlServer) -> int | None:
     """Returns the longest context (-c) in tokens for which everything fits on the GPUs, a multiple of 256."""
-    step_count = max(1, server.context // 256)
+    step_count = max(1, server.context_tokens // 256)
     fitting_step_count = _largest_fitting(
         1, step_count, lambda context_step: _fewest_free_bytes(_without_fit(server, ctx_size=256 * context_step))
     )
@@ -120,7 +122,7 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     if has_room or not server.devices:
         return
     fitting_context = longest_context(server)
-    if fitting_context is not None and fitting_context < server.context:
+    if fitting_context is not None and fitting_context < server.context_tokens:
         yield f"{typed_layer_flag}-c {fitting_context}", layer_flags | {"ctx_size": fitting_context}
     host_experts = fewest_host_experts(server)
     if host_experts:
@@ -169,7 +171,7 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
     for trial_flags in flag_sets:
         try:
             if server.has_automatic_context and _is_shortened(server.with_flags(**trial_flags)):
-                trial_flags = trial_flags | {"ctx_size": server.context}
+                trial_flags = trial_flags | {"ctx_size": server.context_tokens}
             yield {**split_flags, **trial_flags}, memory(server.with_flags(fit="off", **trial_flags))
         except InputError:  # a type that the model's widths do not have
             continue
@@ -177,7 +179,7 @@ def _placements(server: GgmlServer, split_flags: Mapping[str, Any]) -> Iterator[
 
 def _is_shortened(server: GgmlServer) -> bool:
     """Whether --fit shortens the context of a server whose flags state none."""
-    return fit(server).server.context < server.context
+    return fit_server(server).server.context_tokens < server.context_tokens
 
 
 def serving_flags(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Tensor:
         self.stays: bool = False
 
 
-class Graph:
+class ComputeGraph:
     """A compute graph: operations in execution order."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Graph:
                     self.nodes.append(tensor)
 
 
-def buffer_sizes(compute_graph: Graph, devices: Sequence[str], is_pipelined: bool = False) -> dict[str, int]:
+def buffer_sizes(compute_graph: ComputeGraph, devices: Sequence[str], is_pipelined: bool = False) -> dict[str, int]:
     """Returns device → bytes of the compute buffer. Each graph can be allocated only once.
 
     devices: the GPUs in their order; the host comes after them. is_pipelined: whether inputs have several copies.
@@ -209,7 +209,7 @@ def _reads_weight_elsewhere(operation_node: Tensor, device: str | None) -> bool:
     )
 
 
-class _Buffer:
+class _DeviceBuffer:
     """The compute buffer of a device: free blocks, and the largest used size."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ def _allocate_tensors(
     ordered_tensors: _OperationOrder, tensor_copies: Sequence[Tensor], is_pipelined: bool
 ) -> dict[str, int]:
     """Allocates all tensors in order, and returns device → used bytes of the buffer."""
-    buffers_by_device = defaultdict[str, _Buffer](_Buffer)
+    buffers_by_device = defaultdict[str, _DeviceBuffer](_DeviceBuffer)
     operations_with_sources: list[tuple[Tensor, Sequence[Tensor]]] = []
     input_tensors: dict[int, Tensor] = {}
     for graph_node, copied_tensor in ordered_tensors:
@@ -300,7 +300,7 @@ def _allocate_tensors(
     return {device: device_buffer.size for device, device_buffer in buffers_by_device.items()}
 
 
-def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _Buffer]) -> None:
+def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _DeviceBuffer]) -> None:
     """Allocates memory for a tensor: in the memory of a source that is no longer needed, or in a free block."""
     if tensor.is_allocated or tensor.is_external or tensor.base is not None:
         return

@@ -41,7 +41,10 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
             "images in its description; expected the GGUF file of the encoder"
         )
     return sum(
-        int(site.tensor.size) * int(site.times) * (4 if site.tensor.role == "vector" else 2) for site in model_encoders
+        int(encoder_weight.tensor.size)
+        * int(encoder_weight.times)
+        * (4 if encoder_weight.tensor.role == "vector" else 2)
+        for encoder_weight in model_encoders
     )
 
 

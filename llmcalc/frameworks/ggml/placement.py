@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from ...errors import InputError, shown
 from ..engines.engine import HOST
-from .model import EMBEDDING, GgufTensor
+from .gguf_model import EMBEDDING, GgufTensor
 from .patterns import NamePattern
 
 EXPERT_TENSORS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
@@ -90,7 +90,7 @@ class LayerDevices:
 
 
 @dataclass(frozen=True)
-class Placement:
+class TensorDevices:
     """The devices of all tensors. overrides: the user's overrides. host_experts: layers with experts on the host.
 
     host_networks: layers whose dense networks are on the host.

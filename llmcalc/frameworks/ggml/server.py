@@ -12,9 +12,9 @@ from ...sources.checkpoints.gguf import TYPES
 from ..engines.engine import HOST
 from .compute_graph import buffer_sizes
 from .encoder import encoder_device
+from .gguf_model import GgufTensor, LayerShape
 from .layer_runs import graph_layers
-from .model import GgufTensor, LayerShape
-from .placement import EXPERT_TENSORS, LayerDevices, Placement, TensorOverride, read_overrides
+from .placement import EXPERT_TENSORS, LayerDevices, TensorDevices, TensorOverride, read_overrides
 from .settings import GgmlSettings
 from .speculation import draft_flags
 from .transformer_graph import GraphSettings, ModelGraph
@@ -60,11 +60,11 @@ class GgmlServer(GgmlSettings):
     """A server of a model and an optional draft model, with the buffers of each device."""
 
     @cached_property
-    def draft(self) -> GgmlServer | None:
+    def draft_server(self) -> GgmlServer | None:
         """The draft model as a server with the same context; None without a draft model."""
         if self.draft_model is None:
             return None
-        flags = draft_flags(self.flags, self.context, self.sequences, self.is_unified)
+        flags = draft_flags(self.flags, self.context_tokens, self.sequences, self.is_unified)
         draft_server = replace(self, preset=self.draft_model.preset, flags=flags)
         draft_server.__dict__["model"] = self.draft_model
         return draft_server
@@ -76,7 +76,7 @@ class GgmlServer(GgmlSettings):
         return () if override_text is None else read_overrides(str(override_text), self.devices)
 
     @cached_property
-    def placement(self) -> Placement:
+    def placement(self) -> TensorDevices:
         """The device of each tensor according to the flags, before --fit changes the placement."""
         layers = LayerDevices(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.layer_shares, self.rules.output_counts_first
@@ -84,14 +84,14 @@ class GgmlServer(GgmlSettings):
         layer_count = len(self.model.layers)
         host_expert_layers = layer_count if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
         dense_layers = int(self.flags.get("n_cpu_ffn", 0))
-        return Placement(
+        return TensorDevices(
             layers,
             self.overrides,
             host_experts=frozenset(range(min(host_expert_layers, layer_count))),
             host_networks=frozenset(range(min(dense_layers, layer_count))),
         )
 
-    def model_buffers(self, tensor_placement: Placement) -> dict[str, int]:
+    def model_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
         """Returns device → bytes of tensors, including an image encoder."""
         bytes_by_device: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
         for tensor in self.model.tensors:
@@ -126,7 +126,7 @@ class GgmlServer(GgmlSettings):
         )
         return key_bytes, cell_count * cache_bytes(self.value_type, latent_rank) if has_values else 0
 
-    def cache_buffers(self, tensor_placement: Placement) -> dict[str, int]:
+    def cache_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
         """Returns device → bytes of the caches, by the layers' devices."""
         bytes_by_device: dict[str, int] = {}
         for i, layer in enumerate(self.model.layers):
@@ -134,12 +134,12 @@ class GgmlServer(GgmlSettings):
             bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.layer_cache(layer))
         return bytes_by_device
 
-    def compute_buffers(self, tensor_placement: Placement) -> dict[str, int]:
+    def compute_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
         """Returns device → bytes of the compute graph of one micro-batch."""
         return self.graph_buffers(tensor_placement, dict(enumerate(self.model.layers)))
 
     def graph_buffers(
-        self, placements: Placement, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
+        self, placements: TensorDevices, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
     ) -> dict[str, int]:
         """Returns device → bytes of compute buffers for `layers` and output. other_tensors: other loaded tensors."""
         size_and_device = {
@@ -171,7 +171,7 @@ class GgmlServer(GgmlSettings):
         layer_keys = self._layer_keys(placements, size_and_device, moved_tokens, layers)
         graph_indices = [list(layers)[i] for i in graph_layers(layer_keys)]
         model_graph = ModelGraph(
-            version_rules.graph,
+            version_rules.graph_rules,
             graph_settings,
             self.model.hidden_size,
             self.model.vocab_size,
@@ -191,7 +191,7 @@ class GgmlServer(GgmlSettings):
 
     def _layer_keys(
         self,
-        tensor_placement: Placement,
+        tensor_placement: TensorDevices,
         size_and_device: Mapping[str, tuple[int, str]],
         moved_tokens: int,
         layers: Mapping[int, LayerShape],
@@ -201,7 +201,7 @@ class GgmlServer(GgmlSettings):
         The bytes of a weight are part of it only where an operation may copy the weight to another device.
         moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.
         """
-        version_rules = self.rules.graph
+        version_rules = self.rules.graph_rules
         tensors_by_layer: dict[int, list[GgufTensor]] = {}
         for tensor in self.model.tensors:
             if tensor.layer is not None:
@@ -227,14 +227,14 @@ class GgmlServer(GgmlSettings):
             layer_keys.append((id(layer), tensor_placement.layers.device(i), tuple(weight_keys)))
         return layer_keys
 
-    def buffers(self, placement: Placement) -> Buffers:
+    def buffers(self, placement: TensorDevices) -> Buffers:
         """Returns all buffers by device."""
         buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
         if self.drafts_by_modules:
             buffers = buffers.with_draft(self.module_buffers(placement))
-        if self.draft is None:
+        if self.draft_server is None:
             return buffers
-        return buffers.with_draft(self.draft.buffers(self.draft.placement))
+        return buffers.with_draft(self.draft_server.buffers(self.draft_server.placement))
 
     @property
     def file_bytes(self) -> int:
@@ -242,15 +242,18 @@ class GgmlServer(GgmlSettings):
         total_bytes = self.model.file_bytes + self.encoder_bytes
         if self.drafts_by_modules and self.model.gguf_file is None:
             total_bytes += sum(tensor.nbytes for tensor in self.model.mtp_tensors)
-        return total_bytes + (0 if self.draft is None else self.draft.model.file_bytes)
+        return total_bytes + (0 if self.draft_server is None else self.draft_server.model.file_bytes)
 
-    def module_buffers(self, tensor_placement: Placement) -> Buffers:
+    def module_buffers(self, tensor_placement: TensorDevices) -> Buffers:
         """Returns the buffers of the multi-token-prediction modules, which are additional last layers.
 
         They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
         """
         layer_count, mtp_modules = len(self.model.layers), self.model.mtp_modules
-        cache_types = {f"cache_type_{letter}": self.flags.get(f"cache_type_{letter}_draft", "f16") for letter in "kv"}
+        cache_types = {
+            f"cache_type_{key_or_value}": self.flags.get(f"cache_type_{key_or_value}_draft", "f16")
+            for key_or_value in "kv"
+        }
         module_server = self.with_flags(**cache_types, spec_type="none")
         tensor_sizes: dict[str, int] = {}
         for tensor in self.model.mtp_tensors:

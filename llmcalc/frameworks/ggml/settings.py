@@ -12,9 +12,9 @@ from ...errors import InputError
 from ...frozen import frozen
 from ..engines.server import EngineServer
 from .encoder import encoder_bytes
-from .model import GgufModel
+from .gguf_model import GgufModel
 from .speculation import MTP_TYPE, draft_model_of, drafted_tokens, drafting_types
-from .versions import GgmlRecord, GgmlRules
+from .versions import GgmlEngineRecord, GgmlRules
 
 GIB, MIB = 2**30, 2**20
 
@@ -38,7 +38,7 @@ class GgmlSettings(EngineServer):
     length_field: ClassVar[str] = "ctx_size"
     layout_fields: ClassVar[tuple[str, ...]] = ()
 
-    engine_record: GgmlRecord
+    engine_record: GgmlEngineRecord
     reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -47,7 +47,12 @@ class GgmlSettings(EngineServer):
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
             first_version = next(
-                (rules.start for rules in self.engine_record.versions if rules.outputs == "sequences"), ""
+                (
+                    version_rules.start
+                    for version_rules in self.engine_record.versions
+                    if version_rules.outputs == "sequences"
+                ),
+                "",
             )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
         if self.drafts_by_modules and not self.model.mtp_modules:
@@ -63,7 +68,7 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def model(self) -> GgufModel:
-        return GgufModel.of_flag(self.preset, self.flags.get("quantize"))
+        return GgufModel.from_quantize_flag(self.preset, self.flags.get("quantize"))
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -96,7 +101,11 @@ class GgmlSettings(EngineServer):
             parsed_shares = tuple(float(share_text[:20]) for share_text in str(share_list).replace("/", ",").split(","))
         except ValueError:
             parsed_shares = ()
-        if not parsed_shares or not all(0 <= fraction <= 10**9 for fraction in parsed_shares) or not sum(parsed_shares):
+        if (
+            not parsed_shares
+            or not all(0 <= device_share <= 10**9 for device_share in parsed_shares)
+            or not sum(parsed_shares)
+        ):
             raise InputError("--tensor-split: expected shares with commas, such as 3,1")
         return parsed_shares
 
@@ -134,7 +143,7 @@ class GgmlSettings(EngineServer):
         return not self.flags.get("ctx_size", self.rules.ctx_size) and "kv_unified_per_slot" not in self.flags
 
     @property
-    def context(self) -> int:
+    def context_tokens(self) -> int:
         """The tokens of the cache before padding (-c). Raises `InputError` if flag and model state none."""
         chosen_context = int(self.flags.get("ctx_size", self.rules.ctx_size))
         if chosen_context:
@@ -149,7 +158,7 @@ class GgmlSettings(EngineServer):
     def sequence_cells(self) -> int:
         """The number of cache cells (tokens) per stream of sequences, with padding."""
         cell_padding = self.rules.cell_padding_flash if self.uses_flash_attention else self.rules.cell_padding
-        return _round_up(_round_up(self.context, cell_padding) // self.streams, cell_padding)
+        return _round_up(_round_up(self.context_tokens, cell_padding) // self.streams, cell_padding)
 
     @property
     def cache_cells(self) -> int:
@@ -227,7 +236,7 @@ class GgmlSettings(EngineServer):
     def defaults(self) -> dict[str, Any]:
         """Flag name → effective value, from the user or the default."""
         return {
-            "ctx_size": self.context,
+            "ctx_size": self.context_tokens,
             "n_gpu_layers": "auto" if self.rules.fits else self.layers_on_gpus,
             "ubatch_size": self.micro_batch,
             "batch_size": 2048,

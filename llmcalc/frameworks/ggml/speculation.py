@@ -16,7 +16,7 @@ from typing import Any
 from ...costs.draft import check_draft, states_reader_of
 from ...errors import InputError, shown
 from ...sources.preset import Preset
-from ..engines.drafts import read_draft
+from ..engines.draft_models import read_draft
 
 DRAFT_TOKENS = 3
 """Default of --spec-draft-n-max (common/common.h, `common_params_speculative_draft`)."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from ..engines.engine import HOST
-from .compute_graph import Graph, Tensor
-from .model import OUTPUT, DeltaNet, LayerShape
+from .compute_graph import ComputeGraph, Tensor
+from .gguf_model import OUTPUT, DeltaNetSizes, LayerShape
 
 F32, F16, I32, I64 = 4, 2, 4, 8
 
@@ -111,7 +111,7 @@ class ModelGraph:
     number: int
     layer_device: Callable[[int], str]
     weight: Callable[[str], tuple[int, str] | None]
-    graph: Graph = field(default_factory=Graph)
+    graph: ComputeGraph = field(default_factory=ComputeGraph)
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _mask_inputs: dict[int | None, Tensor] = field(default_factory=dict)
     _rotations: dict[tuple[int, int], Tensor] = field(default_factory=dict)
@@ -130,12 +130,12 @@ class ModelGraph:
         return Tensor(tensor_bytes, operation_name="weight", device=weight_device)
 
     def _new_tensor(
-        self, dimensions: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False
+        self, dimensions: tuple[int, ...], *sources: Tensor, element_bytes: int = F32, may_move: bool = False
     ) -> Tensor:
-        tensor_bytes = bytes
+        tensor_bytes = element_bytes
         for dimension in dimensions:
             tensor_bytes *= dimension
-        return Tensor(tensor_bytes, sources, "new", (*dimensions, bytes), may_move=may_move)
+        return Tensor(tensor_bytes, sources, "new", (*dimensions, element_bytes), may_move=may_move)
 
     def _new_tensor_in_format(self, dimensions: tuple[int, ...], block_bytes: int, *source_tensors: Tensor) -> Tensor:
         """Returns a new tensor in a number format with `block_bytes` bytes per 256 elements."""
@@ -173,16 +173,20 @@ class ModelGraph:
         if window not in self._masks:
             tokens = self.settings.tokens // self.settings.streams
             padded_rows = -(-tokens // MASK_ROWS) * MASK_ROWS if self.rules.pad_mask else tokens
-            cells = self.settings.cells[window] * self.settings.streams
+            mask_cells = self.settings.cells[window] * self.settings.streams
             uses_flash_attention = self.settings.flash
             element_bytes = F16 if uses_flash_attention and self.rules.mask_f16 else F32
             mask_input = Tensor(
-                cells * padded_rows * element_bytes, operation_name="input", layout=(cells, padded_rows, element_bytes)
+                mask_cells * padded_rows * element_bytes,
+                operation_name="input",
+                layout=(mask_cells, padded_rows, element_bytes),
             )
             self._mask_inputs[window] = mask_input
             is_converted = uses_flash_attention and not self.rules.mask_f16
             self._masks[window] = (
-                self._new_tensor((cells, padded_rows), mask_input, bytes=F16) if is_converted else mask_input
+                self._new_tensor((mask_cells, padded_rows), mask_input, element_bytes=F16)
+                if is_converted
+                else mask_input
             )
         return self._masks[window]
 
@@ -258,17 +262,23 @@ class ModelGraph:
         return any(layer.delta_net is not None for layer in self.layers.values())
 
     def _attend(
-        self, query: Tensor, keys: Tensor, cached_values: Tensor, heads: int, value_dim: int, window_size: int | None
+        self,
+        query: Tensor,
+        cached_keys: Tensor,
+        cached_values: Tensor,
+        heads: int,
+        value_dim: int,
+        window_size: int | None,
     ) -> Tensor:
         """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
         settings, tokens = self.settings, self.settings.tokens
         cache_cells = settings.cells[window_size]
         if settings.flash:
             weighted_values = self._new_tensor(
-                (value_dim, heads, tokens), query, keys, cached_values, self.mask(window_size)
+                (value_dim, heads, tokens), query, cached_keys, cached_values, self.mask(window_size)
             )
             return self._view(weighted_values, (value_dim * heads, tokens))
-        scores = self._new_tensor((cache_cells, tokens, heads), keys, query)
+        scores = self._new_tensor((cache_cells, tokens, heads), cached_keys, query)
         scores = self._inplace(scores, scores, self.mask(window_size))
         weighted_values = self._new_tensor((value_dim, tokens, heads), cached_values, scores)
         merged_heads = self._new_tensor((value_dim * heads, tokens), self._view(weighted_values, None))
@@ -375,7 +385,7 @@ class ModelGraph:
         copy_type_bytes = F16 * 256 if settings.has_gpus else settings.key_type_bytes
         rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
-            rotated_keys = self._new_tensor((rope_dim, cells), rotated_keys, bytes=F16)
+            rotated_keys = self._new_tensor((rope_dim, cells), rotated_keys, element_bytes=F16)
         rotated_keys = self._new_tensor_in_format((rope_dim, cells, group_heads), copy_type_bytes, rotated_keys)
         query = self._new_tensor((nope_dim + rope_dim, heads, tokens), query_rope, query_nope)
         self.graph.add_operations(query)
@@ -434,7 +444,9 @@ class ModelGraph:
             latents: Tensor = cache
             if self.rules.style != "ik" or settings.mla > 1:
                 latents = self._new_tensor(
-                    (cells, latent_rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32
+                    (cells, latent_rank),
+                    self._view(cache, None),
+                    element_bytes=F16 if settings.key_type_is_f16 else F32,
                 )
             weighted_latents = self._attend_with_scores(query, cache, latents, cells, heads, latent_rank, layer.window)
         head_values = self._new_tensor(
@@ -476,19 +488,23 @@ class ModelGraph:
 
     # -- networks ------------------------------------------------------------------------------------------------
 
-    def apply_gate(self, gate: Tensor, up: Tensor) -> Tensor:
+    def apply_gate(self, gate: Tensor, up_output: Tensor) -> Tensor:
         if self.rules.style == "silu":
             activated_gate = self._inplace(gate, gate)
-            return self._inplace(activated_gate, activated_gate, up)
-        return Tensor(up.nbytes, (gate, up), "new", up.layout)
+            return self._inplace(activated_gate, activated_gate, up_output)
+        return Tensor(up_output.nbytes, (gate, up_output), "new", up_output.layout)
 
-    def network(self, i: int, end: str, inner_width: int, is_gated: bool, input_tensor: Tensor, tokens: int) -> Tensor:
-        up = self.matmul(f"blk.{i}.ffn_up{end}.weight", i, inner_width, input_tensor, tokens)
+    def network(
+        self, i: int, name_suffix: str, inner_width: int, is_gated: bool, input_tensor: Tensor, tokens: int
+    ) -> Tensor:
+        up = self.matmul(f"blk.{i}.ffn_up{name_suffix}.weight", i, inner_width, input_tensor, tokens)
         if is_gated:
-            up = self.apply_gate(self.matmul(f"blk.{i}.ffn_gate{end}.weight", i, inner_width, input_tensor, tokens), up)
+            up = self.apply_gate(
+                self.matmul(f"blk.{i}.ffn_gate{name_suffix}.weight", i, inner_width, input_tensor, tokens), up
+            )
         else:
             up = self._inplace(up, up)
-        return self.matmul(f"blk.{i}.ffn_down{end}.weight", i, self.hidden, up, tokens)
+        return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden, up, tokens)
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
         expert_count, k, expert_width = layer.experts, layer.top_k, layer.expert_width
@@ -501,7 +517,7 @@ class ModelGraph:
 
         logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, expert_count, input_tensor, tokens)
         probabilities = self._inplace(logits, logits)
-        sorted_experts = self._new_tensor((expert_count, tokens), probabilities, bytes=I32)
+        sorted_experts = self._new_tensor((expert_count, tokens), probabilities, element_bytes=I32)
         chosen_experts = self._view(sorted_experts, None)
         expert_weights = self._new_tensor(
             (1, k, tokens), self._view(probabilities, (1, expert_count, tokens)), chosen_experts
@@ -540,20 +556,20 @@ class ModelGraph:
         self.graph.add_operations(recurrence_output, self._store_in_cache(state_cache, recurrence_output))
         return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, recurrence_output, tokens)
 
-    def delta_net(self, i: int, net_sizes: DeltaNet, normed_input: Tensor) -> Tensor:
+    def delta_net(self, i: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
         tokens, sequences, heads = self.settings.tokens, self.settings.sequences, net_sizes.heads
-        kept_inputs, state_elements = (
+        cached_inputs, state_elements = (
             (net_sizes.kernel - 1) * net_sizes.channels,
             heads * net_sizes.key_dim * net_sizes.value_dim,
         )
         value_shape = (net_sizes.value_dim, heads, tokens)
         input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.layer_device(i)) for _ in range(2))
-        conv_inputs = self._new_tensor((kept_inputs, sequences), input_cache)
+        conv_inputs = self._new_tensor((cached_inputs, sequences), input_cache)
         self.graph.add_operations(normed_input, conv_inputs)
         qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, net_sizes.channels, normed_input, tokens)
         conv_inputs = self._new_tensor(
-            (tokens * net_sizes.channels + kept_inputs * sequences,), conv_inputs, self._view(qkv, None)
+            (tokens * net_sizes.channels + cached_inputs * sequences,), conv_inputs, self._view(qkv, None)
         )
         self.graph.add_operations(self._store_in_cache(input_cache, self._view(conv_inputs, None, has_offset=True)))
         recurrent_state = self._new_tensor((state_elements, sequences), state_cache)
@@ -584,7 +600,7 @@ class ModelGraph:
 
     # -- the model -----------------------------------------------------------------------------------------------
 
-    def build_graph(self) -> Graph:
+    def build_graph(self) -> ComputeGraph:
         """Returns the graph in execution order."""
         tokens = self.settings.tokens
         token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))

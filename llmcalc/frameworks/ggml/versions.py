@@ -8,11 +8,11 @@ from typing import Literal
 from pydantic import Field
 
 from ...record import Record
-from ..engines.versions import EngineRecord, RuleRange
+from ..engines.versions import EngineRecord, VersionRules
 from .transformer_graph import GraphRules, GraphStyle
 
 
-class GgmlRules(RuleRange):
+class GgmlRules(VersionRules):
     """The memory rules of a range of versions; `presets/engines/llama_cpp.toml` explains the fields."""
 
     ctx_size: int = Field(ge=0)
@@ -42,7 +42,7 @@ class GgmlRules(RuleRange):
     fused_moe: bool = False
 
     @property
-    def graph(self) -> GraphRules:
+    def graph_rules(self) -> GraphRules:
         """The version's rules for compute graphs."""
         shared_fields = [
             rule_field.name for rule_field in fields(GraphRules) if rule_field.name in type(self).model_fields
@@ -57,7 +57,7 @@ class DeviceContext(Record):
     logs: int = Field(ge=0)
 
 
-class GgmlRecord(EngineRecord[GgmlRules]):
+class GgmlEngineRecord(EngineRecord[GgmlRules]):
     """The contents of llama_cpp.toml or ik_llama_cpp.toml. compute_logs: logs compared with our compute buffers."""
 
     context: DeviceContext

@@ -109,12 +109,12 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. settings: settings of kernels and
         recomputation.
     """
-    half_formats = [
+    sixteen_bit_formats = [
         argument_name
         for argument_name in ("fp16", "bf16")
         if reader.table(config, argument_name).get("enabled") is True
     ]
-    if not half_formats:
+    if not sixteen_bit_formats:
         reader.unknown["precision"] = (
             "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
         )
@@ -127,22 +127,32 @@ def _divided_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun,
             reader.unknown[f"zero_optimization.{argument_name}"] = "with layers that ranks divide it is not modelled"
     reader.check_unknown()
     reader.notes.append(ESTIMATE)
-    sized_run = replace(parallel_run, distributed_optimizer=zero_stage == 1, grad_dtype="bf16")
-    run_over_ranks = megatron_run(reader, sized_run, reader.source.world_size, dict(settings))
-    replicas = run_over_ranks.layout.dp
-    total = config.get("train_batch_size")
-    steps = reader.size(config, "gradient_accumulation_steps", 1)
+    megatron_run_settings = replace(parallel_run, distributed_optimizer=zero_stage == 1, grad_dtype="bf16")
+    launch_settings = megatron_run(reader, megatron_run_settings, reader.source.world_size, dict(settings))
+    replicas = launch_settings.layout.dp
+    global_batch = config.get("train_batch_size")
+    accumulation_steps = reader.size(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
         batch = size_of(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
-        steps = steps if total is None else max(1, size_of(reader, "train_batch_size", total) // (batch * replicas))
+        accumulation_steps = (
+            accumulation_steps
+            if global_batch is None
+            else max(1, size_of(reader, "train_batch_size", global_batch) // (batch * replicas))
+        )
     else:
-        batch = max(1, size_of(reader, "train_batch_size", total) // (steps * replicas))
-    return run_over_ranks._replace(settings={**run_over_ranks.settings, "batch": batch, "num_microbatches": steps})
+        batch = max(1, size_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replicas))
+    return launch_settings._replace(
+        settings={**launch_settings.settings, "batch": batch, "num_microbatches": accumulation_steps}
+    )
 
 
 def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    config = {argument_name: value for argument_name, value in arguments.items() if argument_name in DEEPSPEED}
+    config = {
+        argument_name: argument_value
+        for argument_name, argument_value in arguments.items()
+        if argument_name in DEEPSPEED
+    }
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if precision is not None:
@@ -256,7 +266,9 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
-    rotary_fraction, rope_base = (reader.value(arguments, argument, default) for argument, default in ROTATION.items())
+    rotary_fraction, rope_base = (
+        reader.value(arguments, argument, default_value) for argument, default_value in ROTATION.items()
+    )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
     rotary_table = {"type": "rope", "rope_theta": float(size_of(reader, "rotary_emb_base", rope_base))}

@@ -11,13 +11,13 @@ from ...sources.preset import Preset
 from ..engines.engine import EngineVersion
 from ..engines.versions import read_engine_record
 from ..ggml.server import GgmlServer
-from ..ggml.versions import GgmlRecord
+from ..ggml.versions import GgmlEngineRecord
 
 
 @cache
-def read_record() -> GgmlRecord:
+def read_record() -> GgmlEngineRecord:
     """Returns the contents of `presets/engines/ik_llama_cpp.toml`."""
-    return read_engine_record(GgmlRecord, "ik_llama_cpp")
+    return read_engine_record(GgmlEngineRecord, "ik_llama_cpp")
 
 
 class IkLlamaCppServer(GgmlServer):

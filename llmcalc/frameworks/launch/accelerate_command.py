@@ -73,10 +73,14 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
     return config
 
 
-def processes_of(config: Table) -> int | None:
+def process_count_of(config: Table) -> int | None:
     """Returns the number of processes in an accelerate config; None if the config states none."""
-    count = config.get("num_processes")
-    return count if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 10**7 else None
+    process_count = config.get("num_processes")
+    return (
+        process_count
+        if isinstance(process_count, int) and not isinstance(process_count, bool) and 0 < process_count < 10**7
+        else None
+    )
 
 
 def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
@@ -89,7 +93,11 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
     precision = str(accelerate_table.get("mixed_precision") or "no").lower()
     if precision in ("bf16", "fp16"):
         arguments[precision] = True
-    arguments |= {key: accelerate_table[key] for key in ("parallelism_config", "use_cpu") if accelerate_table.get(key)}
+    arguments |= {
+        config_key: accelerate_table[config_key]
+        for config_key in ("parallelism_config", "use_cpu")
+        if accelerate_table.get(config_key)
+    }
     distributed_type = str(accelerate_table.get("distributed_type", "NO")).upper()
     if distributed_type == "FSDP":
         config = accelerate_table.get("fsdp_config")

@@ -149,8 +149,8 @@ def command_line(command: ShellCommand) -> CommandLine | None:
             return CommandLine(launcher, "torchtitan.train", [*config_words, *command_words[i + 1 :]], *line_and_loops)
         next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
         if command_word.endswith(".py") and not command_word.startswith("-"):
-            in_package, trl_script = PACKAGE_FILES.search(command_word), TRL_SCRIPT.search(command_word)
-            program_name = file_name if in_package is None else in_package[1].replace("/", ".")
+            package_match, trl_script = PACKAGE_FILES.search(command_word), TRL_SCRIPT.search(command_word)
+            program_name = file_name if package_match is None else package_match[1].replace("/", ".")
             program_name = program_name if trl_script is None else f"trl {trl_script[1]}"
             return CommandLine(
                 command_words[:i],
@@ -236,17 +236,17 @@ def overrides_of(command_words: Sequence[str]) -> dict[str, Any]:
 
 
 def plain_arguments(
-    arguments: Mapping[str, Any], reader: LaunchReader, read_arguments: Sequence[str] | frozenset[str]
+    arguments: Mapping[str, Any], reader: LaunchReader, read_names: Sequence[str] | frozenset[str]
 ) -> dict[str, Any]:
     """Returns arguments with underscores in the names, and with parsed booleans and numbers.
 
-    read_arguments: names whose values matter. One of them that is known only when the script runs is an error.
+    read_names: names whose values matter. One of them that is known only when the script runs is an error.
     """
     plain_values: dict[str, Any] = {}
     for flag_name, argument_value in arguments.items():
         argument_keyword = keyword_of(flag_name)
         for written_value in argument_value if isinstance(argument_value, list) else [argument_value]:
-            if isinstance(written_value, str) and is_unresolved(written_value) and argument_keyword in read_arguments:
+            if isinstance(written_value, str) and is_unresolved(written_value) and argument_keyword in read_names:
                 raise reader.wrong(flag_name, unresolved_reason(written_value))
         plain_values[argument_keyword] = plain_value(argument_value)
     return plain_values

@@ -39,32 +39,38 @@ COMMAND = {"runs": "command:starts_program", "read_command": "command:read_comma
 """The functions that read a program's commands: field of `LaunchFile` → `file:function` in the program's folder."""
 
 
-def _program(
-    folder_name: str, program: str, version: str, title: str = "", kind_name: str = "", **functions: str
+def _program_file(
+    folder_name: str, program: str, version: str, title: str = "", kind_name: str = "", **reader_functions: str
 ) -> tuple[str, LaunchFile]:
     """Returns a program's folder, and the kinds of launch files of the program.
 
     version: the version whose defaults are filled in.
     title, kind_name: as in `LaunchFile`; by default a config of the program, and its folder.
-    functions: field of `LaunchFile` → `file:function` in the folder; by default those that read its config files.
+    reader_functions: field of `LaunchFile` → `file:function` in the folder; by default of its config files.
     """
-    functions = functions or {"matches": f"config_file:is_{folder_name}", "read": f"config_file:read_{folder_name}"}
-    reader_package = f"{FRAMEWORKS}.{folder_name}"
-    readers: dict[str, Any] = {
-        field_name: LazyFunction(reader_package, function_place) for field_name, function_place in functions.items()
+    reader_functions = reader_functions or {
+        "matches": f"config_file:is_{folder_name}",
+        "read": f"config_file:read_{folder_name}",
     }
-    kind = kind_name or folder_name.replace("_", "-")
-    return folder_name, LaunchFile(kind, title or f"a config of {program}", program=program, version=version, **readers)
+    reader_package = f"{FRAMEWORKS}.{folder_name}"
+    lazy_readers: dict[str, Any] = {
+        field_name: LazyFunction(reader_package, function_path)
+        for field_name, function_path in reader_functions.items()
+    }
+    program_kind = kind_name or folder_name.replace("_", "-")
+    return folder_name, LaunchFile(
+        program_kind, title or f"a config of {program}", program=program, version=version, **lazy_readers
+    )
 
 
 PROGRAMS = dict(
     (
-        _program("axolotl", "axolotl", "0.18.0"),
-        _program("llama_factory", "LLaMA-Factory", "0.9.6"),
-        _program("torchtune", "torchtune", "0.7.0", "a recipe of torchtune"),
-        _program("litgpt", "LitGPT", "0.5.13"),
-        _program("open_instruct", "open-instruct", "2026-08-20"),
-        _program(
+        _program_file("axolotl", "axolotl", "0.18.0"),
+        _program_file("llama_factory", "LLaMA-Factory", "0.9.6"),
+        _program_file("torchtune", "torchtune", "0.7.0", "a recipe of torchtune"),
+        _program_file("litgpt", "LitGPT", "0.5.13"),
+        _program_file("open_instruct", "open-instruct", "2026-08-20"),
+        _program_file(
             "unsloth",
             "Unsloth",
             "2026",
@@ -74,8 +80,8 @@ PROGRAMS = dict(
             is_python="python_file:is_python",
             read_python="python_file:read_python",
         ),
-        _program("olmo", "OLMo", "0.6.0"),
-        _program(
+        _program_file("olmo", "OLMo", "0.6.0"),
+        _program_file(
             "olmo_core",
             "OLMo-core",
             "2.5.0",
@@ -83,8 +89,8 @@ PROGRAMS = dict(
             is_python="script:is_python",
             read_python="script:read_python",
         ),
-        _program("llm_foundry", "LLM Foundry", "0.22"),
-        _program(
+        _program_file("llm_foundry", "LLM Foundry", "0.22"),
+        _program_file(
             "trl",
             "TRL",
             "1.10",
@@ -94,10 +100,12 @@ PROGRAMS = dict(
             is_python="python_file:is_python",
             read_python="python_file:read_python",
         ),
-        _program("deepspeed_chat", "DeepSpeed-Chat", "83757d9 (2025-02-11)", "a command of DeepSpeed-Chat", **COMMAND),
-        _program("gpt_neox", "GPT-NeoX", "2.0 (2026-05-19)"),
-        _program("fastchat", "FastChat", "0.2.36", "a command of FastChat's or Qwen's training script", **COMMAND),
-        _program(
+        _program_file(
+            "deepspeed_chat", "DeepSpeed-Chat", "83757d9 (2025-02-11)", "a command of DeepSpeed-Chat", **COMMAND
+        ),
+        _program_file("gpt_neox", "GPT-NeoX", "2.0 (2026-05-19)"),
+        _program_file("fastchat", "FastChat", "0.2.36", "a command of FastChat's or Qwen's training script", **COMMAND),
+        _program_file(
             "megatron_bridge",
             "Megatron-Bridge",
             "main (2026-08)",
@@ -107,15 +115,17 @@ PROGRAMS = dict(
             is_python="recipe:is_python",
             read_python="recipe:read_python",
         ),
-        _program(
+        _program_file(
             "megatron_deepspeed",
             "Megatron-DeepSpeed",
             "f4157be (2024-12-24)",
             "a command of Megatron-DeepSpeed",
             **COMMAND,
         ),
-        _program("ms_swift", "ms-swift", "4.6.0.dev0", "a command of ms-swift", trains="command:trains", **COMMAND),
-        _program(
+        _program_file(
+            "ms_swift", "ms-swift", "4.6.0.dev0", "a command of ms-swift", trains="command:trains", **COMMAND
+        ),
+        _program_file(
             "nanogpt",
             "nanoGPT",
             "3adf61e (2025-11-12)",
@@ -125,10 +135,10 @@ PROGRAMS = dict(
             is_python="config_file:is_python",
             read_python="config_file:read_python",
         ),
-        _program("nemo", "NeMo", "2.x (2025)"),
-        _program("nemo_rl", "NeMo-RL", "7ea279a (2026-08-22)"),
-        _program("openrlhf", "OpenRLHF", "0.11.0", "a command of OpenRLHF", **COMMAND),
-        _program(
+        _program_file("nemo", "NeMo", "2.x (2025)"),
+        _program_file("nemo_rl", "NeMo-RL", "7ea279a (2026-08-22)"),
+        _program_file("openrlhf", "OpenRLHF", "0.11.0", "a command of OpenRLHF", **COMMAND),
+        _program_file(
             "pai_megatron",
             "Pai-Megatron-Patch",
             "a098ca5 (2025-12-15)",
@@ -136,7 +146,7 @@ PROGRAMS = dict(
             "pai-megatron-patch",
             **COMMAND,
         ),
-        _program("verl", "verl", "0.8.0.dev", "a command of verl", **COMMAND),
+        _program_file("verl", "verl", "0.8.0.dev", "a command of verl", **COMMAND),
     )
 )
 """Folder of a program that trains with a framework → the kind of its launch files."""
@@ -154,12 +164,14 @@ def _framework_files() -> tuple[LaunchFile, ...]:
     return (*(launch_file for launch_file in framework_launch_files if launch_file is not None), ACCELERATE, TRAINER)
 
 
-def kinds() -> tuple[LaunchFile, ...]:
+def launch_file_kinds() -> tuple[LaunchFile, ...]:
     """Returns all kinds of launch files, in the order of recognition."""
     return (*program_files(), *_framework_files())
 
 
 def launch_files() -> str:
     """Returns the titles of the kinds of launch files in YAML, JSON or TOML, as one text for messages."""
-    *kind_titles, last_title = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read is not None)
+    *kind_titles, last_title = (
+        launch_file.title for launch_file in (*_framework_files(), *program_files()) if launch_file.read is not None
+    )
     return f"{', '.join(kind_titles)} or {last_title}"

@@ -133,15 +133,17 @@ def _engine_flags(
 ) -> dict[str, Any]:
     """Returns the flags of the colocated vLLM engine (generation/vllm_generation.py)."""
     tensor_parallel = reader.size(config, "vllm_tensor_parallel_size", 1)
-    generations = reader.size(config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1))
+    steps_per_generation = reader.size(
+        config, "steps_per_generation", reader.size(config, "gradient_accumulation_steps", 1)
+    )
     batch = config.get("generation_batch_size")
     if batch is not None:
         sequences_of_ranks = sequences * launched_run.layout.world
-        generations = max(1, size_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
+        steps_per_generation = max(1, size_of(reader, "generation_batch_size", batch) // sequences_of_ranks)
     flags: dict[str, Any] = {
         "tensor_parallel_size": tensor_parallel,
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, memory_utilization),
-        "max_num_seqs": sequences * tensor_parallel * generations,
+        "max_num_seqs": sequences * tensor_parallel * steps_per_generation,
     }
     flags["max_num_seqs"] = reader.optional_size(config, "vllm_max_num_seqs") or flags["max_num_seqs"]
     if max_tokens is not None:

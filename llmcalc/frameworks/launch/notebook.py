@@ -53,11 +53,14 @@ def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
 
     Raises `InputError` for a text that is no notebook.
     """
-    from .file_kinds import kinds
+    from .file_kinds import launch_file_kinds
 
     cells = list(_code_cells(parse_json(notebook_text, name_in_errors), name_in_errors))
     python_text = "\n".join(map(_python_of_cell, cells))
-    if any(kind.read_python is not None and kind.is_python(python_text) for kind in kinds()):
+    if any(
+        launch_file.read_python is not None and launch_file.is_python(python_text)
+        for launch_file in launch_file_kinds()
+    ):
         return _checked_code(python_text, name_in_errors)
     commands = [command_text for cell in cells if (command_text := _script_of_cell(cell))]
     if not commands:
@@ -65,27 +68,27 @@ def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
     return _checked_code("\n".join(["#!/bin/bash", *_shell_variables(python_text), *commands]), name_in_errors)
 
 
-def _checked_code(code: str, name_in_errors: str) -> str:
+def _checked_code(python_code: str, name_in_errors: str) -> str:
     """Returns the code of a notebook. Raises `InputError` if it is empty or too large."""
-    if not code.strip():
+    if not python_code.strip():
         raise InputError(f"{name_in_errors}: a notebook without code; expected cells that train or start a server")
-    if len(code) > LARGEST:
-        raise InputError(f"{name_in_errors}: {len(code):,} letters of code; expected at most {LARGEST:,}")
-    return code
+    if len(python_code) > LARGEST:
+        raise InputError(f"{name_in_errors}: {len(python_code):,} letters of code; expected at most {LARGEST:,}")
+    return python_code
 
 
 def _code_cells(notebook: Any, name_in_errors: str) -> Iterator[str]:
     """Yields the text of each cell with code."""
-    sheets = notebook.get("worksheets") if isinstance(notebook, Mapping) else None  # nbformat 3
-    first_sheet = sheets[0] if isinstance(sheets, list) and sheets else notebook
-    cells = first_sheet.get("cells") if isinstance(first_sheet, Mapping) else None
+    worksheets = notebook.get("worksheets") if isinstance(notebook, Mapping) else None  # nbformat 3
+    first_worksheet = worksheets[0] if isinstance(worksheets, list) and worksheets else notebook
+    cells = first_worksheet.get("cells") if isinstance(first_worksheet, Mapping) else None
     if not isinstance(cells, list):
         raise InputError(f"{name_in_errors}: is no notebook: it has no list of cells; expected Jupyter's format")
     for cell in cells:
         if not isinstance(cell, Mapping) or cell.get("cell_type") != "code":
             continue
-        source = cell.get("source", cell.get("input", ""))
-        lines = source if isinstance(source, list) else [source]
+        cell_source = cell.get("source", cell.get("input", ""))
+        lines = cell_source if isinstance(cell_source, list) else [cell_source]
         yield "".join(line for line in lines if isinstance(line, str))
 
 
@@ -101,12 +104,12 @@ def _python_of_cell(cell: str) -> str:
     python_lines: list[str] = []
     is_continued = False
     for line in cell.split("\n"):
-        match = None if is_continued else LINE_OF_IPYTHON.search(line)
-        if match is not None:
-            python_lines.append(f"{match[1] or ''}pass")
+        magic_match = None if is_continued else LINE_OF_IPYTHON.search(line)
+        if magic_match is not None:
+            python_lines.append(f"{magic_match[1] or ''}pass")
         elif not is_continued:
             python_lines.append(line)
-        is_continued = (match is not None or is_continued) and line.rstrip().endswith("\\")
+        is_continued = (magic_match is not None or is_continued) and line.rstrip().endswith("\\")
     python_text = "\n".join(python_lines)
     return python_text if _is_valid(python_text) else ""
 
@@ -143,6 +146,9 @@ def _shell_variables(python_text: str) -> Iterator[str]:
     """Yields shell assignments of a notebook's Python constants, for use in the notebook's shell commands."""
     if not _is_valid(python_text):
         return
-    for name, constant in constants(ast.parse(python_text).body).items():
-        if isinstance(constant, str | int) and re.fullmatch(r"[\w./:@ -]{1,200}", str(constant)) is not None:
-            yield f"{name}='{constant}'"
+    for variable_name, variable_value in constants(ast.parse(python_text).body).items():
+        if (
+            isinstance(variable_value, str | int)
+            and re.fullmatch(r"[\w./:@ -]{1,200}", str(variable_value)) is not None
+        ):
+            yield f"{variable_name}='{variable_value}'"

@@ -51,7 +51,8 @@ def read_with_options(
     return replace(
         _with_file_kind(launch_file, changed_launch),
         overridden={
-            option: OptionOverride(value, _file_value(launched_run, option)) for option, value in options.items()
+            option: OptionOverride(option_value, _file_value(launched_run, option))
+            for option, option_value in options.items()
         },
     )
 
@@ -94,14 +95,17 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
 
     Raises `InputError` for sizes of a layout that contradict each other.
     """
-    layout_options = {option: value for option, value in options.items() if option in LAYOUT_OPTIONS}
-    settings = {option: value for option, value in options.items() if option not in LAYOUT_OPTIONS}
+    layout_options = {option: option_value for option, option_value in options.items() if option in LAYOUT_OPTIONS}
+    settings = {option: option_value for option, option_value in options.items() if option not in LAYOUT_OPTIONS}
     dropped_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
-    option_values = {option: value for option, value in launched_run.settings.items() if option not in dropped_options}
+    option_values = {
+        option: option_value for option, option_value in launched_run.settings.items() if option not in dropped_options
+    }
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")
     replaced_values = {
-        option: OptionOverride(value, _file_value(launched_run, option)) for option, value in options.items()
+        option: OptionOverride(option_value, _file_value(launched_run, option))
+        for option, option_value in options.items()
     }
     changed_launch = replace(
         launched_run,

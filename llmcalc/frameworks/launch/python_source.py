@@ -57,24 +57,27 @@ def parse_python(python_text: str, name_in_errors: str) -> ast.Module:
         raise InputError(f"{name_in_errors}: not valid Python; expected a configuration") from None
 
 
-def value_of(expression: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
-    """Returns the value of an expression. names: variable or dotted name → value."""
-    if depth > DEEPEST:
+def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
+    """Returns the value of an expression. known_values: variable or dotted name → value."""
+    if nesting_depth > DEEPEST:
         return UnknownValue("…")
     if isinstance(expression, ast.Constant):
         return expression.value
     if isinstance(expression, ast.Name | ast.Attribute):
-        dotted_name = dotted(expression)
-        return names[dotted_name] if dotted_name in names else UnknownValue(dotted_name)
+        dotted_name = dotted_name_of(expression)
+        return known_values[dotted_name] if dotted_name in known_values else UnknownValue(dotted_name)
     if isinstance(expression, ast.List | ast.Tuple):
-        return [value_of(list_element, names, depth + 1) for list_element in expression.elts[:1000]]
+        return [value_of(list_element, known_values, nesting_depth + 1) for list_element in expression.elts[:1000]]
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
-        operand_value = value_of(expression.operand, names, depth + 1)
+        operand_value = value_of(expression.operand, known_values, nesting_depth + 1)
         return -operand_value if isinstance(operand_value, int | float) else UnknownValue("-")
     if isinstance(expression, ast.BinOp):
-        left_value, right = value_of(expression.left, names, depth + 1), value_of(expression.right, names, depth + 1)
-        if type(left_value) is int and type(right) is int:
-            return _whole_number_result(expression.op, left_value, right)
+        left_value, right_value = (
+            value_of(expression.left, known_values, nesting_depth + 1),
+            value_of(expression.right, known_values, nesting_depth + 1),
+        )
+        if type(left_value) is int and type(right_value) is int:
+            return _whole_number_result(expression.op, left_value, right_value)
     return UnknownValue(source_of(expression))
 
 
@@ -97,21 +100,25 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
     )
 
 
-def _comparison_result(operator_node: ast.cmpop, left: Any, right: Any) -> bool | None:
+def _comparison_result(operator_node: ast.cmpop, left_value: Any, right_values: Any) -> bool | None:
     """Returns the result of a comparison of two plain values; None for an unsupported operator."""
-    if isinstance(operator_node, ast.Is | ast.IsNot) and (left is None or right is None):
-        return (left is right) == isinstance(operator_node, ast.Is)
+    if isinstance(operator_node, ast.Is | ast.IsNot) and (left_value is None or right_values is None):
+        return (left_value is right_values) == isinstance(operator_node, ast.Is)
     if isinstance(operator_node, ast.Eq | ast.NotEq):
-        return bool(left == right) == isinstance(operator_node, ast.Eq)
-    if isinstance(operator_node, ast.In | ast.NotIn) and isinstance(right, list):
-        has_unknown = any(isinstance(compared_value, UnknownValue) for compared_value in right)
-        return None if has_unknown else (left in right) == isinstance(operator_node, ast.In)
-    if isinstance(operator_node, ast.Gt | ast.Lt) and isinstance(left, int | float) and isinstance(right, int | float):
-        return left > right if isinstance(operator_node, ast.Gt) else left < right
+        return bool(left_value == right_values) == isinstance(operator_node, ast.Eq)
+    if isinstance(operator_node, ast.In | ast.NotIn) and isinstance(right_values, list):
+        has_unknown = any(isinstance(compared_value, UnknownValue) for compared_value in right_values)
+        return None if has_unknown else (left_value in right_values) == isinstance(operator_node, ast.In)
+    if (
+        isinstance(operator_node, ast.Gt | ast.Lt)
+        and isinstance(left_value, int | float)
+        and isinstance(right_values, int | float)
+    ):
+        return left_value > right_values if isinstance(operator_node, ast.Gt) else left_value < right_values
     return None
 
 
-def dotted(name_expression: ast.expr) -> str:
+def dotted_name_of(name_expression: ast.expr) -> str:
     """Returns an expression's dotted name, such as `Trainer.Config`; empty for an expression that is no name."""
     name_parts: list[str] = []
     while isinstance(name_expression, ast.Attribute) and len(name_parts) < DEEPEST:
@@ -123,7 +130,7 @@ def dotted(name_expression: ast.expr) -> str:
 def source_of(syntax_node: ast.AST) -> str:
     """Returns an expression's description for error messages: kind and name."""
     if isinstance(syntax_node, ast.Call):
-        return f"{dotted(syntax_node.func) or 'a call'}(…)"[:60]
+        return f"{dotted_name_of(syntax_node.func) or 'a call'}(…)"[:60]
     return type(syntax_node).__name__
 
 
@@ -202,10 +209,13 @@ class Configurations:
             raise RecursionError
         function = self.functions[function_name]
         parameters = [*function.args.args, *function.args.kwonlyargs]
-        defaults = [*function.args.defaults, *(default for default in function.args.kw_defaults if default is not None)]
+        default_nodes = [
+            *function.args.defaults,
+            *(default_node for default_node in function.args.kw_defaults if default_node is not None),
+        ]
         variables = dict(self.constants)
-        for parameter, default in zip(reversed(parameters), reversed(defaults), strict=False):
-            variables[parameter.arg] = value_of(default, self.constants)
+        for parameter, default_node in zip(reversed(parameters), reversed(default_nodes), strict=False):
+            variables[parameter.arg] = value_of(default_node, self.constants)
         variables |= arguments or {}
         configs_by_variable: dict[str, Config] = {}
         for statement in function.body:
@@ -214,7 +224,9 @@ class Configurations:
             self.read_statement(statement, variables, configs_by_variable, nesting_depth)
         return {}
 
-    def read_statement(self, statement: ast.stmt, variables: Config, configs: dict[str, Config], depth: int) -> None:
+    def read_statement(
+        self, statement: ast.stmt, variables: Config, configs_by_variable: dict[str, Config], depth: int
+    ) -> None:
         """Evaluates a statement in a Python function.
 
         A condition that is known runs its branch; assignments in another one, or in a loop, give unknown values.
@@ -223,33 +235,48 @@ class Configurations:
             target_nodes = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             for target_node in target_nodes:
                 self.assign_value(
-                    target_node, self.evaluate(statement.value, variables, configs, depth), variables, configs
+                    target_node,
+                    self.evaluate(statement.value, variables, configs_by_variable, depth),
+                    variables,
+                    configs_by_variable,
                 )
             return
-        condition = self.truth_of(statement.test, variables, configs) if isinstance(statement, ast.If) else None
-        if isinstance(statement, ast.If) and condition is not None:
+        condition_truth = (
+            self.truth_of(statement.test, variables, configs_by_variable) if isinstance(statement, ast.If) else None
+        )
+        if isinstance(statement, ast.If) and condition_truth is not None:
             if depth > DEEPEST:
                 raise RecursionError
-            for inner_statement in statement.body if condition else statement.orelse:
-                self.read_statement(inner_statement, variables, configs, depth + 1)
+            for inner_statement in statement.body if condition_truth else statement.orelse:
+                self.read_statement(inner_statement, variables, configs_by_variable, depth + 1)
             return
         for inner_node in ast.walk(statement):
             if isinstance(inner_node, ast.Assign):
                 for target_node in inner_node.targets:
-                    self.assign_value(target_node, {"": UnknownValue("a condition")}, variables, configs)
+                    self.assign_value(target_node, {"": UnknownValue("a condition")}, variables, configs_by_variable)
 
     def truth_of(self, condition: ast.expr, variables: Config, configs_by_variable: dict[str, Config]) -> bool | None:
         """Returns whether a condition on plain values is true; None if unknown."""
         if isinstance(condition, ast.BoolOp):
             operand_truths = [self.truth_of(operand, variables, configs_by_variable) for operand in condition.values]
-            decisive = isinstance(condition.op, ast.Or)
-            return decisive if decisive in operand_truths else None if None in operand_truths else not decisive
+            deciding_value = isinstance(condition.op, ast.Or)
+            return (
+                deciding_value
+                if deciding_value in operand_truths
+                else None
+                if None in operand_truths
+                else not deciding_value
+            )
         if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
             operand_truth = self.truth_of(condition.operand, variables, configs_by_variable)
             return None if operand_truth is None else not operand_truth
-        if isinstance(condition, ast.Call) and dotted(condition.func) == "isinstance" and len(condition.args) == 2:
+        if (
+            isinstance(condition, ast.Call)
+            and dotted_name_of(condition.func) == "isinstance"
+            and len(condition.args) == 2
+        ):
             plain_value = self._plain_value(condition.args[0], variables, configs_by_variable)
-            is_known = dotted(condition.args[1]) == "str" and not isinstance(plain_value, UnknownValue)
+            is_known = dotted_name_of(condition.args[1]) == "str" and not isinstance(plain_value, UnknownValue)
             return isinstance(plain_value, str) if is_known else None
         if not isinstance(condition, ast.Compare) or len(condition.ops) != 1:
             plain_value = self._plain_value(condition, variables, configs_by_variable)
@@ -273,25 +300,33 @@ class Configurations:
         config = self.evaluate(expression, variables, configs_by_variable, 0)
         return config[""] if set(config) == {""} else UnknownValue(source_of(expression))
 
-    def assign_value(self, target: ast.expr, config: Config, variables: Config, configs: dict[str, Config]) -> None:
+    def assign_value(
+        self, target_node: ast.expr, config: Config, variables: Config, configs_by_variable: dict[str, Config]
+    ) -> None:
         """Assigns a value to a name or to an attribute of a configuration."""
-        target_path = dotted(target)
+        target_path = dotted_name_of(target_node)
         variable_name, _, attr_name = target_path.partition(".")
         if not target_path:
             return
         if not attr_name:
-            configs.pop(variable_name, None)
+            configs_by_variable.pop(variable_name, None)
             variables.pop(variable_name, None)
             if set(config) == {""}:
                 variables[variable_name] = config[""]
             else:
-                configs[variable_name] = dict(config)
+                configs_by_variable[variable_name] = dict(config)
             return
-        owner_config = configs.setdefault(variable_name, {})
+        owner_config = configs_by_variable.setdefault(variable_name, {})
         self.count_work(len(owner_config) + len(config))
-        for key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
-            del owner_config[key]
-        owner_config |= {f"{attr_name}.{key}".rstrip("."): attribute_value for key, attribute_value in config.items()}
+        for config_key in [
+            config_key
+            for config_key in owner_config
+            if config_key == attr_name or config_key.startswith(f"{attr_name}.")
+        ]:
+            del owner_config[config_key]
+        owner_config |= {
+            f"{attr_name}.{config_key}".rstrip("."): attribute_value for config_key, attribute_value in config.items()
+        }
         if len(owner_config) > MOST_VALUES:
             raise RecursionError
 
@@ -302,27 +337,30 @@ class Configurations:
         self.count_work(1)
         if depth > DEEPEST:
             raise RecursionError
-        called_path = dotted(expression)
+        called_path = dotted_name_of(expression)
         if called_path in configs_by_variable:
             return dict(configs_by_variable[called_path])
         if not isinstance(expression, ast.Call):
-            variable_name, _, attribute = called_path.partition(".")
-            if attribute and variable_name in configs_by_variable:
+            variable_name, _, attribute_name = called_path.partition(".")
+            if attribute_name and variable_name in configs_by_variable:
                 owner_config = configs_by_variable[variable_name]
                 inner_config = {
-                    key[len(attribute) + 1 :]: value
-                    for key, value in owner_config.items()
-                    if key.startswith(f"{attribute}.")
+                    config_key[len(attribute_name) + 1 :]: config_value
+                    for config_key, config_value in owner_config.items()
+                    if config_key.startswith(f"{attribute_name}.")
                 }
-                return inner_config or {"": owner_config.get(attribute, UnknownValue(called_path))}
+                return inner_config or {"": owner_config.get(attribute_name, UnknownValue(called_path))}
             return {"": value_of(expression, variables)}
-        called_name = dotted(expression.func)
+        called_name = dotted_name_of(expression.func)
         keyword_nodes = {keyword.arg: keyword.value for keyword in expression.keywords if keyword.arg is not None}
         if called_name in self.functions:
-            argument_values = {key: value_of(value, variables) for key, value in keyword_nodes.items()}
+            argument_values = {
+                config_key: value_of(config_value, variables) for config_key, config_value in keyword_nodes.items()
+            }
             parameters = [parameter.arg for parameter in self.functions[called_name].args.args]
             argument_values |= {
-                key: value_of(value, variables) for key, value in zip(parameters, expression.args, strict=False)
+                config_key: value_of(config_value, variables)
+                for config_key, config_value in zip(parameters, expression.args, strict=False)
             }
             return self.configuration_of(called_name, argument_values, depth + 1)
         config: Config = dict(self.known.get(called_name, {}))
@@ -330,9 +368,15 @@ class Configurations:
             config = self.evaluate(expression.func.value, variables, configs_by_variable, depth + 1)
             called_name = f"….{expression.func.attr}"
         config[CALLED] = called_name
-        for key, argument in (*((str(i), value) for i, value in enumerate(expression.args)), *keyword_nodes.items()):
+        for config_key, argument in (
+            *((str(i), config_value) for i, config_value in enumerate(expression.args)),
+            *keyword_nodes.items(),
+        ):
             inner_config = self.evaluate(argument, variables, configs_by_variable, depth + 1)
-            config |= {f"{key}.{inner_path}".rstrip("."): value for inner_path, value in inner_config.items()}
+            config |= {
+                f"{config_key}.{inner_path}".rstrip("."): config_value
+                for inner_path, config_value in inner_config.items()
+            }
         self.count_work(len(config))
         if len(config) > MOST_VALUES:
             raise RecursionError

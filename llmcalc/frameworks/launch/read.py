@@ -16,7 +16,7 @@ from ...errors import InputError, one_line
 from ...sources.files import parse_json, parse_toml, read_text
 from ..argument_names import keyword_of
 from ..registry import NAMES, framework
-from .accelerate_command import config_table, processes_of
+from .accelerate_command import config_table, process_count_of
 from .command_config import config_place, with_typed_values
 from .command_line import (
     CONSOLE_PROGRAMS,
@@ -28,7 +28,7 @@ from .command_line import (
     trains_by_command,
     typed_launch,
 )
-from .file_kinds import kinds, launch_files
+from .file_kinds import launch_file_kinds, launch_files
 from .notebook import read_launch_text
 from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
@@ -43,7 +43,7 @@ from .yaml_text import LARGEST, parse_braces, parse_yaml
 def read_launch(
     launch_path: str | Path,
     world_size: int | None = None,
-    allow_unknown: bool = False,
+    allows_unknown: bool = False,
     *,
     release_date: datetime.date | None = None,
     gpu_name: str = "",
@@ -54,7 +54,7 @@ def read_launch(
     launch_path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as
         typed in a shell, or the command of a program that trains.
     world_size: number of devices; by default that of the file, or the smallest number that its layout allows.
-    allow_unknown: whether to accept arguments that may change memory and are not modelled.
+    allows_unknown: whether to accept arguments that may change memory and are not modelled.
     release_date: date of the framework's version; None (default) for the newest.
     gpu_name: name of the device.
     options: options typed beside the file → values, which replace the file's.
@@ -65,7 +65,7 @@ def read_launch(
         source_file = LaunchSource(
             TYPED_COMMAND,
             world_size,
-            allow_unknown,
+            allows_unknown,
             release_date,
             gpu_name,
             _table_reader(TYPED_COMMAND, Path()),
@@ -78,7 +78,7 @@ def read_launch(
         read_launch_text(name_in_errors),
         typed_text.path,
         world_size,
-        allow_unknown,
+        allows_unknown,
         release_date=release_date,
         gpu_name=gpu_name,
         launch_folder=name_in_errors.parent,
@@ -147,7 +147,7 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
     if not isinstance(config, Mapping):
         raise InputError(f"{name_in_errors}: is no launch file; expected {launch_files()}")
     refuse_config(config, name_in_errors)
-    for launch_file in kinds():
+    for launch_file in launch_file_kinds():
         if launch_file.read is not None and launch_file.matches(config):
             return read_with_options(launch_file, launch_file.read, config, source_file, options)
     key_list = ", ".join(str(config_key)[:30] for config_key in list(config)[:4])
@@ -170,9 +170,9 @@ ARGUMENT_PARSER = re.compile(r"\b(TrlParser|HfArgumentParser|H4ArgumentParser)\(
 
 def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, which is not executed."""
-    for launch_kind in kinds():
-        if launch_kind.read_python is not None and launch_kind.is_python(file_text):
-            return read_with_options(launch_kind, launch_kind.read_python, file_text, source_file, options)
+    for launch_file in launch_file_kinds():
+        if launch_file.read_python is not None and launch_file.is_python(file_text):
+            return read_with_options(launch_file, launch_file.read_python, file_text, source_file, options)
     if ARGUMENT_PARSER.search(file_text) is not None:
         if source_file.arguments:
             command_text = f"python {shlex.join([source_file.where, *source_file.arguments])}"
@@ -182,7 +182,9 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             f"in --launch '{source_file.where} --model_name_or_path … --per_device_train_batch_size …', or the script "
             "or YAML file that has them"
         )
-    known_titles = ", ".join(launch_kind.title for launch_kind in kinds() if launch_kind.read_python is not None)
+    known_titles = ", ".join(
+        launch_file.title for launch_file in launch_file_kinds() if launch_file.read_python is not None
+    )
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected {known_titles}, "
         "or the script that starts it"
@@ -230,8 +232,12 @@ def _text_reader(name_in_errors: str, folder: Path | None) -> ReadText:
             raise InputError(
                 f"{name_in_errors}: {file_name[:80]}: names a file, which is not read; expected its contents"
             )
-        upper_folders = [folder, *folder.resolve().parents][1 : MOST_FOLDERS + 1]  # scripts run in a repository's root
-        tried_paths = (folder / file_name, Path(file_name), *(upper / file_name for upper in upper_folders))
+        parent_folders = [folder, *folder.resolve().parents][1 : MOST_FOLDERS + 1]  # scripts run in a repository's root
+        tried_paths = (
+            folder / file_name,
+            Path(file_name),
+            *(parent_folder / file_name for parent_folder in parent_folders),
+        )
         possible_path = next((possible_path for possible_path in tried_paths if possible_path.exists()), None)
         if possible_path is None:
             raise InputError(
@@ -247,8 +253,12 @@ def _table_reader(name_in_errors: str, launch_folder: Path | None) -> Fetch:
     read_text = _text_reader(name_in_errors, launch_folder)
 
     def read_config_tables(file_name: str) -> Mapping[str, Any]:
-        file_path, text = read_text(file_name)
-        config = parse_yaml(text, file_path) if file_path.endswith((".yaml", ".yml")) else parse_json(text, file_path)
+        file_path, file_text = read_text(file_name)
+        config = (
+            parse_yaml(file_text, file_path)
+            if file_path.endswith((".yaml", ".yml"))
+            else parse_json(file_text, file_path)
+        )
         if not isinstance(config, Mapping):
             raise InputError(f"{file_path}: expected a table of keys")
         return config
@@ -292,10 +302,10 @@ def _read_training_command(
             **script.env(),
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
-        world_size = source_file.world_size or processes([*batch, *command_line.launcher], source_env)
+        world_size = source_file.world_size or process_count([*batch, *command_line.launcher], source_env)
         read_file = _text_reader_with_written_files(source_file.read_text, script.files)
         if world_size is None:
-            world_size = processes_of(config_table(command_line.launcher, name_in_errors, read_file))
+            world_size = process_count_of(config_table(command_line.launcher, name_in_errors, read_file))
         fetch_config = _reader_with_written_files(source_file.fetch, script.files, name_in_errors)
         skipped_variables = {
             printable(command_word)
@@ -316,30 +326,45 @@ def _read_training_command(
             unset_counts=unset_counts(command_line.launcher) if world_size is None else (),
         )
 
-    for file in kinds():
-        if file.read_command is not None:
-            matching_lines = [program_line for program_line in command_lines if file.runs(program_line)]
-            matching_lines = [command for command in matching_lines if file.trains(command)] or matching_lines
+    for launch_file in launch_file_kinds():
+        if launch_file.read_command is not None:
+            matching_lines = [program_line for program_line in command_lines if launch_file.runs(program_line)]
+            matching_lines = [command for command in matching_lines if launch_file.trains(command)] or matching_lines
             if matching_lines:
-                command = matching_lines[0] if file.reads_first else _only_command(matching_lines, name_in_errors)
-                return read_with_options(file, file.read_command, command, source_of_command(command), options)
+                command = (
+                    matching_lines[0] if launch_file.reads_first else _only_command(matching_lines, name_in_errors)
+                )
+                return read_with_options(
+                    launch_file, launch_file.read_command, command, source_of_command(command), options
+                )
     for program_line in command_lines:
         config_words = config_place(program_line)
         if config_words is not None:
             return _read_config(config_words[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
         if program_line.program == "tune run":
-            recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
+            recipe_name = next(
+                (program_word for program_word in program_line.words if not program_word.startswith("-")), "NAME"
+            )
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
                 f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
                 "recipe.yaml, and --config recipe.yaml"
             )
     for program_line in command_lines:
-        table_kind = next((file for file in kinds() if file.name == TABLES_OF.get(program_line.program)), None)
+        table_kind = next(
+            (
+                launch_file
+                for launch_file in launch_file_kinds()
+                if launch_file.name == TABLES_OF.get(program_line.program)
+            ),
+            None,
+        )
         if table_kind is not None and table_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
-            arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
+            arguments_table = {
+                keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
+            }
             arguments_table = {**IMPLIED_BY.get(program_line.program, {}), **arguments_table}
             return read_with_options(
                 table_kind, table_kind.read, arguments_table, source_of_command(program_line), options
@@ -351,12 +376,12 @@ def _read_by_arguments(
     shell_script: ShellScript,
     command_lines: list[CommandLine],
     source_file: LaunchSource,
-    start_source: Callable[[CommandLine], LaunchSource],
+    source_function: Callable[[CommandLine], LaunchSource],
     options: Mapping[str, Any],
 ) -> Launch:
     """Returns the training run of a command whose program is unknown, recognized by its arguments."""
     name_in_errors = source_file.where
-    argument_readers = [file_kind for file_kind in kinds() if file_kind.read_arguments is not None]
+    argument_readers = [file_kind for file_kind in launch_file_kinds() if file_kind.read_arguments is not None]
     for file_kind in argument_readers:
         matching_commands = [command for command in shell_script.commands if file_kind.is_run_by(command.words)]
         if not matching_commands or file_kind.read_arguments is None:
@@ -374,8 +399,8 @@ def _read_by_arguments(
             )
         command = _only_command(program_lines, name_in_errors)
         arguments = arguments_of(command.words, name_in_errors)
-        return read_with_options(file_kind, file_kind.read_arguments, arguments, start_source(command), options)
-    launch_of_python = _read_python_of_command(command_lines, start_source, options)
+        return read_with_options(file_kind, file_kind.read_arguments, arguments, source_function(command), options)
+    launch_of_python = _read_python_of_command(command_lines, source_function, options)
     if launch_of_python is not None:
         return launch_of_python
     start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
@@ -387,8 +412,10 @@ def _read_by_arguments(
     )
     word_number, unresolved_word = next(unresolved_words, (0, ""))
     reason_text = f" (line {word_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
-    program_places = dict.fromkeys(f"{command.program} (line {command.line})" for command in command_lines)
-    runs_programs = f"; it runs {', '.join(map(printable, list(program_places)[:4]))}" if program_places else ""
+    programs_with_lines = dict.fromkeys(f"{command.program} (line {command.line})" for command in command_lines)
+    runs_programs = (
+        f"; it runs {', '.join(map(printable, list(programs_with_lines)[:4]))}" if programs_with_lines else ""
+    )
     known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(
         f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "
@@ -412,7 +439,10 @@ def _read_python_of_command(
             )
         except InputError:
             continue
-        if any(kind.read_python is not None and kind.is_python(file_text) for kind in kinds()):
+        if any(
+            launch_file.read_python is not None and launch_file.is_python(file_text)
+            for launch_file in launch_file_kinds()
+        ):
             return _read_python(file_text, replace(source_file, where=file_path, arguments=program_line.words), options)
     return None
 
@@ -499,8 +529,8 @@ def _reader_with_written_files(
         if is_unresolved(file_text):
             unknown_word = next(unknown_word for unknown_word in file_text.split() if is_unresolved(unknown_word))
             raise InputError(f"{name_in_errors}: {printable(file_name)}: {unresolved_reason(unknown_word)}")
-        parse = parse_yaml if file_name.endswith((".yaml", ".yml")) else parse_json
-        config = parse(file_text, f"{name_in_errors}: {printable(file_name)}")
+        parse_text = parse_yaml if file_name.endswith((".yaml", ".yml")) else parse_json
+        config = parse_text(file_text, f"{name_in_errors}: {printable(file_name)}")
         if not isinstance(config, Mapping):
             raise InputError(f"{name_in_errors}: {printable(file_name)}: expected a JSON object")
         return config
@@ -560,7 +590,7 @@ def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def processes(launcher: list[str], environment: Mapping[str, str]) -> int | None:
+def process_count(launcher: list[str], environment: Mapping[str, str]) -> int | None:
     """Returns the number of devices, processes per machine · machines, from a launcher's arguments.
 
     environment: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.

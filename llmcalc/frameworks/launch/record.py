@@ -91,8 +91,8 @@ class Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
         if self.stage_ends == (None, None):
             return self
-        sizes_place = f"{self.where}: layers of the first and of the last stage"
-        stage_sizes = stage_sizes_between_ends(layers, self.layout.pp, self.layout.vpp, *self.stage_ends, sizes_place)
+        error_prefix = f"{self.where}: layers of the first and of the last stage"
+        stage_sizes = stage_sizes_between_ends(layers, self.layout.pp, self.layout.vpp, *self.stage_ends, error_prefix)
         return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
 
     def data(self) -> dict[str, Any]:
@@ -423,21 +423,29 @@ class LaunchReader:
         return world_size or 1
 
     def fetch_tables(
-        self, argument_name: str, file_name: Any, expected_kind: str, shipped_tables: Mapping[str, Table] = NO_FILES
+        self,
+        argument_name: str,
+        file_name: Any,
+        expected_file_kind: str,
+        shipped_tables: Mapping[str, Table] = NO_FILES,
     ) -> Table:
         """Returns the tables of another file that an argument names.
 
-        expected_kind: the kind of file, for the error.
+        expected_file_kind: the kind of file, for the error.
         shipped_tables: path → tables of the program's own files, read where the user has no file of that path.
         """
         if not isinstance(file_name, str) or self.source.fetch is None:
             raise self.wrong(
-                argument_name, f"{shown(file_name)}; expected the path of {expected_kind} that can be read"
+                argument_name, f"{shown(file_name)}; expected the path of {expected_file_kind} that can be read"
             )
         shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
             shipped_text = next(
-                (table for shipped_name, table in shipped_tables.items() if file_name.endswith(f"/{shipped_name}")),
+                (
+                    shipped_table
+                    for shipped_name, shipped_table in shipped_tables.items()
+                    if file_name.endswith(f"/{shipped_name}")
+                ),
                 None,
             )
         try:
@@ -465,7 +473,7 @@ class LaunchReader:
             if str(group_size).endswith("_size") and ranks not in (None, 1):
                 self.unknown[f"parallelism_config.{group_size}"[:100]] = "groups of ranks are modelled with FSDP alone"
 
-    def frozen_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
+    def frozen_model_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """Returns the frozen copy of the model, which ZeRO 3 and FSDP shard like trained weights; None for no copy."""
         if not isinstance(self.frozen, FrozenModel) or layout.zero != 3:
             return self.frozen
@@ -488,7 +496,7 @@ class LaunchReader:
             ignored=tuple(self.ignored),
             notes=tuple(self.notes),
             filled_in=dict(self.filled_in),
-            frozen=self.frozen_on(launch_settings.layout),
+            frozen=self.frozen_model_on(launch_settings.layout),
             stage_ends=self.stage_ends,
             **launch_fields,
         )
@@ -564,15 +572,20 @@ HARMLESS = ("garbage_collection_threshold", "backend")
 """Options of torch's allocator that do not matter before memory runs out, or that select another allocator."""
 
 
-def size_of(reader: LaunchReader, argument_name: str, value: Any, *, minimum: int = 1) -> int:
+def size_of(reader: LaunchReader, argument_name: str, written_value: Any, *, minimum: int = 1) -> int:
     """Returns a value as a whole number of at least `minimum`. Raises `InputError`, which names the argument."""
-    parsed_number = value
-    if isinstance(value, str) and len(value) < 20 and value.strip().lstrip("+-").isdecimal() and value.isascii():
-        parsed_number = int(value)
-    if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
-        parsed_number = int(value)
+    parsed_number = written_value
+    if (
+        isinstance(written_value, str)
+        and len(written_value) < 20
+        and written_value.strip().lstrip("+-").isdecimal()
+        and written_value.isascii()
+    ):
+        parsed_number = int(written_value)
+    if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST:
+        parsed_number = int(written_value)
     if isinstance(parsed_number, bool) or not isinstance(parsed_number, int) or not minimum <= parsed_number < LARGEST:
-        raise reader.wrong(argument_name, f"{shown(value)}; expected a whole number of at least {minimum}")
+        raise reader.wrong(argument_name, f"{shown(written_value)}; expected a whole number of at least {minimum}")
     return parsed_number
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import shown
-from .python_source import UnknownValue, dotted, value_of
+from .python_source import UnknownValue, dotted_name_of, value_of
 from .unresolved import is_unresolved, printable
 
 PARSERS = re.compile(r"(parse_args|parse_known_args|parse_args_into_dataclasses|parse_args_and_config|parse|cli)$")
@@ -43,23 +43,35 @@ class ScriptArguments(NamedTuple):
 
 def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> ScriptArguments:
     """Returns the arguments that a Python file declares, with the values typed after the file's name."""
-    defaults = dict([*_declared_arguments(syntax_tree)][:MOST_ARGUMENTS])
-    typed = dict(_typed_values(typed_words))
-    undeclared = next((f"--{name}" for name in typed if name not in defaults), "")
-    loose_word = typed_words[0] if typed_words and not typed else ""
-    values = {name: argument for name, argument in {**defaults, **typed}.items() if argument is not None}
-    holders = set(_argument_variables(syntax_tree))
+    default_values = dict([*_declared_arguments(syntax_tree)][:MOST_ARGUMENTS])
+    typed_values = dict(_typed_values(typed_words))
+    undeclared_flag = next(
+        (f"--{argument_name}" for argument_name in typed_values if argument_name not in default_values), ""
+    )
+    positional_word = typed_words[0] if typed_words and not typed_values else ""
+    argument_values = {
+        argument_name: argument
+        for argument_name, argument in {**default_values, **typed_values}.items()
+        if argument is not None
+    }
+    argument_variables = set(_argument_variables(syntax_tree))
     variables: dict[str, Any] = {}
     for node in ast.walk(syntax_tree):
         if (
             isinstance(node, ast.Attribute)
-            and node.attr in values
-            and dotted(node.value).removeprefix("self.") in holders
+            and node.attr in argument_values
+            and dotted_name_of(node.value).removeprefix("self.") in argument_variables
         ):
-            variables[dotted(node)] = values[node.attr]
-    used = {name.rpartition(".")[2]: shown(value) for name, value in variables.items()}
-    values_used = ", ".join(f"{name} {text}" for name, text in [*used.items()][:MOST_SHOWN])
-    return ScriptArguments(defaults, typed, variables, undeclared or loose_word, values_used)
+            variables[dotted_name_of(node)] = argument_values[node.attr]
+    used_arguments = {
+        argument_name.rpartition(".")[2]: shown(argument_value) for argument_name, argument_value in variables.items()
+    }
+    used_values_text = ", ".join(
+        f"{argument_name} {value_text}" for argument_name, value_text in [*used_arguments.items()][:MOST_SHOWN]
+    )
+    return ScriptArguments(
+        default_values, typed_values, variables, undeclared_flag or positional_word, used_values_text
+    )
 
 
 def _declared_arguments(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
@@ -68,63 +80,69 @@ def _declared_arguments(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             keywords = {keyword.arg: value_of(keyword.value, {}) for keyword in node.keywords if keyword.arg}
             flags = [flag for flag in (value_of(argument, {}) for argument in node.args) if isinstance(flag, str)]
-            name = str(keywords.get("dest") or next((flag for flag in flags if flag.startswith("--")), ""))
-            action = keywords.get("action")
-            default = keywords.get("default", {"store_true": False, "store_false": True}.get(str(action)))
-            if name:
-                yield name.lstrip("-").replace("-", "_"), default
+            argument_name = str(keywords.get("dest") or next((flag for flag in flags if flag.startswith("--")), ""))
+            action_name = keywords.get("action")
+            default_value = keywords.get("default", {"store_true": False, "store_false": True}.get(str(action_name)))
+            if argument_name:
+                yield argument_name.lstrip("-").replace("-", "_"), default_value
         elif isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(line) for line in node.decorator_list):
             for statement in node.body:
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                     yield statement.target.id, _field_default(statement.value)
 
 
-def _field_default(value: ast.expr | None) -> Any:
+def _field_default(value_node: ast.expr | None) -> Any:
     """Returns the default of a dataclass's field; None without one."""
-    if isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] == "field":
-        value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
-    return None if value is None else value_of(value, {})
+    if isinstance(value_node, ast.Call) and dotted_name_of(value_node.func).rpartition(".")[2] == "field":
+        value_node = next((keyword.value for keyword in value_node.keywords if keyword.arg == "default"), None)
+    return None if value_node is None else value_of(value_node, {})
 
 
 def _argument_variables(syntax_tree: ast.Module) -> Iterator[str]:
     """Yields names that may refer to parsed arguments: results of a parser, function parameters, and classes."""
-    classes = {node.name for node in ast.walk(syntax_tree) if isinstance(node, ast.ClassDef)}
+    class_names = {node.name for node in ast.walk(syntax_tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.FunctionDef):
             yield from (parameter.arg for parameter in node.args.args)
         elif isinstance(node, ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Assign):
-            call = node.value.value if isinstance(node.value, ast.Subscript) else node.value
-            if isinstance(call, ast.Call) and _returns_arguments(call, classes):
-                for target in node.targets:
-                    names = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-                    yield from (name.id for name in names if isinstance(name, ast.Name))
+            call_node = node.value.value if isinstance(node.value, ast.Subscript) else node.value
+            if isinstance(call_node, ast.Call) and _returns_arguments(call_node, class_names):
+                for target_node in node.targets:
+                    name_nodes = target_node.elts if isinstance(target_node, ast.Tuple | ast.List) else [target_node]
+                    yield from (name_node.id for name_node in name_nodes if isinstance(name_node, ast.Name))
 
 
 def _returns_arguments(call: ast.Call, classes: set[str]) -> bool:
     """Whether a call parses the command line, or creates an object of a class that the file defines."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
-    return PARSERS.search(name) is not None or name in classes
+    function_name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name_of(call.func)
+    return PARSERS.search(function_name) is not None or function_name in classes
 
 
-def _typed_values(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _typed_values(typed_words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yields (argument, value) of typed words: `--rank 8`, `--rank=8`, or `--flag` alone."""
-    for i, word in enumerate(words):
-        if not word.startswith("--"):
+    for i, typed_word in enumerate(typed_words):
+        if not typed_word.startswith("--"):
             continue
-        name, equals_sign, text = word[2:].partition("=")
+        argument_name, equals_sign, value_text = typed_word[2:].partition("=")
         if not equals_sign:
-            text = words[i + 1] if i + 1 < len(words) and not words[i + 1].startswith("--") else "True"
-        yield name.replace("-", "_"), _plain_value(text)
+            value_text = (
+                typed_words[i + 1] if i + 1 < len(typed_words) and not typed_words[i + 1].startswith("--") else "True"
+            )
+        yield argument_name.replace("-", "_"), _plain_value(value_text)
 
 
-def _plain_value(text: str) -> Any:
+def _plain_value(value_text: str) -> Any:
     """Converts a typed text to a number or boolean where possible; an unresolved script word is an `UnknownValue`."""
-    if is_unresolved(text):
-        return UnknownValue(printable(text))
-    if text in ("True", "true", "False", "false"):
-        return text.lower() == "true"
-    if re.fullmatch(r"-?[0-9]{1,18}", text, re.ASCII) is not None:
-        return int(text)
-    return float(text) if re.fullmatch(r"-?[0-9]{0,18}\.?[0-9]{1,18}(e-?[0-9]{1,3})?", text) is not None else text
+    if is_unresolved(value_text):
+        return UnknownValue(printable(value_text))
+    if value_text in ("True", "true", "False", "false"):
+        return value_text.lower() == "true"
+    if re.fullmatch(r"-?[0-9]{1,18}", value_text, re.ASCII) is not None:
+        return int(value_text)
+    return (
+        float(value_text)
+        if re.fullmatch(r"-?[0-9]{0,18}\.?[0-9]{1,18}(e-?[0-9]{1,3})?", value_text) is not None
+        else value_text
+    )

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from .shell_conditions import WHOLE, Branch, holds
+from .shell_conditions import WHOLE, ShellBranch, evaluate_test
 from .shell_words import LONGEST_VALUE, ShellCommand, ShellScript, WordReader
 from .slurm import slurm_variables
-from .unresolved import ITEM, NAME, UNRESOLVED, UNSET, is_unresolved, printable, unresolved
+from .unresolved import ITEM, NAME, UNRESOLVED, UNSET, is_unresolved, mark_unresolved, printable
 
 MOST_WORDS = 20_000
 """Largest number of words of all commands of a script."""
@@ -40,7 +40,10 @@ SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 
 def read_script(
-    text: str, name_in_errors: str, typed_variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+    script_text: str,
+    name_in_errors: str,
+    typed_variables: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
 ) -> ShellScript:
     """Returns the variables and commands of a shell script, without running the script.
 
@@ -57,8 +60,8 @@ def read_script(
         typed_variables,
         [command_word.replace(UNRESOLVED, "").replace(ITEM, " ") for command_word in arguments],
     )
-    shell_script.variables |= {**slurm_variables(text), **typed_variables}
-    StatementReader(shell_script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
+    shell_script.variables |= {**slurm_variables(script_text), **typed_variables}
+    StatementReader(shell_script, script_text.replace("\r\n", "\n").replace(UNRESOLVED, "")).read_all()
     return shell_script
 
 
@@ -83,7 +86,7 @@ class StatementReader(WordReader):
         self, shell_script: ShellScript, script_text: str, nesting_depth: int = 0, first_line: int = 1
     ) -> None:
         super().__init__(shell_script, script_text, nesting_depth, first_line)
-        self.branches: list[Branch] = []
+        self.branches: list[ShellBranch] = []
         self.waiting: list[tuple[str, bool]] = []
         self.statement_start = (0, first_line)
         self.here_string: str | None = None
@@ -100,7 +103,7 @@ class StatementReader(WordReader):
         """Reads a simple command and applies its effect to the script."""
         statement_words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
-        start_line, separator, is_doubled = self.line, "", False
+        start_line, separator, is_double_separator = self.line, "", False
         self.statement_start = (self.at, start_line)
         self.here_string, self.output_file, self.is_negated = None, "", False
         while not separator:
@@ -113,11 +116,11 @@ class StatementReader(WordReader):
                 self.skip_comment()
             elif character in "\n;&|()":
                 separator = self.read_separator()
-                is_doubled = separator in ("&", "|") and self.text.startswith(separator, self.at)
-                self.at += is_doubled
+                is_double_separator = separator in ("&", "|") and self.text.startswith(separator, self.at)
+                self.at += is_double_separator
             elif (
                 character in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
-            ) and not self.at_placeholder():
+            ) and not self.is_at_placeholder():
                 self.skip_redirection()
             elif assignment and (not statement_words or statement_words[0] in DECLARES):
                 self.at = assignment.end()
@@ -130,11 +133,11 @@ class StatementReader(WordReader):
         if not self.read_patterns(statement_words, separator) and not self.read_joined(statement_words, assignments):
             self.apply_command(statement_words, assignments, start_line, separator)
         if statement_words or assignments or separator in ("(", ")"):
-            self.joined_by = separator * 2 if is_doubled else ""
+            self.joined_by = separator * 2 if is_double_separator else ""
         if separator == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
 
-    def skips_next(self) -> bool:
+    def skips_next_command(self) -> bool:
         """Whether the next command in a list of && and || is certainly skipped."""
         return bool(self.joined_by) and self.has_succeeded is (self.joined_by == "||")
 
@@ -150,7 +153,7 @@ class StatementReader(WordReader):
         if first_word in (*BEGINS, *ENDS, "elif"):
             self.has_succeeded = None
             return False
-        if self.skips_next():
+        if self.skips_next_command():
             self.skip_assignments(assignments)
             return True
         is_condition = first_word in CONDITIONS or command_words[-1:] == ["]]"]
@@ -187,7 +190,7 @@ class StatementReader(WordReader):
         if command_words == ["{"]:
             self.open_block(command_words, "")
             if self.joined_by and self.has_succeeded is not None:
-                self.branches[-1].runs = not self.skips_next()
+                self.branches[-1].runs = not self.skips_next_command()
             self.joined_by = ""
             return []
         if len(command_words) == 1 and command_words[0] in BETWEEN:
@@ -225,7 +228,7 @@ class StatementReader(WordReader):
                     return True
         return None if has_long_pattern else False
 
-    def read_condition(self, command_words: list[str], separator: str, branch: Branch) -> None:
+    def read_condition(self, command_words: list[str], separator: str, branch: ShellBranch) -> None:
         """Evaluates a condition of `if`, `elif`, && or ||, and opens the branch after the last condition.
 
         separator: the separator after the condition.
@@ -258,7 +261,7 @@ class StatementReader(WordReader):
             command_words = [*command_words, "]]"]
         elif command_words[-1:] == ["]]"] and command_words[0] != "[[":
             command_words = ["[[", *command_words]
-        condition = holds(command_words)
+        condition = evaluate_test(command_words)
         if condition is not None:
             self.script.unset |= {
                 printable(command_word) for command_word in command_words if UNSET.fullmatch(command_word)
@@ -270,10 +273,10 @@ class StatementReader(WordReader):
         if len(self.branches) >= MOST_BLOCKS:
             raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
         if command_words[0] == "if":
-            branch = Branch(None)
+            branch = ShellBranch(None)
             self.read_condition(command_words[1:], separator, branch)
         elif command_words[0] == "case" and len(command_words) > 2 and command_words[2] == "in":
-            branch = Branch(False, value=command_words[1], patterns=[])
+            branch = ShellBranch(False, value=command_words[1], patterns=[])
             self.branches.append(branch)
             if len(command_words) > 3:
                 self.read_patterns(command_words[3:], ")")
@@ -281,27 +284,33 @@ class StatementReader(WordReader):
         elif command_words[0] in ("while", "until"):
             condition_true = self.evaluate_condition(command_words[1:]) if separator not in ("&", "|") else None
             condition = condition_true if condition_true is None or command_words[0] == "while" else not condition_true
-            branch = Branch(condition, earlier_branch_runs=None, start=self.statement_start if condition else None)
+            branch = ShellBranch(condition, earlier_branch_runs=None, start=self.statement_start if condition else None)
         elif command_words[0] in ("for", "select") and len(command_words) > 1:
             branch = self.loop_block(
-                command_words[1][:80], command_words[3:] if command_words[2:3] == ["in"] else [unresolved("$@")]
+                command_words[1][:80], command_words[3:] if command_words[2:3] == ["in"] else [mark_unresolved("$@")]
             )
         else:
-            branch = Branch(None, earlier_branch_runs=None)
+            branch = ShellBranch(None, earlier_branch_runs=None)
         self.branches.append(branch)
 
-    def loop_block(self, variable: str, items: list[str]) -> Branch:
+    def loop_block(self, variable_name: str, loop_items: list[str]) -> ShellBranch:
         """Returns the block of a shell loop over values, or over the value that the user typed for the variable."""
-        if variable in self.script.typed:
-            items = [self.script.typed[variable]]
-        if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in items) or self.in_unsure_branch():
-            if variable not in self.script.typed:
-                self.script.variables[variable] = unresolved(variable)
-            return Branch(None, earlier_branch_runs=None)
-        if not items or not self.is_running():
-            return Branch(False, earlier_branch_runs=None)
-        self.script.variables[variable] = self.script.loops[variable] = items[0]
-        return Branch(True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable, values=items[1:])
+        if variable_name in self.script.typed:
+            loop_items = [self.script.typed[variable_name]]
+        if (
+            not NAME.fullmatch(variable_name)
+            or any(is_unresolved(loop_item) for loop_item in loop_items)
+            or self.is_in_uncertain_branch()
+        ):
+            if variable_name not in self.script.typed:
+                self.script.variables[variable_name] = mark_unresolved(variable_name)
+            return ShellBranch(None, earlier_branch_runs=None)
+        if not loop_items or not self.is_running():
+            return ShellBranch(False, earlier_branch_runs=None)
+        self.script.variables[variable_name] = self.script.loops[variable_name] = loop_items[0]
+        return ShellBranch(
+            True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable_name, values=loop_items[1:]
+        )
 
     def close_block(self) -> None:
         """Closes a block, or returns to the start of an unfinished loop."""
@@ -322,7 +331,7 @@ class StatementReader(WordReader):
         """Whether the current position is executed, because all enclosing blocks are."""
         return not any(branch.runs is False for branch in self.branches)
 
-    def in_unsure_branch(self) -> bool:
+    def is_in_uncertain_branch(self) -> bool:
         """Whether the current position is in a block that may be skipped or repeated."""
         return any(branch.runs is None for branch in self.branches)
 
@@ -348,7 +357,7 @@ class StatementReader(WordReader):
             self.set_variables(command_words, assignments)
         elif first_word == "shift" and len(command_words) < 3:
             loop_count = int(command_words[1]) if command_words[1:] and WHOLE.fullmatch(command_words[1]) else 1
-            if not self.in_unsure_branch():
+            if not self.is_in_uncertain_branch():
                 del self.script.arguments[: max(0, loop_count)]
         elif first_word == "eval" and self.depth < 3:
             StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line_number).read_all()
@@ -361,7 +370,9 @@ class StatementReader(WordReader):
                 self.read_words(variable_names, assignments.get("IFS"))
         elif first_word in SETS_VARIABLES:
             for variable_name in filter(NAME.fullmatch, command_words[1:]):
-                self.script.variables[variable_name] = self.script.typed.get(variable_name, unresolved(variable_name))
+                self.script.variables[variable_name] = self.script.typed.get(
+                    variable_name, mark_unresolved(variable_name)
+                )
         else:
             self.add_command(command_words, assignments, line_number)
 
@@ -375,18 +386,24 @@ class StatementReader(WordReader):
 
         command_words: the command's; none for `NAME=…`.
         """
-        surely_runs = all(branch.runs for branch in self.branches)
+        is_certain_to_run = all(branch.runs for branch in self.branches)
         for variable_name, assigned_value in assignments.items():
-            has_known_value = surely_runs and not (isinstance(assigned_value, str) and is_unresolved(assigned_value))
+            has_known_value = is_certain_to_run and not (
+                isinstance(assigned_value, str) and is_unresolved(assigned_value)
+            )
             if has_known_value or variable_name not in self.script.typed:
-                self.script.variables[variable_name] = assigned_value if surely_runs else unresolved(variable_name)
+                self.script.variables[variable_name] = (
+                    assigned_value if is_certain_to_run else mark_unresolved(variable_name)
+                )
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
             self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
 
     def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the command `read` does."""
-        text = self.here_string or ""
-        split_words = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
+        input_text = self.here_string or ""
+        split_words = (
+            input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
+        )
         for i, variable_name in enumerate(variables):
             words_value = (
                 " ".join(split_words[i:]) if i == len(variables) - 1 else split_words[i] if i < len(split_words) else ""
@@ -510,7 +527,7 @@ class StatementReader(WordReader):
                 self.skip_comment()
             elif character in "\n;&|(":
                 self.at += 1
-            elif character in "<>" and not self.at_placeholder():
+            elif character in "<>" and not self.is_at_placeholder():
                 self.skip_redirection()
             else:
                 array_item = self.read_word()

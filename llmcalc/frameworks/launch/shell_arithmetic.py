@@ -86,28 +86,32 @@ class _Expression:
         return left_value
 
     def evaluate_product(self, nesting_depth: int) -> int | list[int]:
-        left = self.evaluate_atom(nesting_depth)
+        left_value = self.evaluate_atom(nesting_depth)
         while self.peek() in ("*", "/", "%"):
             operator, right_value = self.take_token(), self.evaluate_atom(nesting_depth)
-            if isinstance(left, int) and isinstance(right_value, int):
+            if isinstance(left_value, int) and isinstance(right_value, int):
                 if operator != "*" and right_value == 0:
                     raise ValueError("division by zero")
                 if operator == "*":
-                    left = left * right_value
+                    left_value = left_value * right_value
                 else:
-                    quotient = abs(left) // abs(right_value) * (1 if (left < 0) == (right_value < 0) else -1)
-                    left = quotient if operator == "/" else left - quotient * right_value
-            elif operator == "*" and isinstance(left, list) != isinstance(right_value, list):
-                list_items, repeat_count = (left, right_value) if isinstance(left, list) else (right_value, left)
+                    quotient = (
+                        abs(left_value) // abs(right_value) * (1 if (left_value < 0) == (right_value < 0) else -1)
+                    )
+                    left_value = quotient if operator == "/" else left_value - quotient * right_value
+            elif operator == "*" and isinstance(left_value, list) != isinstance(right_value, list):
+                list_items, repeat_count = (
+                    (left_value, right_value) if isinstance(left_value, list) else (right_value, left_value)
+                )
                 assert isinstance(list_items, list)
                 assert isinstance(repeat_count, int)
                 if len(list_items) * max(0, repeat_count) > LONGEST_LIST:
                     raise ValueError("a list that is too long")
-                left = list_items * max(0, repeat_count)
+                left_value = list_items * max(0, repeat_count)
             else:
                 raise ValueError("not a product")
-            self.check_size(left)
-        return left
+            self.check_size(left_value)
+        return left_value
 
     def evaluate_atom(self, nesting_depth: int) -> int | list[int]:
         if nesting_depth > DEEPEST or self.at >= len(self.tokens):
@@ -136,10 +140,14 @@ class _Expression:
                 self.take_token()
             self.expect_token("]")
             return list_items
-        text = self.variables.get(token.strip("${}"), "")
-        if not isinstance(text, str) or len(text) > LONGEST_NUMBER or not re.fullmatch(r"\s*-?\d{1,15}\s*", text):
+        variable_text = self.variables.get(token.strip("${}"), "")
+        if (
+            not isinstance(variable_text, str)
+            or len(variable_text) > LONGEST_NUMBER
+            or not re.fullmatch(r"\s*-?\d{1,15}\s*", variable_text)
+        ):
             raise ValueError("a name without a value")
-        return int(text)
+        return int(variable_text)
 
     def expect_token(self, expected_token: str) -> None:
         if self.peek() != expected_token:
@@ -147,12 +155,14 @@ class _Expression:
         self.take_token()
 
     def check_size(self, result_value: int | list[int]) -> None:
-        too_large = len(result_value) > LONGEST_LIST if isinstance(result_value, list) else abs(result_value) > LARGEST
-        if too_large:
+        is_too_large = (
+            len(result_value) > LONGEST_LIST if isinstance(result_value, list) else abs(result_value) > LARGEST
+        )
+        if is_too_large:
             raise ValueError("too large")
 
 
-def evaluated(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
+def evaluate_expression(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | list[int] | None:
     """Returns the number, or the list of numbers, of an expression; None if it cannot be evaluated."""
     tokens = tokens_of(expression_text)
     if not tokens:
@@ -167,5 +177,5 @@ def evaluated(expression_text: str, shell_variables: Mapping[str, str | list[str
 
 def value_of(expression_text: str, shell_variables: Mapping[str, str | list[str]]) -> int | None:
     """Returns the whole number of an expression; None if it cannot be evaluated."""
-    result_value = evaluated(expression_text, shell_variables)
+    result_value = evaluate_expression(expression_text, shell_variables)
     return result_value if isinstance(result_value, int) else None

@@ -22,7 +22,7 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 
 
 @dataclass
-class Branch:
+class ShellBranch:
     """An open block of a shell script: a branch of `if` or `case`, or a loop.
 
     runs: whether its lines run; None if unresolved.
@@ -58,7 +58,7 @@ class Branch:
         )
 
 
-def holds(command_words: list[str]) -> bool | None:
+def evaluate_test(command_words: list[str]) -> bool | None:
     """Whether a condition `[ … ]` is true; None if it is unresolved or not supported.
 
     A variable that the script never sets is assumed to be unset.
@@ -76,7 +76,7 @@ def holds(command_words: list[str]) -> bool | None:
     operands = command_words[1:-1] if closing_words[command_words[0]] else command_words[1:]
     negation_count = next((i for i, operand in enumerate(operands) if operand != "!"), len(operands))
     if negation_count:
-        negated_result = holds(["test", *operands[negation_count:]])
+        negated_result = evaluate_test(["test", *operands[negation_count:]])
         return None if negated_result is None else negated_result == (negation_count % 2 == 0)
     if len(operands) == 1 and not operands[0].startswith("-"):
         return operands[0] != ""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ...errors import InputError
-from .unresolved import ITEM, NAME, UNRESOLVED, is_unresolved, unresolved
+from .unresolved import ITEM, NAME, UNRESOLVED, is_unresolved, mark_unresolved
 
 LISTED_DEVICES = re.compile(r"nvidia-smi\s[^|]*\|\s*wc\s+-l\s*$")
 """A command that counts the devices of a machine."""
@@ -79,10 +79,12 @@ class ShellScript:
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
-        exported_values = {variable: self.variables.get(variable, "") for variable in sorted(self.exported)}
+        exported_values = {
+            variable_name: self.variables.get(variable_name, "") for variable_name in sorted(self.exported)
+        }
         return {
-            variable: exported_value
-            for variable, exported_value in exported_values.items()
+            variable_name: exported_value
+            for variable_name, exported_value in exported_values.items()
             if isinstance(exported_value, str) and not is_unresolved(exported_value)
         }
 
@@ -139,7 +141,7 @@ class WordReader:
         self.lines = (self.at, line_number + self.text.count("\n", line_start, self.at))
         return self.lines[1]
 
-    def at_placeholder(self) -> bool:
+    def is_at_placeholder(self) -> bool:
         """Whether a placeholder for the user, such as `<path>`, begins at this position."""
         return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
 
@@ -178,7 +180,7 @@ class WordReader:
         letter_count, counted_pieces = 0, 0
         while self.at < len(self.text):
             character = self.text[self.at]
-            if self.at_placeholder():
+            if self.is_at_placeholder():
                 word_pieces.append(self.read_plain_text(_PLACEHOLDER))
                 continue
             if character == UNRESOLVED:
@@ -267,7 +269,7 @@ class WordReader:
             if end_index < 0:
                 raise self.error("a backquote that does not end")
             self.at = end_index + 1
-            return unresolved("`…`")
+            return mark_unresolved("`…`")
         if self.text.startswith("$((", dollar_index):
             inner_text = self.read_balanced_text(dollar_index + 1)
             return self.evaluate_arithmetic(
@@ -283,7 +285,7 @@ class WordReader:
             self.at = name_match.end()
             variable_value = self.script.variables.get(name_match[0])
             if variable_value is None:
-                return "" if name_match[0] in self.script.skipped else unresolved(f"${name_match[0]}")
+                return "" if name_match[0] in self.script.skipped else mark_unresolved(f"${name_match[0]}")
             return variable_value if isinstance(variable_value, str) else (variable_value[0] if variable_value else "")
         next_character = self.text[dollar_index + 1 : dollar_index + 2]
         self.at = dollar_index + 2
@@ -294,7 +296,7 @@ class WordReader:
         if next_character and next_character in "123456789":
             return self.script_argument(int(next_character))
         return (
-            unresolved(f"${next_character}")
+            mark_unresolved(f"${next_character}")
             if next_character and next_character in "0123456789#?$!-"
             else f"${next_character}".rstrip()
         )
@@ -312,13 +314,13 @@ class WordReader:
             )
             if command_name == "expr" and not is_unresolved(arithmetic_text):
                 result_text = self.evaluate_arithmetic(arithmetic_text)
-                return result_text if not is_unresolved(result_text) else unresolved(f"$({command_name}…)")
+                return result_text if not is_unresolved(result_text) else mark_unresolved(f"$({command_name}…)")
             if command_name == "echo" and not is_unresolved(arithmetic_text) and not arithmetic_text.startswith("-"):
                 return arithmetic_text.strip()
         devices_of_machine = self.script.variables.get("SLURM_GPUS_ON_NODE")
         if LISTED_DEVICES.match(command_text) is not None and isinstance(devices_of_machine, str):
             return devices_of_machine
-        return unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
+        return mark_unresolved(f"$({command_name}…)" if arguments else f"$({command_name})")
 
     def script_argument(self, argument_number: int) -> str:
         """Returns the script's positional argument `argument_number`, from 1, or a mark if it was not typed."""
@@ -328,7 +330,7 @@ class WordReader:
         return (
             arguments[argument_number - 1]
             if 0 < argument_number <= len(arguments)
-            else unresolved(f"${argument_number}")
+            else mark_unresolved(f"${argument_number}")
         )
 
     def read_balanced_text(self, start_index: int) -> str:
@@ -357,40 +359,54 @@ class WordReader:
         """Returns the expanded text of `${…}`."""
         array_match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]", text_in_braces)
         if array_match is not None:
-            value = self.script.variables.get(array_match[1])
-            if value is None:
-                return ITEM if array_match[1] in self.script.skipped else unresolved(f"${array_match[1]}")
-            array_items = value if isinstance(value, list) else [value]
+            variable_value = self.script.variables.get(array_match[1])
+            if variable_value is None:
+                return ITEM if array_match[1] in self.script.skipped else mark_unresolved(f"${array_match[1]}")
+            array_items = variable_value if isinstance(variable_value, list) else [variable_value]
             return ITEM.join(array_items) if len(array_items) > 1 else (array_items[0] if array_items else ITEM)
         arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", text_in_braces)
         if arguments_match is not None:
             return ITEM.join(self.script.arguments[max(0, int(arguments_match[1]) - 1) :]) or ITEM
-        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", text_in_braces, re.DOTALL)
-        if match is None:
+        expansion_match = re.fullmatch(
+            r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", text_in_braces, re.DOTALL
+        )
+        if expansion_match is None:
             name_match = NAME.match(text_in_braces)
-            return unresolved(f"${{{name_match[0] if name_match else text_in_braces[:20]}…}}")
-        variable, expansion_operator, alternative_text = match[1], match[2] or "", match[3] or ""
-        if variable == "#" and not expansion_operator:
+            return mark_unresolved(f"${{{name_match[0] if name_match else text_in_braces[:20]}…}}")
+        variable_name, expansion_operator, alternative_text = (
+            expansion_match[1],
+            expansion_match[2] or "",
+            expansion_match[3] or "",
+        )
+        if variable_name == "#" and not expansion_operator:
             return str(len(self.script.arguments))
-        value = self.script.variables.get(variable)
-        if variable.isdecimal() and 0 < int(variable) <= len(self.script.arguments):
-            value = self.script_argument(int(variable))
-        elif variable.isdecimal() and not expansion_operator:
-            return self.script_argument(int(variable))
-        is_set = value is not None and not (expansion_operator.startswith(":") and value in ("", []))
-        value_text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
+        variable_value = self.script.variables.get(variable_name)
+        if variable_name.isdecimal() and 0 < int(variable_name) <= len(self.script.arguments):
+            variable_value = self.script_argument(int(variable_name))
+        elif variable_name.isdecimal() and not expansion_operator:
+            return self.script_argument(int(variable_name))
+        is_set = variable_value is not None and not (expansion_operator.startswith(":") and variable_value in ("", []))
+        value_text = (
+            ""
+            if variable_value is None
+            else (variable_value if isinstance(variable_value, str) else (variable_value[0] if variable_value else ""))
+        )
         if expansion_operator.endswith("+"):
             return self.expand_nested_text(alternative_text) if is_set else ""
         if is_set:
             return value_text
         if expansion_operator.endswith(("-", "=")):
             value_text = self.expand_nested_text(alternative_text)
-            if expansion_operator.endswith("=") and NAME.fullmatch(variable):
-                self.script.variables[variable] = value_text
+            if expansion_operator.endswith("=") and NAME.fullmatch(variable_name):
+                self.script.variables[variable_name] = value_text
             return value_text
-        if variable in ("@", "*"):
+        if variable_name in ("@", "*"):
             return ITEM.join(self.script.arguments) or ITEM
-        return value_text if value is not None or variable in self.script.skipped else unresolved(f"${variable}")
+        return (
+            value_text
+            if variable_value is not None or variable_name in self.script.skipped
+            else mark_unresolved(f"${variable_name}")
+        )
 
     def expand_nested_text(self, nested_text: str) -> str:
         """Returns a nested text, such as a default value, after expansion."""
@@ -430,4 +446,4 @@ class WordReader:
         from .shell_arithmetic import value_of
 
         result_value = value_of(expression_text, self.script.variables)
-        return unresolved(f"$(({expression_text.strip()[:60]}))") if result_value is None else str(result_value)
+        return mark_unresolved(f"$(({expression_text.strip()[:60]}))") if result_value is None else str(result_value)

@@ -26,13 +26,13 @@ def with_teacher_model(
     teacher_name: str,
     loaded_format: str,
     loss: SecondLoss,
-    shards_weights: bool,
+    is_weight_sharded: bool,
 ) -> Launch:
     """Returns the run with a teacher's weights and loss.
 
     option_name: the argument that names the teacher.
     loaded_format: number format of its weights.
-    shards_weights: whether ZeRO-3 divides them over the devices.
+    is_weight_sharded: whether ZeRO-3 divides them over the devices.
     Raises `InputError` for a teacher that cannot be read.
     """
     try:
@@ -41,14 +41,14 @@ def with_teacher_model(
         raise reader.wrong(
             option_name, f"{shown(teacher_name)} cannot be read ({error}); expected a preset or a hub id"
         ) from None
-    reader.notes.append(f"the teacher, {teacher_name}, is on each device{' as a shard' if shards_weights else ''}")
+    reader.notes.append(f"the teacher, {teacher_name}, is on each device{' as a shard' if is_weight_sharded else ''}")
     return replace(
         launched_run,
         notes=tuple(reader.notes),
         frozen=Teacher(
             loss.source,
             dtype=loaded_format,
-            ranks=launched_run.layout.dp if shards_weights else 1,
+            ranks=launched_run.layout.dp if is_weight_sharded else 1,
             parameters=params(teacher_model).total,
             loss=loss,
         ),

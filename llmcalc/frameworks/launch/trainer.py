@@ -152,7 +152,7 @@ def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Lau
     """
     reader.check_unknown()
     launched_run = read_trainer({**trainer_arguments(reader.source), **config}, reader.source)
-    frozen_model = reader.frozen_on(launched_run.layout)
+    frozen_model = reader.frozen_model_on(launched_run.layout)
     return replace(reader.with_records(launched_run), target=model_id, frozen=frozen_model)
 
 
@@ -218,12 +218,16 @@ def _autocast_of_adapters(reader: LaunchReader, config: Table, run_settings: Map
 
 
 def _with_named_files(
-    reader: LaunchReader, config: Table, framework_name: str, file_keys: Sequence[str], shipped: Mapping[str, Table]
+    reader: LaunchReader,
+    config: Table,
+    framework_name: str,
+    file_keys: Sequence[str],
+    shipped_tables: Mapping[str, Table],
 ) -> dict[str, Any]:
     """Returns the arguments with the framework's config files replaced by the files' tables."""
     expected_text = f"a config of {framework(framework_name).title}"
     tables_by_key = {
-        file_key: reader.fetch_tables(file_key, config[file_key], expected_text, shipped)
+        file_key: reader.fetch_tables(file_key, config[file_key], expected_text, shipped_tables)
         for file_key in file_keys
         if isinstance(config.get(file_key), str) and re.search(r"\.(json|ya?ml)$", config[file_key])
     }
@@ -312,7 +316,7 @@ def pair_settings(
     keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
     if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
-        add_reference(reader, run_settings, reference_model)
+        add_reference_model(reader, run_settings, reference_model)
     if loss == "reward" and not keeps_logits:
         reader.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")
         return {"batch": 2 * run_settings["batch"], "cross_entropy": "chunked"}
@@ -328,7 +332,7 @@ def kto_settings(
     Its mismatched answers run without gradients.
     run_settings: the settings of the run. reference_model: as of `pair_settings`.
     """
-    add_reference(reader, run_settings, reference_model)
+    add_reference_model(reader, run_settings, reference_model)
     reader.notes.append("the loss of KTO is counted as that of SFT, an estimate")
     return {"batch": run_settings["batch"], **_loss_of_all_logits(reader, run_settings)}
 
@@ -344,7 +348,7 @@ def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -
     return {"cross_entropy": "eager"}
 
 
-def add_reference(
+def add_reference_model(
     reader: LaunchReader, run_settings: Mapping[str, Any], reference_model: FrozenModel | None = None
 ) -> None:
     """Adds the reference model of a loss: shared frozen weights with adapters, else a copy of all weights.
@@ -421,7 +425,8 @@ def trainer_kernels(
     if uses_checkpointing or reader.flag(config, "activation_checkpointing"):
         argument_names = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
         ckpt_kwargs = next(
-            (table for argument in argument_names if (table := _table_or_json(reader, config, argument))), {}
+            (kwargs_table for argument in argument_names if (kwargs_table := _table_or_json(reader, config, argument))),
+            {},
         )
         is_reentrant = ckpt_kwargs.get("use_reentrant", default_values["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"

@@ -18,7 +18,7 @@ UNSET = re.compile(rf"{UNRESOLVED}\$[A-Za-z0-9_]+{UNRESOLVED}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def unresolved(variable_name: str) -> str:
+def mark_unresolved(variable_name: str) -> str:
     """Returns a marked name that replaces a value unknown before the script runs."""
     printable_characters = (
         character for character in variable_name if not character.isspace() and character not in (UNRESOLVED, ITEM)
@@ -61,7 +61,10 @@ def unresolved_reason(shell_text: str) -> str:
     if marked_name[:2] in ("$(", "`…"):
         return f"{reason_text}: a command prints it; expected a value"
     if re.fullmatch(r"\$[0-9]{1,3}", marked_name):
-        number = int(marked_name[1:])
-        arguments = " ".join(("ARG1", "ARG2", f"… ARG{number}" if number > 3 else "ARG3")[: min(number, 3)])
-        return f"{reason_text}: it is argument {number} of the script; expected --launch 'FILE {arguments}', or a value"
+        argument_number = int(marked_name[1:])
+        arguments = " ".join(
+            ("ARG1", "ARG2", f"… ARG{argument_number}" if argument_number > 3 else "ARG3")[: min(argument_number, 3)]
+        )
+        reason_text += f": it is argument {argument_number} of the script"
+        return f"{reason_text}; expected --launch 'FILE {arguments}', or a value"
     return f"{reason_text}; expected a value"

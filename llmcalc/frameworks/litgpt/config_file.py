@@ -53,8 +53,10 @@ HEAD_CHUNK = 128
 
 def is_litgpt(config: Table) -> bool:
     """Whether a table is a config of LitGPT."""
-    train = config.get("train")
-    has_sizes = isinstance(train, Mapping) and ("micro_batch_size" in train or "global_batch_size" in train)
+    train_table = config.get("train")
+    has_sizes = isinstance(train_table, Mapping) and (
+        "micro_batch_size" in train_table or "global_batch_size" in train_table
+    )
     return has_sizes and any(
         argument_name in config for argument_name in ("checkpoint_dir", "model_name", "lora_r", "logger_name")
     )
@@ -101,8 +103,8 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
             run_settings["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
         model_name = str(config.get("checkpoint_dir") or config.get("model_name") or "")
         model_id = re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200]
-        own_settings = TitanSettings(reduced="bfloat16" if "bf16" in precision else "")
-        return sharded_launch(reader, world_size, run_settings, own_settings, target=model_id)
+        reduction_settings = TitanSettings(reduced="bfloat16" if "bf16" in precision else "")
+        return sharded_launch(reader, world_size, run_settings, reduction_settings, target=model_id)
 
 
 def _device_count(reader: LaunchReader, config: Table) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..logs.log_contents import AMOUNT, LogReading, LogTerm, LogValues, bytes_of, pattern
+from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, bytes_of, pattern
 from ..logs.log_text import LogText
 
 _BUFFER = re.compile(
@@ -92,7 +92,7 @@ PLAIN_FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 """Formats of the cache that are plain numbers."""
 
 
-def read_log(log_text: LogText) -> LogReading | None:
+def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the buffer sizes that llama.cpp or Ollama printed in a log; None for a log without any."""
     log_values = LogValues(log_text, PATTERNS, _is_slot_line)
     buffer_sizes = _buffer_sizes(log_text)
@@ -128,7 +128,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     is_ik_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
     program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_ik_fork else "llama.cpp"
     build_text = "" if is_ollama else log_values.last_text("build")
-    return LogReading(
+    return ParsedLog(
         program=program_name,
         title="Ollama" if is_ollama else program_name,
         terms=memory_terms,
@@ -214,9 +214,11 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     """Returns (buffer name, device) → bytes. A recreated context replaces its buffers."""
     bytes_by_buffer: dict[tuple[str, str], int] = {}
     for log_line in log_text.lines_with(*(f'msg="{buffer_kind}"' for buffer_kind in _OLLAMA_NAMES)):
-        match = _OLLAMA_BUFFER.search(log_line[:LONGEST_PREFIX])
-        if match is not None:
-            bytes_by_buffer[_OLLAMA_NAMES[match["kind"]], match["device"]] = bytes_of(match["size"])
+        buffer_match = _OLLAMA_BUFFER.search(log_line[:LONGEST_PREFIX])
+        if buffer_match is not None:
+            bytes_by_buffer[_OLLAMA_NAMES[buffer_match["kind"]], buffer_match["device"]] = bytes_of(
+                buffer_match["size"]
+            )
     for log_line in log_text.lines_with("n_ctx ", "buffer size"):
         if "n_ctx " in log_line and "=" in log_line and not _is_slot_line(log_line):
             bytes_by_buffer = {
@@ -226,15 +228,15 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
             }
         if "buffer size" not in log_line:
             continue
-        match = _BUFFER.search(log_line[:LONGEST_PREFIX])
-        if match is None:
+        buffer_match = _BUFFER.search(log_line[:LONGEST_PREFIX])
+        if buffer_match is None:
             continue
-        buffer_kind = match["kind"].strip()
+        buffer_kind = buffer_match["kind"].strip()
         buffer_key = (
             _TERM_NAMES.get(buffer_kind, "compute_buffer" if buffer_kind == "compute" else "output_buffer"),
-            match["device"],
+            buffer_match["device"],
         )
-        buffer_bytes = bytes_of(match["size"])
+        buffer_bytes = bytes_of(buffer_match["size"])
         is_added = (
             buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
         )  # full layers, layers with a window, and recurrent states

@@ -11,13 +11,13 @@ from ...sources.preset import Preset
 from ..engines.engine import EngineVersion
 from ..engines.versions import read_engine_record
 from ..ggml.server import GgmlServer
-from ..ggml.versions import GgmlRecord
+from ..ggml.versions import GgmlEngineRecord
 
 
 @cache
-def read_record() -> GgmlRecord:
+def read_record() -> GgmlEngineRecord:
     """Returns the contents of `presets/engines/llama_cpp.toml`."""
-    return read_engine_record(GgmlRecord, "llama_cpp")
+    return read_engine_record(GgmlEngineRecord, "llama_cpp")
 
 
 def create_server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:

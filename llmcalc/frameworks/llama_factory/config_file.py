@@ -164,8 +164,10 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             loss = str(reader.value(config, "pref_loss", "sigmoid"))
             run_settings |= pair_settings(reader, loss, run_settings, _reference_model(config))
             if loss not in LOSSES_WITHOUT_REFERENCE:
-                has_copy = isinstance(reader.frozen, FrozenModel)
-                reader.frozen = replace(_reference_model(config), loss=POLICY_LOGITS) if has_copy else POLICY_LOGITS
+                has_frozen_copy = isinstance(reader.frozen, FrozenModel)
+                reader.frozen = (
+                    replace(_reference_model(config), loss=POLICY_LOGITS) if has_frozen_copy else POLICY_LOGITS
+                )
         elif training_stage == "kto":
             run_settings |= kto_settings(reader, run_settings, _reference_model(config))
         if config.get("use_eaft_loss"):
@@ -264,34 +266,41 @@ def _optimizer_settings(
 
 
 def _low_rank_optimizer(
-    reader: LaunchReader, config: Table, prefix: str, run_settings: Table, world_size: int | None
+    reader: LaunchReader, config: Table, argument_prefix: str, run_settings: Table, world_size: int | None
 ) -> dict[str, Any]:
-    """Returns the settings of GaLore or APOLLO. prefix: the common prefix of the arguments."""
+    """Returns the settings of GaLore or APOLLO. argument_prefix: the common prefix of the arguments."""
     if "lora_rank" in run_settings:
-        raise reader.wrong(f"use_{prefix}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full")
+        raise reader.wrong(
+            f"use_{argument_prefix}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full"
+        )
     if config.get("deepspeed"):
         raise reader.wrong(
-            f"use_{prefix}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed"
+            f"use_{argument_prefix}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed"
         )
     if str(config.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
-        reader.unknown["optim"] = f"with use_{prefix} adamw_torch alone is modelled"
-    modelled_values = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if prefix == "apollo" else {})
+        reader.unknown["optim"] = f"with use_{argument_prefix} adamw_torch alone is modelled"
+    modelled_values = {"target": "all", "proj_type": "std"} | (
+        {"proj": "random"} if argument_prefix == "apollo" else {}
+    )
     for argument_name, modelled_value in modelled_values.items():
-        if reader.value(config, f"{prefix}_{argument_name}", modelled_value) not in (modelled_value, [modelled_value]):
-            reader.unknown[f"{prefix}_{argument_name}"] = f"{modelled_value} alone is modelled"
+        if reader.value(config, f"{argument_prefix}_{argument_name}", modelled_value) not in (
+            modelled_value,
+            [modelled_value],
+        ):
+            reader.unknown[f"{argument_prefix}_{argument_name}"] = f"{modelled_value} alone is modelled"
     reader.filled_in.pop("optim", None)
-    rank = reader.size(config, f"{prefix}_rank", 16)
+    rank = reader.size(config, f"{argument_prefix}_rank", 16)
     if rank > LARGEST_RANK:
-        raise reader.wrong(f"{prefix}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
-    settings: dict[str, Any] = {"optimizer": f"{prefix}-r{rank}", "optimizer_impl": "loop"}
-    if reader.flag(config, f"{prefix}_layerwise"):
+        raise reader.wrong(f"{argument_prefix}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
+    settings: dict[str, Any] = {"optimizer": f"{argument_prefix}-r{rank}", "optimizer_impl": "loop"}
+    if reader.flag(config, f"{argument_prefix}_layerwise"):
         for argument_name, written_count in (
             ("gradient_accumulation_steps", run_settings["num_microbatches"]),
             ("devices", world_size),
         ):
             if (written_count or 1) > 1:
                 raise reader.wrong(
-                    f"{prefix}_layerwise",
+                    f"{argument_prefix}_layerwise",
                     f"LLaMA-Factory refuses it with {written_count} {argument_name.replace('_', ' ')}; expected 1",
                 )
         settings["optimizer_in_backward"] = True

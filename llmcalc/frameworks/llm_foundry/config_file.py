@@ -71,8 +71,10 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
             spec = _mpt_model(reader, model, run_settings["seq"])
         else:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
-        own_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
-        return sharded_launch(reader, world_size, run_settings | formats, own_settings, spec=spec, target=model_name)
+        reduction_settings = TitanSettings(reduced=reduction_format, flat=True) if is_sharded else None
+        return sharded_launch(
+            reader, world_size, run_settings | formats, reduction_settings, spec=spec, target=model_name
+        )
 
 
 def _resolved_value(reader: LaunchReader, config: Table, argument_name: str, written_value: Any) -> Any:
@@ -113,7 +115,9 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     return {"optimizer": OPTIMIZERS[optimizer]} | ({} if implementation is None else {"optimizer_impl": implementation})
 
 
-def _number_formats(reader: LaunchReader, config: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
+def _number_formats(
+    reader: LaunchReader, config: Table, fsdp_table: Table, is_sharded: bool
+) -> tuple[dict[str, Any], str]:
     """Returns the number formats of the run and of gradient reduction, by `precision_name`."""
     precision = str(reader.value(config, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
@@ -122,7 +126,7 @@ def _number_formats(reader: LaunchReader, config: Table, fsdp: Table, is_sharded
         return {"precision": "fp32"}, ""
     if not is_sharded:
         return {"precision": "autocast"}, ""
-    precision_name = str(reader.value(fsdp, "mixed_precision", "DEFAULT")).upper()
+    precision_name = str(reader.value(fsdp_table, "mixed_precision", "DEFAULT")).upper()
     if precision_name not in ("PURE", "DEFAULT"):
         raise reader.wrong("fsdp_config.mixed_precision", f"{shown(precision_name)}; expected PURE or DEFAULT")
     return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if precision_name == "PURE" else ""

@@ -45,7 +45,7 @@ class LogTerm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LogReading:
+class ParsedLog:
     """The contents of a log that readers extract.
 
     program: the word of `--engine`, or the name of another program. title: its name on screens.

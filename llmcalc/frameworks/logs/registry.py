@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from ...errors import InputError
-from .log_contents import LogReading
+from .log_contents import ParsedLog
 from .log_text import LogText
 
 FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
@@ -22,30 +22,30 @@ EXPECTED_LOGS = (
 )
 
 
-def read_log(file_name: str, log_text: LogText) -> LogReading:
+def read_log(file_name: str, log_text: LogText) -> ParsedLog:
     """Returns the contents of a log. file_name: for errors. Raises `InputError` for an unknown kind of log."""
-    log_readings = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
-    torch_reading: LogReading | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
-    if not log_readings:
-        if torch_reading is None:
+    parsed_logs = sorted(_log_readings(log_text), key=lambda log_reading: -len(log_reading.terms))
+    torch_log: ParsedLog | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
+    if not parsed_logs:
+        if torch_log is None:
             raise InputError(f"{file_name}: no line is known; expected {EXPECTED_LOGS}")
-        return torch_reading
-    chosen_reading = log_readings[0]
-    if torch_reading is None or torch_reading.kind != "oom":
-        return chosen_reading
+        return torch_log
+    chosen_log = parsed_logs[0]
+    if torch_log is None or torch_log.kind != "oom":
+        return chosen_log
     return replace(
-        chosen_reading,
+        chosen_log,
         kind="oom",
-        terms=(*chosen_reading.terms, *torch_reading.terms),
-        total=chosen_reading.total or torch_reading.total,
-        message=torch_reading.message,
-        off=torch_reading.off,
-        flag=torch_reading.flag or chosen_reading.oom_flag,
+        terms=(*chosen_log.terms, *torch_log.terms),
+        total=chosen_log.total or torch_log.total,
+        message=torch_log.message,
+        off=torch_log.off,
+        flag=torch_log.flag or chosen_log.oom_flag,
     )
 
 
-def _log_readings(log_text: LogText) -> Iterator[LogReading]:
+def _log_readings(log_text: LogText) -> Iterator[ParsedLog]:
     for framework_folder in FOLDERS:
-        log_reading: LogReading | None = import_module(f"..{framework_folder}.log", __package__).read_log(log_text)
-        if log_reading is not None:
-            yield log_reading
+        parsed_log: ParsedLog | None = import_module(f"..{framework_folder}.log", __package__).read_log(log_text)
+        if parsed_log is not None:
+            yield parsed_log

@@ -14,13 +14,15 @@ from .rank_run import ForwardOutput, RankRun
 from .settings_from_options import megatron_settings_of, optimizer_bytes
 
 
-def estimate(memory_estimate: Memory) -> PeakEstimate:
+def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     """Returns the estimate of the memory of every rank of a model.
 
     Weights are bf16; gradients, the master copy and states are fp32 by default, of adapters alone if those are trained.
     """
     static_states = memory_estimate.states
-    trained_fraction = 1 if static_states.adapters is None else static_states.trained / static_states.count.total
+    trained_fraction = (
+        1 if static_states.adapters is None else static_states.trained_parameters / static_states.count.total
+    )
     gradients, optimizer = (trained_fraction * part_bytes for part_bytes in optimizer_bytes(memory_estimate.settings))
     parameter_bytes = BytesPerParameter(2, gradients, optimizer)
     included_parts, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context

@@ -97,8 +97,10 @@ class ShardedWeights:
         self.buckets: list[ShardedBucket] = make_buckets(parameters, settings, layout)
         self.bucket_of_path = {parameter.path: bucket for bucket in self.buckets for parameter in bucket.parameters}
         has_format_argument = _is_version_since(settings, GRADIENT_FORMAT_CHOSEN)
-        in_fp32 = settings.megatron_fsdp_main_grads_dtype == "fp32" if has_format_argument else settings.reduces_in_fp32
-        self.gradient_bytes = MAIN_BYTES if in_fp32 else 2
+        has_fp32_gradients = (
+            settings.megatron_fsdp_main_grads_dtype == "fp32" if has_format_argument else settings.reduces_in_fp32
+        )
+        self.gradient_bytes = MAIN_BYTES if has_fp32_gradients else 2
         self.only_layers_prefetch = _is_version_since(settings, ONLY_LAYERS_PREFETCH)
         self.outer_weights_stay = _is_version_since(settings, OUTER_WEIGHTS_STAY)
         layers = {bucket.layer_index for bucket in self.buckets} - {None}
@@ -149,14 +151,14 @@ class ShardedWeights:
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
-    def gather(self, layer_index: int | None, in_backward: bool = False) -> None:
+    def gather(self, layer_index: int | None, is_backward: bool = False) -> None:
         """Gathers the weights of a layer and, up to a number of elements, of the next layers (`all_gather_params`)."""
         bucket_indices = [i for i, bucket in enumerate(self.buckets) if bucket.layer_index == layer_index]
         if layer_index is None:
             bucket_indices = bucket_indices[:1]
         if layer_index is not None or not self.only_layers_prefetch:
             next_positions = (
-                range(bucket_indices[0] - 1, -1, -1) if in_backward else range(bucket_indices[0], len(self.buckets))
+                range(bucket_indices[0] - 1, -1, -1) if is_backward else range(bucket_indices[0], len(self.buckets))
             )
             elements_ahead = 0
             for i in next_positions:
@@ -195,7 +197,7 @@ class ShardedWeights:
         )
         self._free_weights(layer_index)
         if layer_output.node is not None:
-            layer_output.node.hooks.append(lambda: self.gather(layer_index, in_backward=True))
+            layer_output.node.hooks.append(lambda: self.gather(layer_index, is_backward=True))
         return layer_output
 
     # --- gradients ---------------------------------------------------------------------------------------------------
@@ -286,8 +288,12 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
     """
     row_alignment = _row_size(parameters[0])
     for parameter in parameters:
-        row_size, size = _row_size(parameter), parameter.size
-        if row_size != row_alignment and (row_alignment % row_size or size % row_alignment) and size >= row_alignment:
+        row_size, parameter_size = _row_size(parameter), parameter.size
+        if (
+            row_size != row_alignment
+            and (row_alignment % row_size or parameter_size % row_alignment)
+            and parameter_size >= row_alignment
+        ):
             row_alignment = math.lcm(row_alignment, row_size)
     start_by_path: dict[Path, int] = {}
     short_parameters = [parameter for parameter in parameters if parameter.size < row_alignment]

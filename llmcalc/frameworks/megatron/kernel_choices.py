@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from ...device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, workspace_bytes
 from ...errors import InputError
-from .kernels import RankChoices
+from .kernels import RankKernelChoices
 from .kernels.choices import AttentionBackend, Loss, Recipe
 from .settings import MegatronSettings
 from .unsupported import gpu_generation, unmodelled_arguments
@@ -101,7 +101,7 @@ def is_local(settings: MegatronSettings) -> bool:
     return settings.transformer_impl == "local"
 
 
-def backend(settings: MegatronSettings) -> AttentionBackend:
+def choose_attention_backend(settings: MegatronSettings) -> AttentionBackend:
     """Returns the attention backend of a run.
 
     Sources: transformer_engine/pytorch/attention/dot_product_attention/utils.py, `get_attention_backend`, and
@@ -123,24 +123,24 @@ def backend(settings: MegatronSettings) -> AttentionBackend:
     return "flash" if is_deterministic and settings.attention_dropout > 0 else "fused"
 
 
-def loss(settings: MegatronSettings) -> Loss:
+def choose_loss_implementation(settings: MegatronSettings) -> Loss:
     """Returns the implementation of the cross-entropy loss."""
     if not settings.cross_entropy_loss_fusion:
         return "unfused"
     return settings.cross_entropy_fusion_impl
 
 
-def rank_choices_of(settings: MegatronSettings) -> RankChoices:
+def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
     """Returns the kernel choices of a run's ranks."""
     capacity_factor = settings.moe_expert_capacity_factor if settings.moe_pad_expert_input_to_capacity else None
-    return RankChoices(
+    return RankKernelChoices(
         tp=settings.tp,
         cp=settings.cp,
         ep=settings.expert_model_parallel_size,
         etp=settings.expert_tensor_parallel_size or settings.tp,
         sequence_parallel=settings.uses_sequence_parallelism,
         transformer_engine=not is_local(settings),
-        attention_backend=backend(settings),
+        attention_backend=choose_attention_backend(settings),
         attention_dropout=settings.attention_dropout,
         hidden_dropout=settings.hidden_dropout,
         softmax_fusion=not settings.no_masked_softmax_fusion and (settings.bf16 or settings.fp16),
@@ -158,7 +158,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankChoices:
         mla_fusion=not settings.no_rope_fusion and settings.position_type == "rope",
         user_buffers=settings.tp_comm_overlap and settings.uses_sequence_parallelism and not is_local(settings),
         scales_logits=settings.scales_logits,
-        loss_implementation=loss(settings),
+        loss_implementation=choose_loss_implementation(settings),
         deterministic=settings.deterministic_mode,
         multiprocessors=MULTIPROCESSORS.get(gpu_generation(settings.gpu), 148),
         has_padding_mask=settings.kind in ("bert", "t5"),

@@ -31,7 +31,7 @@ from ..launch.record import (
     check_env,
     reading_of,
 )
-from ..launch.shell_arithmetic import evaluated
+from ..launch.shell_arithmetic import evaluate_expression
 from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
 from .arguments import RENAMED, Kind, flag_of
 from .ignored_flags import IGNORED, IGNORED_ONCE
@@ -385,7 +385,7 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
     if isinstance(written_value, Mapping):
         return None
     if isinstance(written_value, str) and value_type is int and "[" in written_value:
-        evaluated_numbers = evaluated(written_value, {})
+        evaluated_numbers = evaluate_expression(written_value, {})
         if isinstance(evaluated_numbers, list):
             return tuple(evaluated_numbers)
     list_elements: Sequence[Any] = written_value if isinstance(written_value, list | tuple) else [written_value]

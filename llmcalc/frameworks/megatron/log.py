@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ..logs.log_contents import AMOUNT, LogReading, LogTerm, LogValues, pattern
+from ..logs.log_contents import AMOUNT, LogTerm, LogValues, ParsedLog, pattern
 from ..logs.log_text import LogText
 
 _MB = r"[0-9]{1,12}(?:\.[0-9]{1,15})?"
@@ -22,7 +22,7 @@ PATTERNS = (
 BILLION = 10**9
 
 
-def read_log(log_text: LogText) -> LogReading | None:
+def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the estimated and the measured memory of the largest rank in a log; None if the log has neither."""
     log_values = LogValues(log_text, PATTERNS)
     for argument_name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
@@ -36,4 +36,4 @@ def read_log(log_text: LogText) -> LogReading | None:
     if "billions" in log_values:
         parameter_count = round(Fraction(log_values.last_text("billions")) * BILLION)
         memory_terms.insert(0, LogTerm("params", parameter_count, "parameters", per_parameter=Fraction(1)))
-    return LogReading("megatron", "Megatron-LM", tuple(memory_terms), oom_flag="--micro-batch-size")
+    return ParsedLog("megatron", "Megatron-LM", tuple(memory_terms), oom_flag="--micro-batch-size")

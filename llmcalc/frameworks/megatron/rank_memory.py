@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import TypeAlias
 
 from ...device_memory.cuda_runtime import CONTEXT_SOURCE, CudaRuntime
-from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize, without_garbage_collection
+from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize_memory, without_garbage_collection
 from ...device_memory.host import pinned_bytes
 from ...frozen import frozen
 from ...model import ModelSpec
@@ -218,7 +218,7 @@ def rank_memory(
     The rank is numbered as by `Layout.coordinates`.
     """
     replay_result = replay_rank(spec, settings, rank, recorded_ranks)
-    rank_memory_use = summarize(
+    rank_memory_use = summarize_memory(
         replay_result, context_bytes, layer_stacks(spec), MemoryTerm("tensors", 0, "source", "")
     )
     megatron_version = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"

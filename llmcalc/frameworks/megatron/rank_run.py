@@ -53,7 +53,7 @@ from .kernel_choices import (
     retains_batches,
 )
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
-from .kernels.choices import RankChoices
+from .kernels.choices import RankKernelChoices
 from .layer_wise_optimizer import pack_buffer, updates_by_layout, updates_in_rank_order
 from .param_and_grad_buffer import GradientBuffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
 from .settings import MegatronSettings
@@ -161,7 +161,7 @@ class RankRun:
         )
         self.graph: AutogradGraph = AutogradGraph(memory_meter)
         self.graph.keeps_gradients = False
-        self.rank_choices: RankChoices = rank_choices_of(settings)
+        self.rank_choices: RankKernelChoices = rank_choices_of(settings)
         self.persistent: PersistentTensors = PersistentTensors(
             memory_meter, cublas_workspace(settings), engine_workspace_bytes(settings)
         )

@@ -10,7 +10,7 @@ FRAMEWORK = Framework(
     name="megatron",
     title="Megatron-Core",
     rank_memory=LazyFunction(__package__, "run:rank_memory"),
-    estimate=LazyFunction(__package__, "estimate:estimate"),
+    estimate=LazyFunction(__package__, "estimate:estimate_peaks"),
     estimate_errors=EstimateErrors(under=0.04),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),

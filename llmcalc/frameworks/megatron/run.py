@@ -14,7 +14,7 @@ from ...parallel.layout import ONE_DEVICE
 from ..framework import RunOnRanks
 from . import rank_memory as replay
 from .evidence import check_components
-from .kernels.attention import not_modelled
+from .kernels.attention import unmodelled_reason
 from .settings_from_options import megatron_settings_of, settings_on
 
 
@@ -34,8 +34,12 @@ def check(memory_estimate: Memory, version_text: str) -> None:
     check_components(memory_estimate.spec)
     megatron_settings_of(memory_estimate, ONE_DEVICE, version_text)
     for program_step in every_step(memory_estimate.spec.shared_program.root.items):
-        if program_step.verb == "attention" and not program_step.options.get("selected") and not_modelled(program_step):
-            raise InputError(not_modelled(program_step))
+        if (
+            program_step.verb == "attention"
+            and not program_step.options.get("selected")
+            and unmodelled_reason(program_step)
+        ):
+            raise InputError(unmodelled_reason(program_step))
 
 
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:

@@ -300,7 +300,7 @@ def _layout_arguments(layout: Layout) -> dict[str, Any]:
 def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
     """Returns the arguments of the model's shapes that kernels depend on."""
     main_stack = spec.main
-    program_steps = list(spec.shared_program.root.steps(idle=False))
+    program_steps = list(spec.shared_program.root.steps(includes_idle=False))
     rope_steps = [program_step for program_step in program_steps if program_step.verb == "rope"]
     linear_steps = [program_step for program_step in program_steps if program_step.verb == "linear"]
     mixers = [layer.attention for layer in main_stack.kinds().values() if hasattr(layer, "attention")]

@@ -18,14 +18,14 @@ from ...record import Record
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
-from ..engines.versions import EngineRecord, RuleRange, numbers_of, read_engine_record
+from ..engines.versions import EngineRecord, VersionRules, numbers_of, read_engine_record
 from ..ggml import changes
-from ..ggml.answer import UNQUANTIZED_NOTE, engine_memory
-from ..ggml.fit import FittedServer, fit, largest_number
-from ..ggml.model import GgufModel
+from ..ggml.engine_memory import UNQUANTIZED_NOTE, engine_memory
+from ..ggml.gguf_model import GgufModel
+from ..ggml.layer_fit import FittedServer, fit_server, largest_number
 from ..ggml.server import GgmlServer
 from ..ggml.settings import GIB, MIB
-from ..ggml.versions import GgmlRecord
+from ..ggml.versions import GgmlEngineRecord
 
 BATCH_RULES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
 """More tokens of context than that → the batch, what it needs more, and the per cent of the memory that the rest may
@@ -45,7 +45,7 @@ LIBRARY_HEADING = "weights in q4_k_m, as tags without a format have them (for a 
 """The remark on a model for which nothing states the format of the weights."""
 
 
-class OllamaRules(RuleRange):
+class OllamaRules(VersionRules):
     """The memory rules of a range of Ollama versions; the TOML file explains the fields."""
 
     context: int = Field(ge=0)
@@ -82,8 +82,8 @@ def read_record() -> OllamaRecord:
 
 
 @cache
-def _llama_cpp_record() -> GgmlRecord:
-    return read_engine_record(GgmlRecord, "llama_cpp")
+def _llama_cpp_record() -> GgmlEngineRecord:
+    return read_engine_record(GgmlEngineRecord, "llama_cpp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ class OllamaServer:
 
     @cached_property
     def model(self) -> GgufModel:
-        return GgufModel.of_flag(self.preset, self.scheme)
+        return GgufModel.from_quantize_flag(self.preset, self.scheme)
 
     @property
     def scheme(self) -> str | None:
@@ -221,7 +221,7 @@ class OllamaServer:
     def _fit_sequences(self, sequences: int) -> FittedServer:
         server = self._unfitted_server(**self._llama_server_flags(sequences, self.micro_batch(sequences)))
         if self.rules.runner == "llama-server" or not server.devices:
-            return fit(server)
+            return fit_server(server)
         if not server.asks_for_layers:
             server = server.with_flags(n_gpu_layers="all")
             layers = changes.most_layers(server)

@@ -18,7 +18,7 @@ from ...model import ModelSpec
 from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
 from ..fsdp2.settings import TitanSettings
-from ..launch.python_source import UnknownValue, dotted, parse_python, value_of
+from ..launch.python_source import UnknownValue, dotted_name_of, parse_python, value_of
 from ..launch.record import Launch, LaunchReader, LaunchSource, reading_of, size_of
 
 MODELS = {
@@ -127,13 +127,13 @@ def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
         for target_node, value_node in target_nodes
         if isinstance(target_node, ast.Name)
         and isinstance(value_node, ast.Call)
-        and dotted(value_node.func).startswith(MODEL)
+        and dotted_name_of(value_node.func).startswith(MODEL)
     }
     model_changes = {}
     for target_node, value_node in target_nodes:
-        variable_name, _, attribute_name = dotted(target_node).partition(".")
+        variable_name, _, attribute_name = dotted_name_of(target_node).partition(".")
         if variable_name in model_variables and attribute_name and value_node is not None:
-            model_changes[attribute_name] = dotted(value_node) or "…"
+            model_changes[attribute_name] = dotted_name_of(value_node) or "…"
     return model_changes
 
 
@@ -141,7 +141,7 @@ def _class_arguments(
     call_nodes: list[ast.Call], class_name: str, variables: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Returns the evaluated arguments of the first call of a class; None without such a call."""
-    call_node = next((call_node for call_node in call_nodes if dotted(call_node.func) == class_name), None)
+    call_node = next((call_node for call_node in call_nodes if dotted_name_of(call_node.func) == class_name), None)
     return None if call_node is None else _argument_values(call_node, variables)
 
 
@@ -149,7 +149,7 @@ def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, 
     """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
     argument_values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
     return {
-        str(argument_name): dotted(value_node.func if isinstance(value_node, ast.Call) else value_node)
+        str(argument_name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node)
         or argument_value.text
         if isinstance(argument_value, UnknownValue)
         else argument_value
@@ -166,7 +166,12 @@ def _model_of(
 ) -> tuple[ModelSpec | None, str]:
     """Returns a script's model, or None and the model's name if the model is not in `MODELS` or is changed."""
     model_name = next(
-        (dotted(call_node.func) for call_node in call_nodes if dotted(call_node.func).startswith(MODEL)), ""
+        (
+            dotted_name_of(call_node.func)
+            for call_node in call_nodes
+            if dotted_name_of(call_node.func).startswith(MODEL)
+        ),
+        "",
     )
     preset = MODELS.get(model_name.rpartition(".")[2])
     other_changes = [
@@ -215,7 +220,7 @@ def _sequence_ranks(
         return 1
     if not isinstance(config, Mapping):
         calls_of_class = [
-            call for call in call_nodes if dotted(call.func).startswith("TransformerContextParallelConfig")
+            call for call in call_nodes if dotted_name_of(call.func).startswith("TransformerContextParallelConfig")
         ]
         config = _argument_values(calls_of_class[0], variables) if calls_of_class else {}
     if config.get("degree") is None:
@@ -354,7 +359,7 @@ def _recompute_settings(
     """
     config = module_arguments.get("ac_config")
     class_name = "TransformerActivationCheckpointingConfig"
-    if config is None and not any(dotted(call_node.func) == class_name for call_node in call_nodes):
+    if config is None and not any(dotted_name_of(call_node.func) == class_name for call_node in call_nodes):
         return {}
     checkpointing_arguments = (
         config if isinstance(config, Mapping) else _class_arguments(call_nodes, class_name, variables) or {}
@@ -388,7 +393,7 @@ def _recomputes_networks(call_nodes: list[ast.Call], class_name: str) -> bool:
     module_lists = (
         ast.unparse(keyword_node.value)
         for call_node in call_nodes
-        if dotted(call_node.func) == class_name
+        if dotted_name_of(call_node.func) == class_name
         for keyword_node in call_node.keywords
         if keyword_node.arg == "modules"
     )

@@ -95,7 +95,7 @@ def read_arguments(
             if ignored_name != "--":
                 raise InputError(f"'{printable(ignored_name)[:60]}' stands behind no flag; expected --flag value")
         for flag_field, flag_value in flag_values.items():
-            flag = next(flag for flag in flags[::-1] if flag.field == flag_field)
+            flag = next(flag for flag in flags[::-1] if flag.field_name == flag_field)
             if flag.is_idle and not flag.words:
                 parsed_arguments.ignored.append(flag.names[0])
                 continue
@@ -110,7 +110,7 @@ def read_arguments(
 
 
 def _field_of(flags_by_name: Mapping[str, Flag], flag_name: str) -> str:
-    return flags_by_name[flag_name].field if flag_name in flags_by_name else keyword_of(flag_name)
+    return flags_by_name[flag_name].field_name if flag_name in flags_by_name else keyword_of(flag_name)
 
 
 HF_FILE = "hf_file"

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE
-from ..launch.unresolved import unresolved
+from ..launch.unresolved import mark_unresolved
 from .server import Container
 
 DEEPEST = 10
@@ -82,7 +82,7 @@ def _expand_macros(command: str, values_by_macro: Mapping[str, str], place_in_er
             )
         command = re.sub(
             r"\$\{([\w.-]{1,120})\}",
-            lambda macro_match: values_by_macro.get(macro_match[1], unresolved(f"${macro_match[1]}")),
+            lambda macro_match: values_by_macro.get(macro_match[1], mark_unresolved(f"${macro_match[1]}")),
             command,
         )
     raise InputError(f"{place_in_errors}: macros name each other; expected at most {DEEPEST} inside each other")

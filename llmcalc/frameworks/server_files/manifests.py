@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell_words import LONGEST_VALUE, variable_expander
-from ..launch.unresolved import UNRESOLVED, unresolved
+from ..launch.unresolved import UNRESOLVED, mark_unresolved
 from ..launch.yaml_text import parse_yaml
 from .accelerators import ACCELERATOR_LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
@@ -432,7 +432,9 @@ def _expand_container_variables(command_word: str, env: Mapping[str, str]) -> st
         return command_word
     if command_word.count("$(") * max(map(len, env.values()), default=0) > LONGEST_VALUE:
         raise InputError(f"'{one_line(command_word)[:60]}' grows too long; expected at most {LONGEST_VALUE:,} letters")
-    return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), command_word)
+    return re.sub(
+        r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], mark_unresolved(f"${match[1]}")), command_word
+    )
 
 
 def _container_image(outer_tables: Sequence[Mapping[str, Any]]) -> str:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError
-from ..launch.python_source import DEEPEST, UnknownValue, dotted, parse_python, value_of
+from ..launch.python_source import DEEPEST, UnknownValue, dotted_name_of, parse_python, value_of
 from ..launch.shell_words import UnsplittableText
-from ..launch.unresolved import unresolved
+from ..launch.unresolved import mark_unresolved
 from .engine_tables import server_of_table
 from .scripts import ServerFinder, engine_versions_in, starts_server
 from .server import Container, StartedServer
@@ -66,7 +66,7 @@ def servers_in_python(
     for node in syntax_nodes:
         if not isinstance(node, ast.Call):
             continue
-        called_name = dotted(node.func)
+        called_name = dotted_name_of(node.func)
         if (
             called_name in ENGINE_CLASSES
             and str(modules_by_name.get(called_name, "")).split(".")[0] == ENGINE_CLASSES[called_name]
@@ -123,7 +123,7 @@ class _Evaluator:
             elif _extends_list(statement):
                 call_node: Any = statement.value  # type: ignore[attr-defined]
                 added_value = self.evaluate(call_node.args[0])
-                variable_name = dotted(call_node.func.value)
+                variable_name = dotted_name_of(call_node.func.value)
                 self.names[variable_name] = _add_values(
                     self.names.get(variable_name), added_value if call_node.func.attr == "extend" else [added_value]
                 )
@@ -162,7 +162,7 @@ class _Evaluator:
 
     def _configuration_arguments(self, call_node: ast.Call) -> dict[str, Any] | None:
         """Returns the arguments of a call that configures a server; None for any other call."""
-        if dotted(call_node.func).rpartition(".")[2] not in CONFIGURATION_CALLS:
+        if dotted_name_of(call_node.func).rpartition(".")[2] not in CONFIGURATION_CALLS:
             return None
         keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call_node.keywords if keyword.arg}
         return {
@@ -214,7 +214,7 @@ class _Evaluator:
     def _call_result(self, call_node: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
         function_name, argument_values = (
-            dotted(call_node.func),
+            dotted_name_of(call_node.func),
             [self.evaluate(argument_node, depth + 1) for argument_node in call_node.args[:3]],
         )
         if function_name == "dict":
@@ -243,7 +243,9 @@ class _Evaluator:
 def _word_of_value(evaluated_value: Any) -> str:
     """Returns a value as a command's word, with a mark if unknown before the file runs."""
     return (
-        unresolved(evaluated_value.text or "…") if isinstance(evaluated_value, UnknownValue) else str(evaluated_value)
+        mark_unresolved(evaluated_value.text or "…")
+        if isinstance(evaluated_value, UnknownValue)
+        else str(evaluated_value)
     )
 
 
@@ -281,8 +283,8 @@ def _is_command(evaluated_value: Any) -> bool:
 def _assigned_name(statement: ast.stmt) -> str:
     """Returns the variable that a statement assigns; empty for other statements."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        return dotted(statement.targets[0])
-    return dotted(statement.target) if isinstance(statement, ast.AnnAssign | ast.AugAssign) else ""
+        return dotted_name_of(statement.targets[0])
+    return dotted_name_of(statement.target) if isinstance(statement, ast.AnnAssign | ast.AugAssign) else ""
 
 
 def _extends_list(statement: ast.stmt) -> bool:

@@ -288,12 +288,12 @@ def _read_server(
         tuple(typed_flags),
     )
     flag_fields = {
-        flag.names[0]: flag.field for flag in serving_engine.known_flags() if not flag.names[0].startswith("-")
+        flag.names[0]: flag.field_name for flag in serving_engine.known_flags() if not flag.names[0].startswith("-")
     }
     environment_flags = {
         field: container.env[variable] for variable, field in flag_fields.items() if variable in container.env
     }
-    all_fields = {flag.field for flag in serving_engine.known_flags()}
+    all_fields = {flag.field_name for flag in serving_engine.known_flags()}
     parallel_sizes = {field: parallel_size for field, parallel_size in container.sizes.items() if field in all_fields}
     model = server_start.model or arguments.model or container.model
     if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):

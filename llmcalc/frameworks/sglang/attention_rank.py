@@ -29,7 +29,7 @@ class AttentionRank(EngineRank):
     divides_head: bool = True
 
     @cached_property
-    def weights(self) -> int:
+    def weight_bytes(self) -> int:
         """The bytes of the rank's weights. Raises `ImpossibleLayout` for MXFP4 experts."""
         if self.scheme == "mxfp4":
             raise ImpossibleLayout("--enable-dp-attention: is not modelled for experts in MXFP4; remove the flag")

@@ -413,9 +413,11 @@ class SGLangServer(EngineServer):
         rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
         adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
         host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
-        draft_bytes = 0 if self.draft is None else self.draft.weights + self.draft.rope_table_elements() * ROPE_BYTES
+        draft_bytes = (
+            0 if self.draft is None else self.draft.weight_bytes + self.draft.rope_table_elements() * ROPE_BYTES
+        )
         return (
-            rank.weights
+            rank.weight_bytes
             + draft_bytes
             - host_expert_bytes
             + rope_table_bytes
@@ -425,7 +427,7 @@ class SGLangServer(EngineServer):
 
     def repeated_dense_bytes(self, rank: EngineRank) -> int:
         """Returns the additional bytes of dense networks that every rank stores in full, in a model with experts."""
-        if not self.flags.get("moe_dense_tp_size") or rank.widths[2] is None:
+        if not self.flags.get("moe_dense_tp_size") or rank.network_widths[2] is None:
             return 0
         whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
         return whole_bytes - whole_bytes // self.tp
@@ -563,7 +565,7 @@ def memory(server: SGLangServer) -> EngineMemory:
         ]
     concurrency = cache_tokens / request_length
     return EngineMemory(
-        terms=server.with_receipt(memory_terms),
+        terms=server.with_logged_sizes(memory_terms),
         kv_tokens=cache_tokens,
         blocks=cache_tokens // page_tokens,
         max_concurrency=concurrency if slot_pool is None else min(concurrency, slot_pool.requests),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...costs.draft import check_draft, states_reader_of
 from ...errors import InputError
 from ...sources.preset import Preset
-from ..engines.drafts import read_draft
+from ..engines.draft_models import read_draft
 
 ALGORITHMS_WITHOUT_WEIGHTS = ("ngram",)
 """Algorithms that draft without a model."""

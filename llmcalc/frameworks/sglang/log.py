@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
+from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogTerm, LogValues, ParsedLog, argument_pairs, pattern
 from ..logs.log_text import LogText
 from .flags import flags
 from .versions import sglang_record
@@ -33,7 +33,7 @@ RANK_HINTS = ("Load weight ", "KV Cache is allocated.", "max_total_num_tokens=")
 _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 
-def read_log(log_text: LogText) -> LogReading | None:
+def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the memory sizes that SGLang printed in a log; None for a log without any."""
     ranks = [int(match[1]) for log_line in log_text.lines_with(*RANK_HINTS) if (match := _RANK.search(log_line[:120]))]
     first_rank = min(ranks, default=0)
@@ -48,8 +48,8 @@ def read_log(log_text: LogText) -> LogReading | None:
     memory_terms = tuple(_memory_terms(log_values, logged_flags))
     if not memory_terms and not startup_message:
         return None
-    known_fields = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
-    return LogReading(
+    known_fields = {flag.field_name for flag in flags() if not flag.is_idle and not flag.refused}
+    return ParsedLog(
         program="sglang",
         title="SGLang",
         terms=memory_terms,

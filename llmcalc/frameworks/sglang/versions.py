@@ -13,15 +13,15 @@ from ..engines.versions import (
     EngineRecord,
     MeasuredContext,
     Numbers,
-    RuleRange,
     VersionRange,
+    VersionRules,
     measured_context,
     ranges_at,
     read_engine_record,
 )
 
 
-class SGLangRules(RuleRange):
+class SGLangRules(VersionRules):
     """The memory rules of a range of SGLang versions.
 
     divided_pools: whether windowed layers and states have pools of their own.

@@ -116,11 +116,11 @@ class TensorRTLLMServer(EngineServer):
 
     def stored_weights(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights, with RoPE tables and copies of MLA's up-projections."""
-        return rank.weights + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES + rank.latent_projections * 2
+        return rank.weight_bytes + rank.rope_table_elements(is_scaled=False) * ROPE_BYTES + rank.latent_projections * 2
 
     def dummy_run_bytes(self, rank: EngineRank) -> int:
         """Returns the peak activation bytes of torch in the dummy run, in the widest layer of the rank."""
-        intermediate_size, is_gated, experts = rank.widths
+        intermediate_size, is_gated, experts = rank.network_widths
         hidden_size, token_count = rank.hidden_size, self.max_num_tokens
         inner_width = (3 if is_gated else 2) * intermediate_size
         if experts is not None:
@@ -185,7 +185,7 @@ class TensorRTLLMServer(EngineServer):
                 f"{block_count:,} blocks of {self.tokens_per_block}",
             ),
         )
-        return StageMemory(self.with_receipt(memory_terms), block_count)
+        return StageMemory(self.with_logged_sizes(memory_terms), block_count)
 
 
 class StageMemory(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
+from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogTerm, LogValues, ParsedLog, argument_pairs, pattern
 from ..logs.log_text import LogText
 
 PATTERNS = (
@@ -38,7 +38,7 @@ ARGUMENT_FIELDS = {
 """Fields of the printed arguments → names of flags."""
 
 
-def read_log(log_text: LogText) -> LogReading | None:
+def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the memory sizes that TensorRT-LLM printed in a log; None for a log without any."""
     log_values = LogValues(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
@@ -55,7 +55,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     flags |= log_values.stated_numbers("max_num_tokens", "max_seq_len", "max_batch_size", "tokens_per_block")
     if "fraction" in log_values:
         flags["kv_cache_free_gpu_memory_fraction"] = str(round(float(log_values.last_text("fraction")), 4))
-    return LogReading(
+    return ParsedLog(
         program="tensorrt-llm",
         title="TensorRT-LLM",
         terms=memory_terms,

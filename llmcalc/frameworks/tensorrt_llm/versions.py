@@ -9,10 +9,10 @@ from pydantic import Field
 
 from ...accelerator import Hardware
 from ...record import Record
-from ..engines.versions import EngineRecord, MeasuredOverhead, RuleRange, read_engine_record
+from ..engines.versions import EngineRecord, MeasuredOverhead, VersionRules, read_engine_record
 
 
-class TensorRTLLMRules(RuleRange):
+class TensorRTLLMRules(VersionRules):
     """The memory rules of a range of versions. limits: flags that cap the KV cache in addition to the fraction."""
 
     limits: tuple[Literal["max_tokens", "max_gpu_total_bytes"], ...]

@@ -6,7 +6,7 @@ process's memory torch has allocated, and has reserved without a use.
 
 from __future__ import annotations
 
-from ..logs.log_contents import AMOUNT, COUNT, LogReading, LogTerm, LogValues, pattern
+from ..logs.log_contents import AMOUNT, COUNT, LogTerm, LogValues, ParsedLog, pattern
 from ..logs.log_text import LogText
 
 OUT_OF_MEMORY = "out of memory. Tried to allocate"
@@ -40,7 +40,7 @@ FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 """The setting with which torch's segments grow in place of leaving gaps."""
 
 
-def read_log(log_text: LogText) -> LogReading | None:
+def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the sizes in torch's last out-of-memory message, or in the Trainer's metrics; None if there are none."""
     trainer_reading = _read_trainer_metrics(log_text)
     error_messages = log_text.lines_with(OUT_OF_MEMORY)
@@ -67,7 +67,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     term_at_fault, flag = _diagnose_shortage(
         {log_term.name: log_term.value for log_term in memory_terms}, total_bytes or 0
     )
-    return LogReading(
+    return ParsedLog(
         program="torch" if trainer_reading is None else trainer_reading.program,
         title="torch" if trainer_reading is None else trainer_reading.title,
         terms=(*(trainer_reading.terms if trainer_reading else ()), *memory_terms),
@@ -97,7 +97,7 @@ def _diagnose_shortage(bytes_by_term: dict[str, int], total_bytes: int) -> tuple
     return "allocated", ""
 
 
-def _read_trainer_metrics(log_text: LogText) -> LogReading | None:
+def _read_trainer_metrics(log_text: LogText) -> ParsedLog | None:
     """Returns the memory metrics that the Trainer printed (trainer_utils.py, `TrainerMemoryTracker`)."""
     log_values = LogValues(log_text, TRAINER_PATTERNS)
     metric_names = ("before_init", "init_allocated", "train_allocated", "train_peak")
@@ -110,4 +110,4 @@ def _read_trainer_metrics(log_text: LogText) -> LogReading | None:
         memory_terms.append(LogTerm("trainable", log_values.whole_numbers("trainable")[-1], "parameters"))
     if not memory_terms:
         return None
-    return LogReading("trainer", "Trainer", tuple(memory_terms), oom_flag="--per_device_train_batch_size")
+    return ParsedLog("trainer", "Trainer", tuple(memory_terms), oom_flag="--per_device_train_batch_size")

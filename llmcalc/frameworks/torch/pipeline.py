@@ -284,11 +284,11 @@ class RankRun:
 
     def step(self) -> None:
         """Runs one training step in the order of the pipeline schedule."""
-        self.passes()
+        self.run_passes()
         self.update()
         self.zero_grad()
 
-    def passes(self) -> None:
+    def run_passes(self) -> None:
         """Runs the forward and backward passes of all micro-batches of a step."""
         self.begin_step()
         if self.layout.pp > 1 and effective_schedule(self.layout) == "1f1b":

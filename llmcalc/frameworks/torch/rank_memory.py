@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...device_memory.cuda_runtime import CudaRuntime
-from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize
+from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize_memory
 from ...device_memory.host import with_paged_states
 from ...errors import InputError
 from ...simulator.layer_loops import layer_stacks
@@ -32,5 +32,5 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         tensors_term = IN_FLOAT8
-    device = summarize(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_term)
+    device = summarize_memory(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_term)
     return with_paged_states(device, training_run.memory.states) if is_only_rank else device

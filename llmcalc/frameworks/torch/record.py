@@ -9,7 +9,7 @@ FRAMEWORK = Framework(
     name="torch",
     title="torch",
     rank_memory=LazyFunction(__package__, "rank_memory:rank_memory"),
-    estimate=LazyFunction(__package__, "estimate:estimate"),
+    estimate=LazyFunction(__package__, "estimate:estimate_peaks"),
     estimate_errors=EstimateErrors(under=0.04),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),

@@ -17,7 +17,7 @@ from ..launch.python_source import (
     UnknownValue,
     calls_in_order,
     constants,
-    dotted,
+    dotted_name_of,
     parse_python,
     source_of,
     statements_of_module,
@@ -249,7 +249,7 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
     variables = {**file_variables, **constants(statements)}  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
     for node in calls_in_order(syntax_tree):
-        call_name = dotted(node.func)
+        call_name = dotted_name_of(node.func)
         if call_name.endswith("okenizer.from_pretrained") or "Processor" in call_name:
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:

@@ -19,7 +19,7 @@ from ..launch.python_source import (
     UnknownValue,
     calls_in_order,
     constants,
-    dotted,
+    dotted_name_of,
     parse_python,
     statements_of_module,
     value_of,
@@ -60,7 +60,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
         values_by_name = constants(statements_of_module(syntax_tree))
-        named_calls = [(dotted(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
+        named_calls = [(dotted_name_of(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
         model = _call_arguments(
             reader, named_calls, values_by_name, lambda called_name: _is_method(called_name, "from_pretrained")
         )

@@ -100,7 +100,7 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
 def _engine_arguments(reader: LaunchReader, config: Table, engine_name: str) -> dict[str, Any]:
     """Returns the flags in `engine_kwargs` that change the engine's memory."""
     key_prefix = f"{ROLLOUT}.engine_kwargs.{engine_name}."
-    flag_by_field = {flag.field: flag for flag in engine(engine_name).known_flags()}
+    flag_by_field = {flag.field_name: flag for flag in engine(engine_name).known_flags()}
     flags: dict[str, Any] = {}
     for argument_key, argument_value in config.items():
         argument = argument_key.removeprefix(key_prefix)

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...device_memory.cuda_runtime import runtime_of
+from ...device_memory.cuda_runtime import cuda_runtime_of
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
 from ..engines.context_length import has_unknown_length
@@ -477,7 +477,7 @@ class VLLMServer(EngineServer):
             encoder=self.encoder_run if stage_number == 0 else None,
             keeps_pixels=self.second_runner is None,
             workspace=sparse_workspace(rank, self.longest_request, self.max_num_batched_tokens),
-            cublas_workspace=runtime_of(self.hardware).workspace,
+            cublas_workspace=cuda_runtime_of(self.hardware).workspace,
             compilation_bytes=compilation_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
             if compiles_embedding
             else 0,
@@ -541,7 +541,7 @@ class VLLMServer(EngineServer):
         rank.check_divided_blocks()
         rope_element_bytes = 4 if self.has_model_class(self.engine_record.float32_tables) else self.element_bytes
         rope_table_bytes = rank.rope_table_elements(VIDEO_FACTOR) * rope_element_bytes
-        _, _, experts = rank.widths
+        _, _, experts = rank.network_widths
         padding_bytes = 0
         if rank.scheme == "mxfp4" and experts is not None:
             padded_expert_bytes = self.engine_record.padded_experts(self.version_numbers, self.hardware).expert_bytes(
@@ -553,14 +553,14 @@ class VLLMServer(EngineServer):
         copied_bytes = rank.latent_projections * self.element_bytes + self.repeated_encoder_bytes(rank)
         copied_bytes += unused_projection_bytes(rank, self.engine_record.whole_projections)
         copied_bytes += layer_embedding_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
-        return max(0, rank.weights + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
+        return max(0, rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
 
     def repeated_encoder_bytes(self, rank: EngineRank) -> int:
         """Returns the additional bytes of encoders that ranks load in full (`--mm-encoder-tp-mode`)."""
         if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
             return 0
         whole_encoder_bytes, rank_encoder_bytes = (
-            placed_rank.weights - replace(placed_rank, with_towers=False).weights
+            placed_rank.weight_bytes - replace(placed_rank, with_towers=False).weight_bytes
             for placed_rank in (replace(rank, layout=ONE_DEVICE, rank=0), rank)
         )
         return whole_encoder_bytes - rank_encoder_bytes
@@ -642,7 +642,7 @@ class VLLMServer(EngineServer):
         budget = math.ceil(self.utilization * self.total_memory)
         weight_bytes = self.stored_weights(rank)
         if self.draft is not None:
-            weight_bytes += self.draft.weights + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
+            weight_bytes += self.draft.weight_bytes + self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
         weight_bytes += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
         weight_bytes = self.logged_or_computed_bytes("weights", weight_bytes)
         profile_run_bytes = self.logged_or_computed_bytes("profile_run", profile_run.peak_bytes(rank, version_rules))
@@ -683,7 +683,7 @@ class VLLMServer(EngineServer):
                 f"{block_count:,} blocks of {kv_pool.block_size} tokens",
             ),
         )
-        return StageMemory(self.with_receipt(memory_terms), kv_pool, cache_bytes, block_count, graph_bytes)
+        return StageMemory(self.with_logged_sizes(memory_terms), kv_pool, cache_bytes, block_count, graph_bytes)
 
     @cached_property
     def fullest_stage(self) -> StageMemory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogReading, LogTerm, LogValues, argument_pairs, pattern
+from ..logs.log_contents import AMOUNT, COUNT, VERSION, LogTerm, LogValues, ParsedLog, argument_pairs, pattern
 from ..logs.log_text import LogText
 from .compilation import CACHE_VARIABLE
 
@@ -110,7 +110,7 @@ FIRST_START = f"the log is of a first start, which compiled the model: computed 
 """The remark on a start with an empty cache of compiled graphs (vLLM issues 54122, 54383)."""
 
 
-def read_log(log_text: LogText) -> LogReading | None:
+def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the memory sizes that vLLM printed in a log; None for a log without any."""
     log_values = LogValues(log_text, PATTERNS)
     memory_terms = tuple(_memory_terms(log_values))
@@ -135,7 +135,7 @@ def read_log(log_text: LogText) -> LogReading | None:
     stated_values |= log_values.stated_numbers("max_model_len", "max_num_batched_tokens")
     is_compiled = bool(log_text.lines_with(*COMPILATION_LINES))
     stated_values |= {CACHE_VARIABLE: 1} if is_compiled else {}
-    return LogReading(
+    return ParsedLog(
         program="vllm",
         title="vLLM",
         terms=memory_terms,

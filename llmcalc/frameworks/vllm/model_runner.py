@@ -66,7 +66,7 @@ def _is_default_runner(
         drafting_method and drafting_method not in RUNNER_DRAFTS and version_numbers < ANY_DRAFT_FROM
     ):
         return False
-    is_dense = rank.widths[2] is None
+    is_dense = rank.network_widths[2] is None
     is_listed_architecture = not {*architectures(rank.preset)}.isdisjoint(runner_rules.architectures)
     if runner_rules.models == "named, and dense ones":
         return is_listed_architecture or (is_dense and not rank.state_caches)

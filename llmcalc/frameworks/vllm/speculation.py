@@ -15,7 +15,7 @@ from ...components.head import LMHead
 from ...costs.draft import check_draft, states_reader_of
 from ...errors import InputError, shown
 from ...sources.preset import Preset
-from ..engines.drafts import read_draft
+from ..engines.draft_models import read_draft
 
 METHODS_WITHOUT_WEIGHTS = ("ngram", "suffix")
 """Methods that draft without a model."""

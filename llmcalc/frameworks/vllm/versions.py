@@ -15,8 +15,8 @@ from ..engines.versions import (
     MeasuredContext,
     MeasuredOverhead,
     Numbers,
-    RuleRange,
     VersionRange,
+    VersionRules,
     has_link,
     measured_context,
     numbers_of,
@@ -25,7 +25,7 @@ from ..engines.versions import (
 )
 
 
-class VLLMRules(RuleRange):
+class VLLMRules(VersionRules):
     """The memory rules of a range of vLLM versions; the TOML file explains the fields."""
 
     budget: str

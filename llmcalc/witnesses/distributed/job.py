@@ -9,7 +9,7 @@ from typing import Any
 from ...device_memory.training import TrainingConfig
 from ...errors import InputError
 from ...frameworks.fsdp2.pipeline import ShardedRank, ShardedSetup
-from ...frameworks.fsdp2.training import FsdpRun, FsdpSettings, sharding
+from ...frameworks.fsdp2.training import FsdpRun, FsdpSettings, sharding_of_rank
 from ...frameworks.torch.pipeline import RankRun, RankSetup, check_torch
 from ...model import ModelSpec
 from ...parallel.layout import Layout
@@ -113,7 +113,7 @@ def simulate_rank(job: Job, rank: int) -> dict[str, int]:
         rank_run = ShardedRank(ShardedSetup(job.spec, job.training, job.layout, rank, fsdp=fsdp), meter)
     elif job.layout.zero == 3:
         layout = job.layout
-        weight_sharding = sharding(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
+        weight_sharding = sharding_of_rank(job.training, replace(layout, tp=1), layout.coordinates(rank).dp, fsdp)
         program = rank_program(job.spec, layout, rank) if layout.tp > 1 else None
         rank_run = FsdpRun(
             job.spec, job.training, weight_sharding, fsdp, layout.reshard, memory_meter=meter, program=program
@@ -130,9 +130,9 @@ def simulate_rank(job: Job, rank: int) -> dict[str, int]:
         meter.peaks = {}
         if isinstance(rank_run, FsdpRun):
             rank_run.next_batch()
-            rank_run.micro_batches()
+            rank_run.run_micro_batches()
         else:
-            rank_run.passes()
+            rank_run.run_passes()
         bytes_before_step = meter.now
         rank_run.update()
         rank_run.zero_grad()

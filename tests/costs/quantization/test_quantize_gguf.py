@@ -127,7 +127,9 @@ def test_a_gguf_file_of_that_mix_has_these_bytes(name: str, tmp_path: Path) -> N
     assert got.total == checkpoint.nbytes
     scheme = scheme_named(name)
     assert isinstance(scheme, GGUFMix)
-    assert scheme.types(ROUND) == {kind: tensors for kind, (tensors, _, _) in checkpoint.by_dtype().items()}
+    assert scheme.tensor_counts_by_type(ROUND) == {
+        kind: tensors for kind, (tensors, _, _) in checkpoint.by_dtype().items()
+    }
 
 
 def test_block_sizes_are_those_of_the_header_reader() -> None:
@@ -152,7 +154,7 @@ def types_by_place(spec: ModelSpec, name: str) -> dict[str, list[str]]:
     """Path → the types of the matrices, stacked matrices and embeddings there."""
     sites = list(weight_tensors_of(spec.tree()))
     model = _ModelRules(mix(name), spec, sites)
-    return {site.path: model.types(site) for site in sites if len(site.tensor.shape) > 1}
+    return {site.path: model.storage_types(site) for site in sites if len(site.tensor.shape) > 1}
 
 
 def test_rows_that_are_no_whole_blocks_fall_back() -> None:
@@ -161,7 +163,7 @@ def test_rows_that_are_no_whole_blocks_fall_back() -> None:
     40 columns are not a multiple of 32 either: F16, for a type with a fallback.
     """
     got = mix("q4_k_m")
-    assert set(got.types(DENSE)) == {"Q5_0", "Q8_0", "F32"}
+    assert set(got.tensor_counts_by_type(DENSE)) == {"Q5_0", "Q8_0", "F32"}
     odd = decoder(vocab_size=64, hidden_size=64, attention=Attention(num_attention_heads=2, head_dim=32),
                   feed_forward=FeedForward(intermediate_size=40, hidden_act="silu"))  # fmt: skip
     assert types_by_place(odd, "q4_k_m")["layers.0.mlp.down_proj"] == ["F16"]
@@ -170,7 +172,7 @@ def test_rows_that_are_no_whole_blocks_fall_back() -> None:
         with pytest.raises(
             InputError, match=r"down_proj: rows of 40 are not a multiple of .* 32, and llama-quantize has no other"
         ):
-            mix(name).types(odd)
+            mix(name).tensor_counts_by_type(odd)
 
 
 # Tensors of other kinds, by their names in a file
@@ -186,7 +188,7 @@ def test_eight_experts() -> None:
     """32 layers: attn_q, ffn_gate_exps, ffn_up_exps and half of ffn_down_exps in Q4_K, attn_k and attn_v in Q8_0,
     attn_output in Q5_K.
     """
-    got = mix("q4_k_m").types(llmcalc.load("mixtral-8x7b").model)
+    got = mix("q4_k_m").tensor_counts_by_type(llmcalc.load("mixtral-8x7b").model)
     assert got == {"F32": 65 + 32, "Q4_K": 32 + 64 + 16 + 1, "Q5_K": 32, "Q6_K": 16 + 1, "Q8_0": 64}
 
 
@@ -234,7 +236,7 @@ def test_gated_delta_net_has_one_tensor_of_q_k_and_v() -> None:
 
 
 def test_q_k_and_v_in_one_tensor() -> None:
-    apart, fused = mix("q4_k_m").types(ROUND), mix("q4_k_m-qkv").types(ROUND)
+    apart, fused = mix("q4_k_m").tensor_counts_by_type(ROUND), mix("q4_k_m-qkv").tensor_counts_by_type(ROUND)
     assert apart["Q6_K"] == fused["Q6_K"]  # attn_qkv instead of attn_v
     assert sum(apart.values()) - sum(fused.values()) == 16 * 2
     held = types_by_place(ROUND, "q4_k_m-imatrix-qkv")
@@ -248,7 +250,9 @@ def test_q_k_and_v_of_a_class_that_fuses_them_are_one_tensor() -> None:
     assert (
         quantized_size(load_preset("phi-4").model, scheme_named("q4_k_m")).total == 9_055_703_040
     )  # 8,890,301,440 in three
-    assert mix("q4_k_m").types(load_preset("phi-4").model) == mix("q4_k_m-qkv").types(load_preset("phi-4").model)
+    assert mix("q4_k_m").tensor_counts_by_type(load_preset("phi-4").model) == mix("q4_k_m-qkv").tensor_counts_by_type(
+        load_preset("phi-4").model
+    )
 
 
 def test_a_tied_embedding_is_stored_as_the_output_head() -> None:
@@ -367,7 +371,7 @@ def test_published_mxfp4_files() -> None:
 def test_tensors_of_each_type(model: str, mix: str, tensors: dict[str, int]) -> None:
     scheme = scheme_named(mix)
     assert isinstance(scheme, GGUFMix)
-    assert scheme.types(llmcalc.load(model).model) == tensors
+    assert scheme.tensor_counts_by_type(llmcalc.load(model).model) == tensors
 
 
 def test_deepseek_v3_checkpoint() -> None:

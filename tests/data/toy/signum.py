@@ -19,7 +19,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 def step(run: OptimizerStep) -> None:
     """The update of each tensor is made beside it."""
-    for one in run.loop_over(run.updated):
+    for one in run.loop_over(run.updated_parameters):
         if not one.states:
             with run.counted_as_states():
                 one.states.append(run.t.like(one.tensor, dtype=run.dtype))

@@ -57,7 +57,7 @@ def replayed(case: Case, rank: int) -> dict[str, int]:
     for _ in range(ALIKE):
         meter.peaks = {}
         run.next_batch()
-        run.micro_batches()
+        run.run_micro_batches()
         found["after_backward"] = meter.now
         run.update()
         run.zero_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from llmcalc.device_memory.device_memory import summarize
+from llmcalc.device_memory.device_memory import summarize_memory
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.deepspeed.rank_memory import replay_zero, tensor_status
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
@@ -57,7 +57,7 @@ def outcome(row: Row) -> Outcome:
     replay_result, _ = replay_zero(
         ZeroSetup(model, training(row), settings, devices, 0, A100.workspace), A100.expandable
     )
-    answer = summarize(replay_result, A100.context, layer_stacks(model), tensor_status(settings, training(row)))
+    answer = summarize_memory(replay_result, A100.context, layer_stacks(model), tensor_status(settings, training(row)))
     answer = with_nccl_buffers(
         answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
     )

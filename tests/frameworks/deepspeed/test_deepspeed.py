@@ -23,7 +23,12 @@ from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.frameworks.deepspeed.partitions import flat_size, offsets, pieces, round_robin_order
+from llmcalc.frameworks.deepspeed.partitions import (
+    aligned_offsets,
+    padded_flat_size,
+    partition_pieces,
+    round_robin_order,
+)
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.nccl import CONNECTION, communicator_bytes
 from llmcalc.frameworks.ranks import Cluster
@@ -160,19 +165,19 @@ def test_buffers_are_counted_where_their_size_is_known() -> None:
 
 
 def test_the_flat_tensor_is_a_multiple_of_two_elements_a_rank() -> None:
-    assert flat_size(100, 3) == 102  # 17 · 6
-    assert flat_size(102, 3) == 102
-    assert flat_size(1, 1) == 2
+    assert padded_flat_size(100, 3) == 102  # 17 · 6
+    assert padded_flat_size(102, 3) == 102
+    assert padded_flat_size(1, 1) == 2
 
 
 def test_parameters_may_begin_at_multiples_of_16_bytes() -> None:
-    assert offsets([3, 10, 5], 2, is_aligned=False) == ([0, 3, 13], 18)
-    assert offsets([3, 10, 5], 2, is_aligned=True) == ([0, 8, 24], 29)  # 8 elements of 2 bytes
+    assert aligned_offsets([3, 10, 5], 2, is_aligned=False) == ([0, 3, 13], 18)
+    assert aligned_offsets([3, 10, 5], 2, is_aligned=True) == ([0, 8, 24], 29)  # 8 elements of 2 bytes
 
 
 def test_a_parameter_across_a_boundary_has_a_piece_on_each_side() -> None:
-    assert pieces(offset=8, element_count=5, partition_size=10) == [(0, 2), (1, 3)]
-    assert pieces(offset=8, element_count=25, partition_size=10) == [(0, 2), (1, 10), (2, 10), (3, 3)]
+    assert partition_pieces(offset=8, element_count=5, partition_size=10) == [(0, 2), (1, 3)]
+    assert partition_pieces(offset=8, element_count=25, partition_size=10) == [(0, 2), (1, 10), (2, 10), (3, 3)]
 
 
 def test_ranks_get_parameters_by_turns() -> None:
@@ -187,7 +192,7 @@ def test_auto_is_what_transformers_makes_of_it() -> None:
         reduce_bucket_size="auto",
         stage3_prefetch_bucket_size="auto",
         stage3_param_persistence_threshold="auto",
-    ).resolved(4096)
+    ).with_resolved_values(4096)
     assert auto.reduce_bucket_size == 4096 * 4096
     assert auto.stage3_prefetch_bucket_size == int(0.9 * 4096 * 4096)
     assert auto.stage3_param_persistence_threshold == 10 * 4096

@@ -28,7 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from llmcalc.components.runtime import ForwardPass
 from llmcalc.device_memory.training import TrainingConfig, TrainingRun
 from llmcalc.frameworks.fsdp2.param_groups import Moment, ParamGroup
-from llmcalc.frameworks.fsdp2.training import TITAN, FsdpRun, FsdpSettings, sharding
+from llmcalc.frameworks.fsdp2.training import TITAN, FsdpRun, FsdpSettings, sharding_of_rank
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.rank_program import rank_program
@@ -357,7 +357,7 @@ def replayed(spec: ModelSpec, training: TrainingConfig, layout: Layout, rank: in
     run = FsdpRun(
         spec,
         training,
-        sharding(training, layout, rank, fsdp),
+        sharding_of_rank(training, layout, rank, fsdp),
         fsdp,
         layout.reshard,
         memory_meter=Meter(),

@@ -29,10 +29,10 @@ from llmcalc.frameworks.framework import RunOnRanks
 from llmcalc.frameworks.fsdp2.pipeline import ShardedSetup
 from llmcalc.frameworks.fsdp2.rank_memory import (
     DIVIDED,
-    communication,
     counted_rank,
     fsdp_memory,
     rank_memory,
+    step_collectives_of_rank,
     tensor_bytes,
 )
 from llmcalc.frameworks.fsdp2.settings import TitanSettings
@@ -42,8 +42,8 @@ from llmcalc.frameworks.fsdp2.training import (
     FsdpRun,
     FsdpSettings,
     check_optimizer,
-    record,
-    sharding,
+    record_fsdp_run,
+    sharding_of_rank,
     torchtitan_training,
 )
 from llmcalc.frameworks.ranks import Cluster
@@ -409,7 +409,7 @@ def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
     spec, training = with_layers(family("llama3-8b"), 12), TrainingConfig(batch=2, seq=7)
     layout, fsdp = Layout(dp=4, zero=3), FsdpSettings(prefetch=prefetch)
     meter = Meter()
-    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, memory_meter=meter)
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp, memory_meter=meter)
     run.set_up()
     run.step()
     meter.peaks, meter.place = {}, AllocationPlace()
@@ -427,7 +427,7 @@ def test_two_witnesses_agree() -> None:
 def test_one_rank_alone_gathers_nothing() -> None:
     spec, training, layout = family("llama3-8b"), TrainingConfig(batch=1, seq=9), Layout(zero=3)
     assert differences(replayed(spec, training, layout, 0), by_torch(spec, training, layout, 0)) == {}
-    assert communication(spec, training, layout) == []
+    assert step_collectives_of_rank(spec, training, layout) == []
 
 
 # --- many layers from few ---------------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     spec, layout = family("llama3-8b"), Layout(dp=4, zero=3)
     training = TrainingConfig(batch=1, seq=7, optimizer="adamw", implementation="fused", choices=FLASH)
     fsdp = FsdpSettings(dtype=dtype, offloads=True)
-    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp)
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp)
     run.set_up()
     assert run.meter.by_kind["weights"] == 0
     run.step()
@@ -481,9 +481,11 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     """Bytes of every place and kind of a run of twelve layers, from one of four repeats."""
     spec = with_layers(family(name), 12)
     training = TrainingConfig(batch=2, seq=7, microbatches=microbatches, recompute=recompute_of(recompute))
-    rank_model = sharding(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
+    rank_model = sharding_of_rank(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
     stacks = layer_stacks(spec, training.recompute.every)
-    few = record(spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)})
+    few = record_fsdp_run(
+        spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)}
+    )
     found = RepeatAnalysis(few, stacks, [0]).counted({})
     meter = Meter()
     run = FsdpRun(spec, training, rank_model, fsdp, memory_meter=meter)
@@ -551,13 +553,13 @@ def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings
         seen = by_torch(spec, training, layout, 0, fsdp, Followed, sent)
     steps = len({one.step for one in seen.bytes}) - 1
     expected: Counter[tuple[str, int]] = Counter()
-    for one in communication(spec, training, layout, 0, fsdp):
+    for one in step_collectives_of_rank(spec, training, layout, 0, fsdp):
         expected[one.kind, one.bytes] += steps * one.times
     assert sent.found == expected
     assert sorted(counted.get_comm_counts().values()) == sorted(
         sum(times for (kind, _), times in expected.items() if kind == each) for each in {kind for kind, _ in expected}
     )
-    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, layout.reshard)
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp, layout.reshard)
     run.set_up()
     run.step()
     if microbatches < 3:  # of more, those between the first and the last stand for one
@@ -571,7 +573,7 @@ def test_what_many_layers_send() -> None:
     spec = llmcalc.load("llama3.1-405b").model
     h, kv, f, v = 16384, 1024, 53248, 128256
     layer = 2 * h * h + 2 * h * kv + 3 * h * f + 2 * h
-    found = communication(spec, TrainingConfig(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3))
+    found = step_collectives_of_rank(spec, TrainingConfig(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3))
     assert [(one.kind, one.ranks, one.bytes, one.times) for one in found] == [
         ("all_gather", 128, 2 * (2 * v * h + h), 1),
         ("reduce_scatter", 128, 4 * (2 * v * h + h), 1),
@@ -603,7 +605,9 @@ def test_ranks_of_experts_shard_their_own_experts_over_fewer_ranks(ep: int, dp: 
     device = fsdp_memory(spec, run, layout, 1)
     shards = device.moments["step"]["weights"] // 4
     assert abs(shards - (dense + experts) / dp) <= 2048  # rows of small tensors are padded
-    of_experts = [message for message in communication(spec, run, layout) if message.bytes * ep == 2 * experts // 2]
+    of_experts = [
+        message for message in step_collectives_of_rank(spec, run, layout) if message.bytes * ep == 2 * experts // 2
+    ]
     assert sum(message.times for message in of_experts if message.kind == "all_gather") == (0 if ep == dp else 2 + 1)
     assert {message.ranks for message in of_experts} == (set() if ep == dp else {dp // ep})
     layouts = (layout, replace(layout, ep=1))
@@ -617,7 +621,7 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
     run = FsdpRun(
         spec,
         TrainingConfig(batch=1, seq=64),
-        sharding(TrainingConfig(batch=1, seq=64), layout := Layout(dp=4, ep=2, zero=3), 0),
+        sharding_of_rank(TrainingConfig(batch=1, seq=64), layout := Layout(dp=4, ep=2, zero=3), 0),
         program=rank_program(spec, layout, 0),
     )
     run.set_up()
@@ -628,7 +632,7 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
     run.forward_and_backward()
     assert sent == [64 * 8] * 2 * 2
     with pytest.raises(InputError, match="adapters where ranks divide the experts"):
-        sharding(TrainingConfig(batch=1, seq=64, adapters=Adapters(8, frozenset({"q_proj"}))), layout, 0)
+        sharding_of_rank(TrainingConfig(batch=1, seq=64, adapters=Adapters(8, frozenset({"q_proj"}))), layout, 0)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -662,7 +666,7 @@ def test_states_of_8_bits_are_those_of_local_rows() -> None:
         expected += trained_tensor.times * 2 * state
     assert phases["step"]["optimizer"] == expected
     with pytest.raises(InputError, match="on shards it is not modelled"):
-        check_optimizer(TrainingConfig(optimizer="adamw-8bit-torchao"), is_flat=True)
+        check_optimizer(TrainingConfig(optimizer="adamw-8bit-torchao"), has_flat_parameters=True)
 
 
 def test_layers_that_share_parameters_are_refused() -> None:
@@ -738,7 +742,9 @@ def test_a_rank_of_divided_products(fsdp: FsdpSettings) -> None:
     spec = with_layers(family("llama3-8b"), 12)
     training = TrainingConfig(batch=2, seq=7, recompute=recompute_of("full"))
     layout = Layout(tp=2, dp=3, zero=3)
-    run = FsdpRun(spec, training, sharding(training, layout, 1, fsdp), fsdp, program=rank_program(spec, layout, 1))
+    run = FsdpRun(
+        spec, training, sharding_of_rank(training, layout, 1, fsdp), fsdp, program=rank_program(spec, layout, 1)
+    )
     run.set_up()
     run.step()
     run.meter.peaks = {}
@@ -776,7 +782,7 @@ def test_gradients_of_gathered_parameters_are_added_where_torch_adds_them(name: 
         nonlocal sums
         sums = sums.plus_sum(size, in_place)
 
-    run = FsdpRun(spec, training, sharding(training, layout, 0), TITAN)
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0), TITAN)
     run.graph.on_sum = add
     run.set_up()
     for _ in range(2):

@@ -11,7 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import HOPPER
-from llmcalc.device_memory.device_memory import MemoryTerm, summarize
+from llmcalc.device_memory.device_memory import MemoryTerm, summarize_memory
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError
 from llmcalc.frameworks.fsdp2.pipeline import (
@@ -144,7 +144,7 @@ def test_many_layers_from_few(layout: Layout) -> None:
     for expandable in (False, True):
         runtime = replace(HOPPER, expandable=expandable)
         replay_result = replay_sharded_rank(spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace)
-        whole = summarize(replay_result, runtime.context, layer_stacks(spec), tensors)
+        whole = summarize_memory(replay_result, runtime.context, layer_stacks(spec), tensors)
         assert stage_memory(ShardedSetup(spec, training, layout, 1, runtime.workspace), runtime, tensors) == whole
 
 
@@ -183,7 +183,7 @@ def _run_forward(schedule_settings: ScheduleSettings, stage: int) -> tuple[int, 
     setup = ShardedSetup(small(4), training, TWO, TWO.rank(pp=stage), schedule_settings=schedule_settings)
     run = ShardedRank(setup, meter := Meter())
     run.set_up()
-    run.passes()
+    run.run_passes()
     passes = meter.now
     run.update()
     run.zero_grad()
@@ -217,7 +217,7 @@ def test_shapes_were_learnt_from_a_forward_pass() -> None:
         run._take_batch()
         held.append(meter.now)
         assert (meter.peak > meter.now) == infers
-        run.passes()
+        run.run_passes()
         held.append(meter.now)
     assert held[2] - held[0] == 2 * (table + 2 * layer)
     assert held[3] == held[1]

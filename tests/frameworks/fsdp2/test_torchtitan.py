@@ -20,7 +20,7 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory
-from llmcalc.frameworks.fsdp2.settings import Float8
+from llmcalc.frameworks.fsdp2.settings import Float8Settings
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
 from llmcalc.frameworks.fsdp2.training import FsdpSettings, torchtitan_training
 from llmcalc.frameworks.launch.read import read_launch
@@ -88,7 +88,7 @@ def test_reserved_bytes(name: str) -> None:
         run.version,
     )
     fsdp = FsdpSettings(
-        fsdp.dtype, fsdp.reduced, splits=fsdp.splits, float8=Float8(gathers=True) if run.float8 else None
+        fsdp.dtype, fsdp.reduced, splits=fsdp.splits, float8=Float8Settings(gathers=True) if run.float8 else None
     )
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     errors = [

@@ -18,9 +18,16 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import TrainingConfig, TrainingRun
 from llmcalc.errors import InputError
-from llmcalc.frameworks.fsdp2.rank_memory import communication, fsdp_memory
-from llmcalc.frameworks.fsdp2.settings import Float8
-from llmcalc.frameworks.fsdp2.training import IN_PLACE, TITAN, FsdpRun, FsdpSettings, sharding, torchtitan_training
+from llmcalc.frameworks.fsdp2.rank_memory import fsdp_memory, step_collectives_of_rank
+from llmcalc.frameworks.fsdp2.settings import Float8Settings
+from llmcalc.frameworks.fsdp2.training import (
+    IN_PLACE,
+    TITAN,
+    FsdpRun,
+    FsdpSettings,
+    sharding_of_rank,
+    torchtitan_training,
+)
 from llmcalc.frameworks.fsdp2.with_tensor_parallel import FsdpTensorParallelProfile
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
@@ -132,7 +139,7 @@ def test_what_a_step_sends(case: Case) -> None:
     assert differences(replayed(spec, case.how, case.laid, case.rank, case.fsdp), seen) == {}
     steps = len({one.step for one in seen.bytes}) - 1
     expected: Counter[tuple[str, int]] = Counter()
-    for one in communication(spec, case.how, case.laid, case.rank, case.fsdp):
+    for one in step_collectives_of_rank(spec, case.how, case.laid, case.rank, case.fsdp):
         expected[one.kind, one.bytes] += steps * one.times
     assert sent.found == expected
     found: Counter[str] = Counter()
@@ -218,7 +225,9 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
     size, made = 2 * batch * 16 * 32, []
     for fsdp in (TITAN, FsdpSettings(overlaps=overlaps), FsdpSettings(overlaps=overlaps, copies_gathered=True)):
         program = rank_program(spec, layout, 0)
-        run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp, memory_meter=Sizes(), program=program)
+        run = FsdpRun(
+            spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp, memory_meter=Sizes(), program=program
+        )
         run.set_up()
         run.next_batch()
         run.forward_and_backward()
@@ -239,7 +248,7 @@ def test_gathered_tokens_are_copied_before_a_date() -> None:
 def test_few_layers_stand_for_all(recompute: str) -> None:
     spec = llmcalc.load("llama3-8b", **SIZES | {"num_hidden_layers": 12}).model
     training, layout = TrainingConfig(batch=2, seq=8, recompute=recompute_of(recompute)), CASES[0].laid
-    run = FsdpRun(spec, training, sharding(training, layout, 1), program=rank_program(spec, layout, 1))
+    run = FsdpRun(spec, training, sharding_of_rank(training, layout, 1), program=rank_program(spec, layout, 1))
     run.set_up()
     run.step()
     run.meter.peaks = {}
@@ -256,16 +265,20 @@ def test_what_float8_gathers() -> None:
     spec = llmcalc.load("llama3-8b", num_hidden_layers=2).model
     training, layout = TrainingConfig(batch=1, seq=4096), Layout(tp=8, dp=2, zero=3, sequence_parallel=True)
     rows = 4096 * 4096
-    for float8, narrow, wide in ((None, 0, 4 * 2 + 2), (Float8(), 4 * 2, 2), (Float8(recipe="rowwise"), 0, 10)):
+    for float8, narrow, wide in (
+        (None, 0, 4 * 2 + 2),
+        (Float8Settings(), 4 * 2, 2),
+        (Float8Settings(recipe="rowwise"), 0, 10),
+    ):
         gathers: Counter[int] = Counter()
-        for one in communication(spec, training, layout, 0, FsdpSettings(float8=float8)):
+        for one in step_collectives_of_rank(spec, training, layout, 0, FsdpSettings(float8=float8)):
             if one.group == "tp" and one.kind == "all_gather":
                 gathers[one.bytes] += one.times
         assert gathers == Counter({size: n for size, n in ((rows, narrow), (2 * rows, wide)) if n})
     run = FsdpRun(
         spec,
         training,
-        sharding(training, layout, 0, FsdpSettings(float8=Float8(True))),
+        sharding_of_rank(training, layout, 0, FsdpSettings(float8=Float8Settings(True))),
         program=rank_program(spec, layout, 0),
     )
     run.set_up()

@@ -14,9 +14,9 @@ from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.deepspeed.config_file import read_deepspeed
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
-from llmcalc.frameworks.fsdp2.settings import Float8, TitanSettings
+from llmcalc.frameworks.fsdp2.settings import Float8Settings, TitanSettings
 from llmcalc.frameworks.fsdp2.torchtitan_file import read_titan
-from llmcalc.frameworks.fsdp2.torchtitan_models import DEEPSEEK_V3, LLAMA3, LLAMA4, QWEN3, flavor
+from llmcalc.frameworks.fsdp2.torchtitan_models import DEEPSEEK_V3, LLAMA3, LLAMA4, QWEN3, spec_of_flavor
 from llmcalc.frameworks.launch.accelerate import read_accelerate
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import LaunchSource
@@ -50,20 +50,20 @@ PRESETS = {
 @in_one_test
 @pytest.mark.parametrize("named", PRESETS)
 def test_a_flavor_has_the_parameters_of_the_published_model(named: tuple[str, str]) -> None:
-    assert params(flavor(*named, "x")).total == params(load(PRESETS[named]).model).total
+    assert params(spec_of_flavor(*named, "x")).total == params(load(PRESETS[named]).model).total
 
 
 def test_every_flavor_is_a_model() -> None:
     for family, table in (("llama3", LLAMA3), ("llama4", LLAMA4), ("qwen3", QWEN3), ("deepseek_v3", DEEPSEEK_V3)):
         for size in table:
-            assert flavor(family, size, "x").decoder is not None
+            assert spec_of_flavor(family, size, "x").decoder is not None
 
 
 def test_debug_models() -> None:
     h, f = 256, 768  # two thirds of 1,024 up to a multiple of 256
     layer = 4 * h * h + 3 * h * f + 2 * h
-    assert params(flavor("llama3", "debugmodel", "x")).total == 2 * 2048 * h + 6 * layer + h
-    assert params(flavor("llama3", "debugmodel", "x", is_2024_form=True)).total == 2 * 2256 * h + 8 * layer + h
+    assert params(spec_of_flavor("llama3", "debugmodel", "x")).total == 2 * 2048 * h + 6 * layer + h
+    assert params(spec_of_flavor("llama3", "debugmodel", "x", is_2024_form=True)).total == 2 * 2256 * h + 8 * layer + h
 
 
 def titan(name: str, world_size: int | None = None, **changes: dict[str, Any]) -> Any:
@@ -175,18 +175,18 @@ NARROW = {"linear": {"float8": {"recipe_name": "rowwise", "filter_fqns": ["outpu
     ("changes", "float8"),
     [
         ({"float8": {"enable_float8_linear": False}}, None),
-        ({"float8": {"enable_float8_linear": True}, "quantize": {}}, Float8(skips=("output",))),
+        ({"float8": {"enable_float8_linear": True}, "quantize": {}}, Float8Settings(skips=("output",))),
         (
             {"model": {"converters": ["float8"]}, "float8": {"enable_fsdp_float8_all_gather": True}, "quantize": {}},
-            Float8(gathers=True, skips=()),
+            Float8Settings(gathers=True, skips=()),
         ),
         (
             {"model": {"converters": "quantize.linear.float8"}, "quantize": NARROW},
-            Float8(recipe="rowwise", skips_small=True),
+            Float8Settings(recipe="rowwise", skips_small=True),
         ),
     ],
 )
-def test_products_in_8_bits(changes: dict[str, Any], float8: Float8 | None) -> None:
+def test_products_in_8_bits(changes: dict[str, Any], float8: Float8Settings | None) -> None:
     data = tomllib.loads((LAUNCHES / "llama3_70b_2026.toml").read_text())
     for section, table in changes.items():
         data[section] = table if section == "quantize" else {**data.get(section, {}), **table}
@@ -197,13 +197,13 @@ def test_products_in_8_bits(changes: dict[str, Any], float8: Float8 | None) -> N
 
 def test_layers_that_stay_as_they_are() -> None:
     """Both sides are multiples of 16; too small is torchao's word for what gains nothing."""
-    usual, small = Float8(skips=("output", "attention.wk")), Float8(skips_small=True)
-    assert usual.converts("layers.0.attention.wq", 4096, 4096)
-    assert not usual.converts("layers.0.attention.wk", 1024, 4096)
-    assert not usual.converts("layers.0.feed_forward.w1", 4096 + 8, 4096)
-    assert small.converts("layers.0.attention.wq", 1040, 4096)
-    assert not small.converts("layers.0.attention.wk", 1024, 4096)
-    assert not Float8(recipe="rowwise", skips_small=True).converts("layers.0.attention.wk", 2048, 4096)
+    usual, small = Float8Settings(skips=("output", "attention.wk")), Float8Settings(skips_small=True)
+    assert usual.is_converted("layers.0.attention.wq", 4096, 4096)
+    assert not usual.is_converted("layers.0.attention.wk", 1024, 4096)
+    assert not usual.is_converted("layers.0.feed_forward.w1", 4096 + 8, 4096)
+    assert small.is_converted("layers.0.attention.wq", 1040, 4096)
+    assert not small.is_converted("layers.0.attention.wk", 1024, 4096)
+    assert not Float8Settings(recipe="rowwise", skips_small=True).is_converted("layers.0.attention.wk", 2048, 4096)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_auto_values_are_those_of_the_trainer() -> None:
     own = launch.own_settings
     assert isinstance(own, DeepSpeedSettings)
     assert own.reduce_bucket_size == "auto"
-    wide = own.resolved(4096)
+    wide = own.with_resolved_values(4096)
     assert wide.reduce_bucket_size == 4096 * 4096
     assert wide.stage3_prefetch_bucket_size == 15099494  # 0.9 · 4096² = 15,099,494.4
     assert wide.stage3_param_persistence_threshold == 40960

@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.file_kinds import PROGRAMS, kinds, program_files
+from llmcalc.frameworks.launch.file_kinds import PROGRAMS, launch_file_kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, UnknownValue, parse_python
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.server_files.read import starts_any_server
@@ -668,7 +668,7 @@ def test_values_of_another_form_are_refused(words: str, message: str) -> None:
 
 
 def test_records_have_a_name_of_their_own() -> None:
-    names = [file.name for file in kinds()]
+    names = [file.name for file in launch_file_kinds()]
     assert len(set(names)) == len(names)
     assert len(program_files()) > len(PROGRAMS)
     assert all(any((file.read, file.read_command, file.read_python)) for file in program_files())

@@ -7,7 +7,7 @@ import pytest
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import launch_of
 from llmcalc.frameworks.launch.shell import MOST_WORDS, read_script
-from llmcalc.frameworks.launch.shell_arithmetic import evaluated, value_of
+from llmcalc.frameworks.launch.shell_arithmetic import evaluate_expression, value_of
 from llmcalc.frameworks.launch.shell_words import ShellCommand
 from llmcalc.frameworks.launch.unresolved import UNRESOLVED, is_unresolved, printable
 from tests.samples import in_one_test
@@ -233,7 +233,7 @@ def test_an_open_argument_that_changes_no_memory_is_read() -> None:
     ],
 )
 def test_arithmetic(text: str, value: int | list[int] | None) -> None:
-    assert evaluated(text, {}) == value
+    assert evaluate_expression(text, {}) == value
 
 
 def test_arithmetic_with_names() -> None:

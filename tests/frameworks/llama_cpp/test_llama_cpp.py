@@ -14,8 +14,8 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import engine_and_version
-from llmcalc.frameworks.ggml.compute_graph import Graph, Tensor, buffer_sizes
-from llmcalc.frameworks.ggml.model import DeltaNet, GgufModel, LayerShape
+from llmcalc.frameworks.ggml.compute_graph import ComputeGraph, Tensor, buffer_sizes
+from llmcalc.frameworks.ggml.gguf_model import DeltaNetSizes, GgufModel, LayerShape
 from llmcalc.frameworks.ggml.patterns import NamePattern
 from llmcalc.frameworks.ggml.placement import LayerDevices
 from llmcalc.frameworks.ggml.transformer_graph import GraphRules, GraphSettings, ModelGraph
@@ -193,7 +193,7 @@ def test_buffers_of_a_graph() -> None:
     first = Tensor(2048, (weight, rows), "new", (512, 4))
     activated = Tensor(2048, (first,), "inplace", (512, 4))
     second = Tensor(4096, (weight, activated), "new", (1024, 4))
-    graph = Graph()
+    graph = ComputeGraph()
     graph.add_operations(second)
     # GPU: a copy of the rows (1,024), the first product (2,048), and the second product beside it, since the freed copy
     # is too small; host: the numbers and the rows
@@ -448,7 +448,7 @@ def test_the_document_names_devices() -> None:
 def test_the_graph_of_a_gated_delta_net() -> None:
     """At the convolution, the stream and its norm, the inputs and the output are alive; that the projection's block is
     too small for the output beside a state keeps it free."""
-    tokens, hidden, net = 512, 128, DeltaNet(heads=4, key_dim=128, value_dim=128, key_width=512, kernel=4)
+    tokens, hidden, net = 512, 128, DeltaNetSizes(heads=4, key_dim=128, value_dim=128, key_width=512, kernel=4)
     layer = LayerShape(state_elements=4 * 128 * 128 + 3 * net.channels, delta_net=net)
     settings = GraphSettings(tokens=tokens, outputs=1, cells={}, flash=True, layer_cache=lambda _: (0, 0))
     rules = GraphRules("glu", fused_delta_net=True)

@@ -203,7 +203,7 @@ def test_layers_are_gathered_ahead_up_to_a_number_of_elements(layers: int) -> No
     sharded.gather(0)
     gathered = [bucket.layer_index for bucket in sharded.buckets if bucket.weights is not None]
     assert gathered == list(range(layers + 1))
-    sharded.gather(6, in_backward=True)
+    sharded.gather(6, is_backward=True)
     assert [bucket.layer_index for bucket in sharded.buckets if bucket.weights is not None] == sorted(
         {*range(layers + 1), *range(6 - layers, 7)}
     )

@@ -225,7 +225,7 @@ def replayed(
     found = [meter.now]
     for _ in range(STEPS):
         meter.restart()
-        run.passes()
+        run.run_passes()
         found += [meter.peak, meter.now]
         meter.restart()
         run.update()

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from ....flow.program import Scope
 from .adapters import AdapterKernels
-from .choices import RankChoices
+from .choices import RankKernelChoices
 from .fp8 import weight_sizes
 from .lowering import GATHER_BUFFER, Parameter, PersistentTensors
 
-__all__ = ["GATHER_BUFFER", "Parameter", "PersistentTensors", "RankChoices", "RankLowering", "weight_sizes"]
+__all__ = ["GATHER_BUFFER", "Parameter", "PersistentTensors", "RankKernelChoices", "RankLowering", "weight_sizes"]
 
 
 class RankLowering(AdapterKernels):

@@ -39,14 +39,14 @@ class AdapterKernels(DiscardedKernels):
         self.norm_outputs = None
         lora_a, lora_b = self._adapter_weights(operation, adapters, "column", x.shape[1], output_width)
         if adapters.library == "mcore-bridge":
-            low_rank = self.unsharded_linear(self._with_dropout(x, adapters), lora_a)
+            low_rank_output = self.unsharded_linear(self._with_dropout(x, adapters), lora_a)
             del x
-            lora_output = self.engine_column_linear(low_rank, lora_b, None, [], None)
+            lora_output = self.engine_column_linear(low_rank_output, lora_b, None, [], None)
         else:
-            low_rank = self._gather_columns(self._core_product(self._with_dropout(x, adapters), lora_a))
+            low_rank_output = self._gather_columns(self._core_product(self._with_dropout(x, adapters), lora_a))
             del x
-            lora_output = self._core_product(low_rank, lora_b)
-        del low_rank
+            lora_output = self._core_product(low_rank_output, lora_b)
+        del low_rank_output
         return self._add_scaled(layer_output, lora_output)
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:

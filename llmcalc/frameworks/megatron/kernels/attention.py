@@ -33,9 +33,11 @@ NOT_MODELLED = {
 """Option of an attention step that these kernels do not have → what it is."""
 
 
-def not_modelled(operation: Step) -> str:
+def unmodelled_reason(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
-    feature_names = dict.fromkeys(feature for option, feature in NOT_MODELLED.items() if operation.options.get(option))
+    feature_names = dict.fromkeys(
+        feature_name for option, feature_name in NOT_MODELLED.items() if operation.options.get(option)
+    )
     if not feature_names:
         return ""
     return (
@@ -78,7 +80,7 @@ class AttentionKernels(LinearKernels):
         """Splits the output of a fused QKV projection into its parts."""
         if any(operation.outs[0].axes[0].name not in HEADS for operation in fused_operations):
             return super().split_product(fused_operations, product, output_widths)
-        qkv_parts = self.split_along(product, output_widths)
+        qkv_parts = self.split_columns(product, output_widths)
         heads = [operation.outs[0].axes[0].size for operation in fused_operations]
         fewest_heads = min(heads)
         if (
@@ -89,7 +91,7 @@ class AttentionKernels(LinearKernels):
                 qkv_parts[i] = self.dense_copy(qkv_parts[i])
         return qkv_parts
 
-    def split_along(self, x: Tensor, part_widths: Sequence[Number]) -> list[Tensor]:
+    def split_columns(self, x: Tensor, part_widths: Sequence[Number]) -> list[Tensor]:
         """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
         row_count = x.shape[0]
         part_views = [
@@ -135,7 +137,7 @@ class AttentionKernels(LinearKernels):
         kernel_name = type(operation.op).__name__
         if kernel_name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{kernel_name}'", operation.name)
-        refusal_reason = not_modelled(operation)
+        refusal_reason = unmodelled_reason(operation)
         if refusal_reason:
             raise self.unsupported(refusal_reason, operation.name)
         q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.ins[:3])
@@ -209,10 +211,15 @@ class AttentionKernels(LinearKernels):
         self.node("attention", qkv, [output], backward, *qkv, output, logsumexp, random_state)
         return self.all_to_all_output(output)
 
-    def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
-        """Allocates and frees the workspace of cuDNN's backward pass. sums: fp32 gradient sums; None without them."""
-        if sums is not None:
-            query_gradient_sums = self.graph.new_tensor((sums[0], sums[1] + heads), FLOAT32)
+    def cudnn_workspace(self, gradient_sums_shape: tuple[Number, Number] | None, heads: Number) -> None:
+        """Allocates and frees the workspace of cuDNN's backward pass.
+
+        gradient_sums_shape: shape of the fp32 gradient sums; None without them.
+        """
+        if gradient_sums_shape is not None:
+            query_gradient_sums = self.graph.new_tensor(
+                (gradient_sums_shape[0], gradient_sums_shape[1] + heads), FLOAT32
+            )
             del query_gradient_sums
 
     def all_to_all_output(self, attention_output: Tensor) -> Tensor:
@@ -266,11 +273,13 @@ class AttentionKernels(LinearKernels):
             )
         self.persistent.use_torch_workspace("forward")
         scores_shape = (batch * heads * (row_count // batch), key_rows // batch)
-        uses_engine = kernel_choices.transformer_engine
+        uses_transformer_engine = kernel_choices.transformer_engine
         attention_mask = (
-            autograd_graph.new_tensor((row_count, key_rows // batch), BOOL) if is_masked and uses_engine else None
+            autograd_graph.new_tensor((row_count, key_rows // batch), BOOL)
+            if is_masked and uses_transformer_engine
+            else None
         )
-        if uses_engine:
+        if uses_transformer_engine:
             added_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
         else:
             self.persistent.grow_gather_buffer(2 * scores_shape[0] * scores_shape[1])
@@ -290,7 +299,9 @@ class AttentionKernels(LinearKernels):
         raw_scores = autograd_graph.new_tensor(scores_shape, q.dtype)
         self.node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del added_input, q, k
-        is_fused = uses_engine or self.has_fused_softmax(batch * heads, row_count // batch, key_rows // batch)
+        is_fused = uses_transformer_engine or self.has_fused_softmax(
+            batch * heads, row_count // batch, key_rows // batch
+        )
         attention_probs = self.fused_softmax(raw_scores) if is_fused else self.unfused_softmax(raw_scores)
         if attention_mask is not None:
             attention_probs = self.masked_copy(attention_probs, attention_mask)

@@ -18,7 +18,7 @@ Recipe: TypeAlias = Literal["none", "tensorwise", "delayed", "blockwise", "mxfp8
 
 
 @frozen
-class RankChoices:
+class RankKernelChoices:
     """The kernels of a rank, with the parallel sizes and settings that determine them.
 
     tp, cp, ep, etp: ranks of the tensor, context, expert and expert-tensor parallel groups.

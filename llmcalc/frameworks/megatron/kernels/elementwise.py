@@ -46,7 +46,7 @@ class ElementwiseKernels(AttentionKernels):
 
     def _is_gate(self, program_value: Value) -> bool:
         """Whether a value is a gate that a later operation multiplies."""
-        return any(reading_step.verb == "mul" for reading_step, _ in self.readers.get(id(program_value.storage), ()))
+        return any(consumer_step.verb == "mul" for consumer_step, _ in self.readers.get(id(program_value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Runs an activation that saves its input. Without fusion the bias is added first."""
@@ -77,8 +77,8 @@ class ElementwiseKernels(AttentionKernels):
 
     def gate_and_up(self, operation: Step) -> Tensor:
         """Returns the output of the fused gate-and-up projection. Raises `Unsupported` for separate projections."""
-        gate, up = (self.tensor_read_by(operation, input_value) for input_value in operation.ins)
-        if gate is not up:
+        gate, up_output = (self.tensor_read_by(operation, input_value) for input_value in operation.ins)
+        if gate is not up_output:
             raise self.unsupported("no kernels for a product of values that are not of one layer", operation.name)
         return gate
 
@@ -95,10 +95,10 @@ class ElementwiseKernels(AttentionKernels):
             )
         if bias is not None:
             x = self.with_bias(x, bias)
-        gate, up = self.t.split(x, (output_width, output_width))
+        gate, up_output = self.t.split(x, (output_width, output_width))
         del x
         activated_gate = self.t.function("silu", gate)
-        return self.t.mul(activated_gate, up)
+        return self.t.mul(activated_gate, up_output)
 
     # --- additions ---------------------------------------------------------------------------------------------------
 

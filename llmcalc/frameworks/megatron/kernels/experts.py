@@ -56,10 +56,10 @@ class ExpertKernels(HeadKernels):
 
     def shared_expert_gate(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the gate of shared experts (SharedExpertMLP.forward), with one logit per token."""
-        first_parameter, (rows, n_in) = len(self.ordered_parameters), x.shape
+        first_parameter_index, (rows, n_in) = len(self.ordered_parameters), x.shape
         weight, _ = self.linear_weights(operation, operation.outs[0].width, "")
-        self.later_parameters += self.ordered_parameters[first_parameter:]
-        del self.ordered_parameters[first_parameter:]
+        self.later_parameters += self.ordered_parameters[first_parameter_index:]
+        del self.ordered_parameters[first_parameter_index:]
         self.persistent.use_torch_workspace("forward")
         gate_logits = self.new_tensor(rows, weight.shape[0])
 
@@ -407,7 +407,11 @@ class ExpertKernels(HeadKernels):
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
-        expert_steps = [item_ for item_ in module_scope.items if isinstance(item_, Step) and item_.verb == "experts"]
+        expert_steps = [
+            scope_item
+            for scope_item in module_scope.items
+            if isinstance(scope_item, Step) and scope_item.verb == "experts"
+        ]
         if self.rank_choices.grouped_gemm or not expert_steps:
             return super().module_kernel(module_scope)
         return lambda: self._run_sequential_experts(module_scope, expert_steps)
@@ -470,15 +474,15 @@ class ExpertKernels(HeadKernels):
             else None
         )
         self.in_expert = previous_in_expert
-        uses_engine, row_count = self.rank_choices.transformer_engine, x.shape[0]
-        self.use_workspace(uses_engine, "forward")
+        uses_transformer_engine, row_count = self.rank_choices.transformer_engine, x.shape[0]
+        self.use_workspace(uses_transformer_engine, "forward")
         expert_output = self.new_tensor(row_count, output_width)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            self.use_workspace(uses_engine, "backward")
+            self.use_workspace(uses_transformer_engine, "backward")
             input_gradient = self.new_tensor(row_count, input_width)
             weight_gradient = self.weight_gradient(weight)
-            if uses_engine:
+            if uses_transformer_engine:
                 saved_tensors[0] = None
             return [input_gradient, weight_gradient]
 
@@ -489,9 +493,9 @@ class ExpertKernels(HeadKernels):
         """Returns the expert layers with the same input, which run as one grouped matrix product."""
         output_readers = self.readers[id(operation.ins[0].storage)]
         return [
-            reading_step
-            for reading_step, module in output_readers
-            if module is self.module_of_step[id(operation)] and reading_step.verb == "experts"
+            consumer_step
+            for consumer_step, module in output_readers
+            if module is self.module_of_step[id(operation)] and consumer_step.verb == "experts"
         ]
 
     def expert_weights(
@@ -600,13 +604,17 @@ def _shared_experts(module_scope: Scope) -> list[Item]:
     """Returns the operations of a module's shared experts, including the output gate."""
     scope_items = module_scope.items
     scope_positions = [
-        i for i, item in enumerate(scope_items) if isinstance(item, Scope) and item.about.get("kind") == "shared_expert"
+        i
+        for i, scope_item in enumerate(scope_items)
+        if isinstance(scope_item, Scope) and scope_item.about.get("kind") == "shared_expert"
     ]
     if not scope_positions:
         return []
     end_position = scope_positions[-1] + 1
     gate_positions = [
-        i for i, item in enumerate(scope_items) if isinstance(item, Step) and item.about.get("kind") == "shared_expert"
+        i
+        for i, scope_item in enumerate(scope_items)
+        if isinstance(scope_item, Step) and scope_item.about.get("kind") == "shared_expert"
     ]
     if gate_positions:
         end_position = 1 + next(

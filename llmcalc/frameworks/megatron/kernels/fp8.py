@@ -20,7 +20,7 @@ from ....algebra import Number, ceil_div, exact_div, round_up
 from ....flow.program import Step
 from ....simulator.strides import Shape, count
 from ....simulator.tensor import FLOAT32, UINT8, Dtype, Needs, Tensor
-from .choices import RankChoices
+from .choices import RankKernelChoices
 from .gated_delta import DeltaKernels
 from .lowering import Gradients, SavedTensors, direct_steps
 
@@ -53,7 +53,7 @@ def quantized_specs(recipe: str, row_count: Number, row_width: Number, is_weight
     return [element_spec, ((1,), FLOAT32)], [transposed_spec]
 
 
-def weight_sizes(kernel_choices: RankChoices, row_count: Number, row_width: Number) -> list[int]:
+def weight_sizes(kernel_choices: RankKernelChoices, row_count: Number, row_width: Number) -> list[int]:
     """Returns the bytes of each part of an 8-bit weight: elements and scales, rowwise, then columnwise."""
     rowwise_specs, columnwise_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width, is_weight=True)
     tensor_specs = [
@@ -63,7 +63,7 @@ def weight_sizes(kernel_choices: RankChoices, row_count: Number, row_width: Numb
     return [int(count(tensor_shape)) * dtype.bytes for tensor_shape, dtype in tensor_specs]
 
 
-def state_sizes(kernel_choices: RankChoices) -> list[int]:
+def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
     """Returns the bytes of a layer's delayed-scaling state: scales and maxima histories.
 
     Three belong to the input, weight and output, two to gradients.

@@ -159,7 +159,8 @@ class HeadKernels(ElementwiseKernels):
     def _layer_group(self, layer_frames: list[ModuleFrame]) -> Run:
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
         outer_frames = [
-            ModuleFrame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames
+            ModuleFrame(outer_frame.scope, layer_index=outer_frame.layer_index, owner=outer_frame.owner)
+            for outer_frame in self.frames
         ]
 
         def run_group(arguments: Sequence[Tensor]) -> Tensor:
@@ -187,14 +188,21 @@ class HeadKernels(ElementwiseKernels):
     def _index_operations(self, module_scope: Scope, module: Scope) -> None:
         """Moves multi-token-prediction modules and losses before the output layer."""
         mtp_modules = [
-            item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"
+            module_item
+            for module_item in module_scope.items
+            if isinstance(module_item, Scope) and module_item.about.get("kind") == "mtp"
         ]
         if mtp_modules:
             output_modules = [
-                item for item in module_scope.items if isinstance(item, Scope) and item.about.get("kind") == "lm_head"
+                module_item
+                for module_item in module_scope.items
+                if isinstance(module_item, Scope) and module_item.about.get("kind") == "lm_head"
             ]
             moved_modules = [*mtp_modules, *output_modules]
-            module_scope.items = [*(item for item in module_scope.items if item not in moved_modules), *moved_modules]
+            module_scope.items = [
+                *(module_item for module_item in module_scope.items if module_item not in moved_modules),
+                *moved_modules,
+            ]
         super()._index_operations(module_scope, module)
 
     def do_add_output(self, operation: Step) -> None:

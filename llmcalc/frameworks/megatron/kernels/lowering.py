@@ -30,7 +30,7 @@ from ....simulator.tensor import (
     empty,
 )
 from ....workload.run_config import RunConfig
-from .choices import RankChoices
+from .choices import RankKernelChoices
 
 SavedTensors: TypeAlias = list[Tensor | None]
 
@@ -202,7 +202,7 @@ class PersistentTensors:
     def defers_gradient(self, deferral_limit: int | None) -> bool:
         """Whether another weight gradient of the output layer is deferred.
 
-        deferral_limit: `RankChoices.wgrad_deferral_limit`.
+        deferral_limit: `RankKernelChoices.wgrad_deferral_limit`.
         """
         return deferral_limit is not None and (deferral_limit == 0 or len(self.deferred_gradients) < deferral_limit)
 
@@ -264,11 +264,11 @@ class RankKernels(Lowering):
         self,
         autograd_graph: AutogradGraph,
         run_config: RunConfig,
-        rank_choices: RankChoices,
+        rank_choices: RankKernelChoices,
         persistent_tensors: PersistentTensors,
     ) -> None:
         super().__init__(autograd_graph, run_config, BFLOAT16)
-        self.rank_choices: RankChoices = rank_choices
+        self.rank_choices: RankKernelChoices = rank_choices
         self.persistent: PersistentTensors = persistent_tensors
         self.ordered_parameters: list[Parameter] = []
         self.role: str = ""

@@ -21,7 +21,7 @@ class LatentKernels(ExpertKernels):
         x = self.tensor_of(operation.ins[0])
         if len(operation.ins[0].axes) == 1:
             for part_value, part_view in zip(
-                operation.outs, self.split_along(x, [part_value.width for part_value in operation.outs]), strict=True
+                operation.outs, self.split_columns(x, [part_value.width for part_value in operation.outs]), strict=True
             ):
                 self.bind(part_value, part_view)
             return

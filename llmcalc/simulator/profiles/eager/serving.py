@@ -48,7 +48,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().branch(alternatives)
         selects_keys = any(
-            operation.options.get("selected") is not None for operation in absorbed_form.steps(idle=False)
+            operation.options.get("selected") is not None for operation in absorbed_form.steps(includes_idle=False)
         )
         return absorbed_form if selects_keys else super().branch(alternatives)
 

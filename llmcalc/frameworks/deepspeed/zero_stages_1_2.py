@@ -18,7 +18,14 @@ from ...device_memory.host import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.tensor import FLOAT32, Dtype, Storage, Tensor, counted_as, empty
-from .partitions import PartitionPiece, elements, flat_size, offsets, pieces, round_robin_order
+from .partitions import (
+    PartitionPiece,
+    aligned_offsets,
+    padded_flat_size,
+    partition_pieces,
+    round_robin_order,
+    weight_elements,
+)
 from .zero import DOUBLE, ZeroRun, ZeroSetup
 
 SOURCE = "deepspeed/runtime/zero/stage_1_and_2.py"
@@ -87,12 +94,12 @@ class PartitionedRun(ZeroRun):
         ordered_parameters = (
             round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
         )
-        element_bytes, element_counts = self.dtype.bytes, [elements(weight) for weight in ordered_parameters]
-        start_offsets, flat_elements = offsets(element_counts, element_bytes, settings.parameter_alignment)
-        element_count = flat_size(flat_elements, ranks)
+        element_bytes, element_counts = self.dtype.bytes, [weight_elements(weight) for weight in ordered_parameters]
+        start_offsets, flat_elements = aligned_offsets(element_counts, element_bytes, settings.parameter_alignment)
+        element_count = padded_flat_size(flat_elements, ranks)
         self.partition_size: int = element_count // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
-            id(weight): pieces(weight_offset, element_count, self.partition_size)
+            id(weight): partition_pieces(weight_offset, element_count, self.partition_size)
             for weight, weight_offset, element_count in zip(
                 ordered_parameters, start_offsets, element_counts, strict=True
             )
@@ -137,19 +144,24 @@ class PartitionedRun(ZeroRun):
         """
         if not self.offloads:
             return ()
-        elements_, width = self.partition_size, self.dtype.bytes
+        partition_elements, element_bytes = self.partition_size, self.dtype.bytes
         round_host_bytes = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
-        buffer_sizes = [elements_ * width, self.largest_parameter * width]  # param_buffer_of_bit16, temp_grad_buffer
+        buffer_sizes = [
+            partition_elements * element_bytes,
+            self.largest_parameter * element_bytes,
+        ]  # param_buffer_of_bit16, temp_grad_buffer
         if self.training.microbatches > 1:
-            buffer_sizes += [elements(weight) * width for weight in self.rank_parameters]
+            buffer_sizes += [weight_elements(weight) * element_bytes for weight in self.rank_parameters]
         return (
-            MemoryTerm("fp32 weights and gradients", 2 * round_host_bytes(elements_ * FLOAT32.bytes), "source", SOURCE),
-            MemoryTerm("optimizer states", self.host_state_bytes(elements_), "source", SOURCE),
+            MemoryTerm(
+                "fp32 weights and gradients", 2 * round_host_bytes(partition_elements * FLOAT32.bytes), "source", SOURCE
+            ),
+            MemoryTerm("optimizer states", self.host_state_bytes(partition_elements), "source", SOURCE),
             MemoryTerm("buffers", sum(map(round_host_bytes, buffer_sizes)), "source", SOURCE),
         )
 
     @property
-    def contiguous(self) -> bool:
+    def has_contiguous_buffer(self) -> bool:
         """Whether gradients are copied into the bucket's contiguous buffer."""
         return self.settings.contiguous_gradients or self.offloads
 
@@ -169,7 +181,7 @@ class PartitionedRun(ZeroRun):
         return self.accumulation_dtype if self.accumulates_separately else self.dtype
 
     @property
-    def on_gradient(self) -> Callable[[Tensor], None]:
+    def gradient_hook(self) -> Callable[[Tensor], None]:
         """The hook that runs after a parameter's gradient is complete."""
         return self.process_gradients
 
@@ -187,7 +199,7 @@ class PartitionedRun(ZeroRun):
         """Allocates the buffers of the gradient buckets."""
         if self.has_buffers:
             return
-        if self.contiguous:
+        if self.has_contiguous_buffer:
             self.bucket.buffers, self.bucket.index = [], 0
             with counted_as(self.meter, "communication"):
                 for _ in range(2 if self.settings.overlaps else 1):
@@ -219,12 +231,12 @@ class PartitionedRun(ZeroRun):
 
     def reduce_independent(self, weight: Tensor) -> None:
         """Adds a gradient to the bucket, reducing a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
-        bucket, settings, element_count = self.bucket, self.settings, elements(weight)
+        bucket, settings, element_count = self.bucket, self.settings, weight_elements(weight)
         if bucket.elements + element_count > self.bucket_elements:
             self.reduce_ipg_grads()
-            if self.contiguous and settings.overlaps:
+            if self.has_contiguous_buffer and settings.overlaps:
                 bucket.index = 1 - bucket.index
-        if self.contiguous:
+        if self.has_contiguous_buffer:
             if element_count > self.bucket_elements:
                 self.oversized_gradient = weight
             else:
@@ -238,7 +250,7 @@ class PartitionedRun(ZeroRun):
         if not grad_bucket.weights:
             return
         with self.reduction_stream():
-            if self.contiguous:
+            if self.has_contiguous_buffer:
                 self.average_tensor()
                 self.oversized_gradient = None
             else:
@@ -248,15 +260,17 @@ class PartitionedRun(ZeroRun):
                 ]
                 if rank_pieces and self.accumulates_partition and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                self._allreduce([PartitionPiece(-1, elements(weight)) for weight in grad_bucket.weights], rank_pieces)
+                self._allreduce(
+                    [PartitionPiece(-1, weight_elements(weight)) for weight in grad_bucket.weights], rank_pieces
+                )
             for weight in grad_bucket.weights:
                 belongs_to_rank = id(weight) in self.rank_pieces
                 if settings.stage == 2 and not belongs_to_rank:
-                    if settings.overlaps and not self.contiguous:
+                    if settings.overlaps and not self.has_contiguous_buffer:
                         self.pending_frees.append(weight)
                     else:
                         self._store_gradient(weight, None)
-                elif self.contiguous and belongs_to_rank:
+                elif self.has_contiguous_buffer and belongs_to_rank:
                     self.copy_grads_in_partition(weight)
         grad_bucket.clear()
 
@@ -337,7 +351,7 @@ class PartitionedRun(ZeroRun):
                 self._store_gradient(weight, None)
             return
         if self.partition_buffer is None:
-            element_count = sum(elements(parameter) for parameter in self.rank_parameters)
+            element_count = sum(weight_elements(parameter) for parameter in self.rank_parameters)
             with counted_as(self.meter, "gradients"):
                 self.partition_buffer = Storage(self.meter, element_count * self.dtype.bytes)
         self._store_gradient(weight, Tensor(weight.shape, self.dtype, self.partition_buffer))
@@ -349,9 +363,9 @@ class PartitionedRun(ZeroRun):
         """
         if self.is_last_microbatch:
             piece_elements = self.rank_pieces[id(weight)].elements
-            double_copy = Storage(self.meter, piece_elements * DOUBLE)
+            float64_copy = Storage(self.meter, piece_elements * DOUBLE)
             self.host_norms[id(weight)] = Storage(self.meter, DOUBLE)
-            del double_copy
+            del float64_copy
             if self.accumulation_dtype is not FLOAT32:
                 fp32_copy = Storage(self.meter, piece_elements * FLOAT32.bytes)
                 del fp32_copy
@@ -419,8 +433,8 @@ class PartitionedRun(ZeroRun):
         (trained_partition,) = self.trained
         if self.settings.compute_grad_norm:
             for rank_piece in self.rank_pieces.values():  # scaled_global_norm
-                double_copy = Storage(self.meter, rank_piece.elements * DOUBLE)
-                del double_copy
+                float64_copy = Storage(self.meter, rank_piece.elements * DOUBLE)
+                del float64_copy
         with counted_as(self.meter, "gradients"):
             trained_partition.gradient = self._single_grad_partition()
         self.averaged_gradients = self.compact_partition = None

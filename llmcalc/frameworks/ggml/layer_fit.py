@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ...errors import InputError
 from ..engines.engine import HOST
-from .placement import LayerDevices, Placement
+from .placement import LayerDevices, TensorDevices
 from .server import Buffers, GgmlServer
 from .settings import MIB
 
@@ -25,7 +25,7 @@ class FittedServer(NamedTuple):
     """A server after --fit: context, placement, buffers, and notes on the changes."""
 
     server: GgmlServer
-    placement: Placement
+    placement: TensorDevices
     buffers: Buffers
     notes: tuple[str, ...] = ()
 
@@ -42,7 +42,7 @@ class _GpuLayers:
     overflow: tuple[str, ...] = ()
 
 
-def fit(server: GgmlServer) -> FittedServer:
+def fit_server(server: GgmlServer) -> FittedServer:
     """Returns the server after --fit has changed flags until each GPU has its free margin."""
     tensor_placement = server.placement
     fitted_server = FittedServer(server, tensor_placement, server.buffers(tensor_placement))
@@ -98,7 +98,7 @@ def _used_bytes(fitted_server: FittedServer) -> int:
 def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> FittedServer:
     """Returns the server with a reduced context, at least --fit-ctx, if the user did not set the context."""
     server = fitted_server.server
-    longest_context, used_bytes = server.context, _used_bytes(fitted_server)
+    longest_context, used_bytes = server.context_tokens, _used_bytes(fitted_server)
     least_context = int(server.flags.get("fit_ctx", server.engine_record.fit_ctx)) * server.streams
     if used_bytes <= sum(byte_limits) or not server.has_automatic_context or longest_context <= least_context:
         return fitted_server
@@ -123,7 +123,7 @@ def _with_less_context(fitted_server: FittedServer, byte_limits: list[int]) -> F
 
 def _with_context(server: GgmlServer, context: int) -> FittedServer:
     changed_server = server.with_flags(ctx_size=context)
-    context_note = f"--fit reduces --ctx-size from {server.context:,} to {context:,}"
+    context_note = f"--fit reduces --ctx-size from {server.context_tokens:,} to {context:,}"
     return FittedServer(changed_server, server.placement, changed_server.buffers(server.placement), (context_note,))
 
 
@@ -138,26 +138,31 @@ class _LayerFit:
     def server(self) -> GgmlServer:
         return self.fitted.server
 
-    def placement_of(self, shares: list[_GpuLayers]) -> Placement:
+    def placement_of(self, layers_of_gpus: list[_GpuLayers]) -> TensorDevices:
         """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
-        layer_count, layers_on_gpus = len(self.server.model.layers), sum(gpu_layers.layers for gpu_layers in shares)
+        layer_count, layers_on_gpus = (
+            len(self.server.model.layers),
+            sum(gpu_layers.layers for gpu_layers in layers_of_gpus),
+        )
         layers_by_gpu = (
-            tuple(float(gpu_layers.layers) for gpu_layers in shares) if layers_on_gpus else self.server.layer_shares
+            tuple(float(gpu_layers.layers) for gpu_layers in layers_of_gpus)
+            if layers_on_gpus
+            else self.server.layer_shares
         )
         layers = LayerDevices(layer_count, self.server.devices, layers_on_gpus, layers_by_gpu, True)
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
         layer = layer_count + 1 - layers_on_gpus
-        for i, gpu_layers in enumerate(shares):
+        for i, gpu_layers in enumerate(layers_of_gpus):
             layer += gpu_layers.layers - gpu_layers.hosted
             for layer_index in range(layer, layer + gpu_layers.hosted):
                 if layer_index == layer and gpu_layers.overflow:
-                    next_device = self.server.devices[i + 1] if i + 1 < len(shares) else HOST
+                    next_device = self.server.devices[i + 1] if i + 1 < len(layers_of_gpus) else HOST
                     partial_layers.append((layer_index, gpu_layers.overflow, next_device))
                 else:
                     hosted_layers.add(layer_index)
             layer += gpu_layers.hosted
-        return Placement(layers, (), frozenset(hosted_layers), tuple(partial_layers))
+        return TensorDevices(layers, (), frozenset(hosted_layers), tuple(partial_layers))
 
     def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> Buffers:
         tensor_placement = self.placement_of(layers_by_gpu)
@@ -182,12 +187,14 @@ class _LayerFit:
         if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
             layers_by_gpu = self._with_experts(layers_by_gpu)
         layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-        placements = self.placement_of(layers_by_gpu)
+        tensor_placement = self.placement_of(layers_by_gpu)
         server = self.server.with_flags(n_gpu_layers=layers_on_gpus)
         layer_note = f"--fit places {layers_on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
-        hosted_layers = len(placements.host_experts) + len(placements.partial)
+        hosted_layers = len(tensor_placement.host_experts) + len(tensor_placement.partial)
         layer_note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
-        return FittedServer(server, placements, server.buffers(placements), (*self.fitted.notes, layer_note))
+        return FittedServer(
+            server, tensor_placement, server.buffers(tensor_placement), (*self.fitted.notes, layer_note)
+        )
 
     def _with_most_layers(
         self, layers_by_gpu: list[_GpuLayers], gpu_number: int, most_layers: int, has_experts: bool
@@ -225,20 +232,20 @@ class _LayerFit:
         donor_gpu = next((gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
         if donor_gpu is None or donor_gpu < gpu_number:
             return layers_by_gpu
-        changed_layers = layers_by_gpu
+        best_layers = layers_by_gpu
         for expert_parts in ("up", "gate"):
             trial_layers = _with_overflow_layer(layers_by_gpu, donor_gpu, gpu_number, HOSTED_PARTS[expert_parts])
             if not self.keeps_margins(trial_layers, gpu_number, gpu_number + 1):
                 break
-            changed_layers = trial_layers
-        if changed_layers is layers_by_gpu:
+            best_layers = trial_layers
+        if best_layers is layers_by_gpu:
             trial_layers = _with_overflow_layer(layers_by_gpu, donor_gpu, gpu_number, HOSTED_PARTS["attention"])
-            changed_layers = (
+            best_layers = (
                 trial_layers
                 if donor_gpu > gpu_number and self.keeps_margins(trial_layers, gpu_number, gpu_number + 1)
                 else layers_by_gpu
             )
-        return changed_layers
+        return best_layers
 
 
 def _with_moved_layers(layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_count: int) -> list[_GpuLayers]:
@@ -259,20 +266,20 @@ def _with_overflow_layer(
     layers_by_gpu: list[_GpuLayers], donor_gpu: int, gpu_number: int, host_parts: tuple[str, ...]
 ) -> list[_GpuLayers]:
     """Returns the GPUs' layers with one more layer on a GPU. host_parts: the expert parts that stay on the host."""
-    changed_layers = list(layers_by_gpu)
+    changed_gpu_layers = list(layers_by_gpu)
     if donor_gpu != gpu_number:
-        changed_layers[donor_gpu] = replace(
-            changed_layers[donor_gpu],
-            layers=changed_layers[donor_gpu].layers - 1,
-            hosted=changed_layers[donor_gpu].hosted - 1,
+        changed_gpu_layers[donor_gpu] = replace(
+            changed_gpu_layers[donor_gpu],
+            layers=changed_gpu_layers[donor_gpu].layers - 1,
+            hosted=changed_gpu_layers[donor_gpu].hosted - 1,
         )
-        changed_layers[gpu_number] = replace(
-            changed_layers[gpu_number],
-            layers=changed_layers[gpu_number].layers + 1,
-            hosted=changed_layers[gpu_number].hosted + 1,
+        changed_gpu_layers[gpu_number] = replace(
+            changed_gpu_layers[gpu_number],
+            layers=changed_gpu_layers[gpu_number].layers + 1,
+            hosted=changed_gpu_layers[gpu_number].hosted + 1,
         )
-    changed_layers[gpu_number] = replace(changed_layers[gpu_number], overflow=host_parts)
-    return changed_layers
+    changed_gpu_layers[gpu_number] = replace(changed_gpu_layers[gpu_number], overflow=host_parts)
+    return changed_gpu_layers
 
 
 def largest_number(largest_candidate: int, is_possible: Callable[[int], bool]) -> int:

@@ -74,7 +74,9 @@ def engine_memory(server: GgmlServer, buffers: Buffers, memory_notes: Iterable[s
 
 
 def _model_origin(server: GgmlServer, device: str) -> str:
-    scheme_text = server.model.scheme + (f", with {server.draft.preset.name} that drafts" if server.draft else "")
+    scheme_text = server.model.scheme + (
+        f", with {server.draft_server.preset.name} that drafts" if server.draft_server else ""
+    )
     scheme_text += ", with modules that draft" if server.drafts_by_modules else ""
     if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
         scheme_text += "; with the encoder of images"

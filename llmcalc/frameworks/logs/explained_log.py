@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...accelerator import Hardware
 from ...sources.preset import Preset
 from ..engines.engine import EngineVersion
-from .log_contents import LogReading, LogTerm
+from .log_contents import LogTerm, ParsedLog
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.02, 64 * 2**20
 """A term is off where it differs by more than this share of the log's figure, and by more than these bytes."""
@@ -48,7 +48,7 @@ class ExplainedLog:
     missing: what is not known, without which terms are not computed. notes: remarks.
     """
 
-    reading: LogReading
+    reading: ParsedLog
     terms: tuple[ComparedTerm, ...]
     preset: Preset | None = None
     hardware: Hardware | None = None

@@ -110,7 +110,7 @@ class LatentSizes(NamedTuple):
     query_rank: int
 
 
-class DeltaNet(NamedTuple):
+class DeltaNetSizes(NamedTuple):
     """The sizes of a Gated DeltaNet. key_width: width of all query heads. kernel: width of the convolution."""
 
     heads: int
@@ -144,7 +144,7 @@ class LayerShape:
     window: int | None = None
     latent: LatentSizes | None = None
     state_elements: int = 0
-    delta_net: DeltaNet | None = None
+    delta_net: DeltaNetSizes | None = None
     gate_width: int = 0
     width: int = 0
     is_gated: bool = False
@@ -162,7 +162,7 @@ class GgufModel:
     quantize: str | None = None
 
     @classmethod
-    def of_flag(cls, preset: Preset, quantize: str | None) -> GgufModel:
+    def from_quantize_flag(cls, preset: Preset, quantize: str | None) -> GgufModel:
         """Returns a model in the scheme of `--quantize`. quantize: `none` and None for the file's or checkpoint's."""
         return cls(preset, None if quantize is not None and quantize.strip().lower() == "none" else quantize)
 
@@ -195,8 +195,8 @@ class GgufModel:
     @property
     def _gguf_mix(self) -> GGUFMix | None:
         named_scheme = None if self.quantize is None else scheme_named(self.quantize)
-        published = self.preset.quantization_config
-        scheme = None if named_scheme is None else with_published_experts(named_scheme, published)
+        published_config = self.preset.quantization_config
+        scheme = None if named_scheme is None else with_published_experts(named_scheme, published_config)
         return scheme if isinstance(scheme, GGUFMix) else None
 
     @property
@@ -270,7 +270,10 @@ class GgufModel:
             if weight_tensor.optional == MTP.name
         ]
         weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *weights])[-len(weights) :]
-        return tuple(GgufTensor(_gguf_name(site), tensor_bytes, site.layer) for site, tensor_bytes in weight_sizes)
+        return tuple(
+            GgufTensor(_gguf_name(mtp_weight), tensor_bytes, mtp_weight.layer)
+            for mtp_weight, tensor_bytes in weight_sizes
+        )
 
     @property
     def file_bytes(self) -> int:
@@ -312,7 +315,7 @@ def _layer_group_nodes(tree_node: Place) -> Iterator[Place]:
 def _layer_shape(layer: Place) -> LayerShape:
     """Returns a layer's sizes, read from the layer's operations."""
     layer_shape = LayerShape()
-    query_rank = conv_width = kernel = 0
+    query_rank = conv_width = kernel_size = 0
     for tree_node in layer.walk():
         layer_op, op_name = tree_node.node.op, tree_node.node.name
         if tree_node.roles & {"kept", "idle"}:
@@ -337,11 +340,13 @@ def _layer_shape(layer: Place) -> LayerShape:
             layer_shape.state_elements += 0 if layer_op.kind == "conv_state" else int(layer_op.size)
         elif isinstance(layer_op, Conv1d):
             layer_shape.state_elements += int(layer_op.n_out) * (int(layer_op.kernel) - 1)
-            conv_width, kernel = int(layer_op.n_out), int(layer_op.kernel)
+            conv_width, kernel_size = int(layer_op.n_out), int(layer_op.kernel)
         elif isinstance(layer_op, DeltaRule) and not layer_op.by_channel and conv_width:
             value_width = int(layer_op.heads) * int(layer_op.value_dim)
             delta_net_sizes = int(layer_op.heads), int(layer_op.key_dim), int(layer_op.value_dim)
-            layer_shape.delta_net = DeltaNet(*delta_net_sizes, key_width=(conv_width - value_width) // 2, kernel=kernel)
+            layer_shape.delta_net = DeltaNetSizes(
+                *delta_net_sizes, key_width=(conv_width - value_width) // 2, kernel=kernel_size
+            )
         elif isinstance(layer_op, ExpertLinear) and op_name in ("up_proj", "fc1"):
             layer_shape.experts, layer_shape.top_k, layer_shape.expert_width = (
                 int(layer_op.num_experts),
@@ -394,7 +399,10 @@ MOST_SHARDS = 1000
 
 def _file_shards(first_shard: Path) -> list[Path]:
     """Returns all files of a split GGUF file (`-00001-of-00003.gguf`), or the file alone."""
-    match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
-    if match is None or int(match[3]) > MOST_SHARDS:
+    shard_match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
+    if shard_match is None or int(shard_match[3]) > MOST_SHARDS:
         return [first_shard]
-    return [first_shard.with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1)]
+    return [
+        first_shard.with_name(f"{shard_match[1]}-{i:05d}-of-{shard_match[3]}.gguf")
+        for i in range(1, int(shard_match[3]) + 1)
+    ]
