@@ -363,6 +363,6 @@ def record_inference(
     memory_meter = EventRecorder()
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
     inference_run.set_up()
-    set_up = memory_meter.cut()
+    set_up = memory_meter.take_events()
     inference_run.passes()
-    return RecordedEvents(set_up, [], [memory_meter.cut()], inference_run.names)
+    return RecordedEvents(set_up, [], [memory_meter.take_events()], inference_run.names)

@@ -417,9 +417,9 @@ def replay_steps_on_allocator(
 ) -> ReplayResult:
     """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
     replay_result = _replay_two_steps(training_run, memory_meter)
-    memory_meter.cut()
+    memory_meter.end_step_list()
     replay_result.read(
-        prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward),
+        prefix_cache.play_step_lists(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward),
         memory_meter.now,
         memory_meter.peak,
     )
@@ -463,16 +463,16 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) 
     """
     memory_meter.parameter_events = []
     training_run.next_batch()
-    batch = memory_meter.cut()
+    batch = memory_meter.take_events()
     training_run.micro_batches()
-    pass_events, set_up_events = memory_meter.cut(), memory_meter.parameter_events
+    pass_events, set_up_events = memory_meter.take_events(), memory_meter.parameter_events
     memory_meter.parameter_events = None
     if training_run.lowering.has_skipped_steps:
         return None
     memory_meter.place = AllocationPlace("set-up")
     training_run.lowering.prepare_unread(training_run.program)
     training_run.prepare_training()
-    return repeat_steps(training_run, memory_meter, set_up_events + memory_meter.cut(), batch, pass_events)
+    return repeat_steps(training_run, memory_meter, set_up_events + memory_meter.take_events(), batch, pass_events)
 
 
 def repeat_steps(
@@ -484,13 +484,13 @@ def repeat_steps(
 ) -> RecordedEvents | None:
     """Returns two training steps whose micro-batches repeat the recorded passes; None if the steps differ."""
     training_run.update()
-    first_events = memory_meter.cut()
+    first_events = memory_meter.take_events()
     training_run.update()
-    update_events = memory_meter.cut()
+    update_events = memory_meter.take_events()
     training_run.zero_grad()
-    zero_grad = memory_meter.cut()
+    zero_grad = memory_meter.take_events()
     training_run.next_batch()
-    next_batch = memory_meter.cut()
+    next_batch = memory_meter.take_events()
     if not (is_repeatable(batch, pass_events, zero_grad, next_batch) and is_self_contained(update_events)):
         return None
     next_batch += rename_events(batch, next_batch)
@@ -505,8 +505,8 @@ def repeat_steps(
 def record_two_steps(training_run: TrainingRun, memory_meter: EventRecorder) -> RecordedEvents:
     """Records two training steps in sequence."""
     training_run.set_up()
-    set_up_events = memory_meter.cut()
+    set_up_events = memory_meter.take_events()
     training_run.step()
-    first_events = memory_meter.cut()
+    first_events = memory_meter.take_events()
     training_run.step()
-    return RecordedEvents(set_up_events, [first_events], [memory_meter.cut()], PHASES)
+    return RecordedEvents(set_up_events, [first_events], [memory_meter.take_events()], PHASES)

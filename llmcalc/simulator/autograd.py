@@ -196,7 +196,7 @@ def backward(
             _, graph_node = heapq.heappop(ready_nodes)
             if graph_node.place is not current_place:
                 current_place = graph_node.place
-                autograd_graph.meter.place = current_place.in_backward()
+                autograd_graph.meter.place = current_place.place_in_backward()
             outputs = _run_node(autograd_graph, graph_node, gradients)
             node_attributes += graph_node.attributes
             graph_node.saved = []

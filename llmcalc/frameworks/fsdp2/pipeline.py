@@ -320,15 +320,15 @@ def _active_chunks(actions: Sequence[Action], max_active: int) -> Iterator[tuple
 def _record_two_steps(sharded_rank: ShardedRank, memory_meter: EventRecorder) -> RecordedEvents:
     """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
     sharded_rank.set_up()
-    set_up_events = memory_meter.cut()
+    set_up_events = memory_meter.take_events()
     step_events: list[list[Sequence[Event]]] = []
     for _ in range(2):
         sharded_rank.passes()
-        pass_events = memory_meter.cut()
+        pass_events = memory_meter.take_events()
         sharded_rank.update()
-        update_events = memory_meter.cut()
+        update_events = memory_meter.take_events()
         sharded_rank.zero_grad()
-        step_events.append([pass_events, update_events, memory_meter.cut()])
+        step_events.append([pass_events, update_events, memory_meter.take_events()])
     first_step, second_step = step_events
     return RecordedEvents(set_up_events, first_step, second_step, PHASES)
 
@@ -360,8 +360,8 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
         repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp.prefetch <= 1)
     except NotRepeating:
         repeat_analysis = record_steps(shortens_loops=False)
-    replay_result = repeat_analysis.counted({})
-    block_overhead = repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {})
+    replay_result = repeat_analysis.count_bytes({})
+    block_overhead = repeat_analysis.allocator_overhead(CachingAllocator(cuda_runtime.expandable), {})
     replay_result.slop, replay_result.slop_after = block_overhead.slop, block_overhead.slop_after
     replay_result.reserved = replay_result.peak[1].bytes + block_overhead.slop + block_overhead.free
     return summarize(replay_result, cuda_runtime.context, layer_stacks(sharded_setup.spec), tensors_term)

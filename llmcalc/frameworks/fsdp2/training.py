@@ -372,9 +372,9 @@ def record(
 
     training_run = new_run(memory_meter := EventRecorder())
     training_run.set_up()
-    set_up_events = memory_meter.cut()
+    set_up_events = memory_meter.take_events()
     training_run.next_batch()
-    batch_events = memory_meter.cut()
+    batch_events = memory_meter.take_events()
     training_run.micro_batches()
-    recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.cut())
+    recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.take_events())
     return recorded_run or record_two_steps(new_run(memory_meter := EventRecorder()), memory_meter)

@@ -207,8 +207,8 @@ def _record_chunk(
     storages = {name: tuple(block.handle for block in named_blocks) for name, named_blocks in shared_blocks.items()}
     if stacks:
         short_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, stacks)
-        recorded_passes = RecordedPasses(*short_passes.unfolded())
-        storages = {name: tuple(map(short_passes.full_storage, numbers)) for name, numbers in storages.items()}
+        recorded_passes = RecordedPasses(*short_passes.extended_passes())
+        storages = {name: tuple(map(short_passes.storage_in_full_pass, numbers)) for name, numbers in storages.items()}
     forward_storages = _allocated_in_forward(recorded_passes)
     return RecordedChunk(
         model_chunk.program,

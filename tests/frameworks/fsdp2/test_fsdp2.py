@@ -484,7 +484,7 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     rank_model = sharding(training, Layout(dp=10, hsdp_replicas=2, zero=3), 3, fsdp)
     stacks = layer_stacks(spec, training.recompute.every)
     few = record(spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)})
-    found = RepeatAnalysis(few, stacks, [0]).counted({})
+    found = RepeatAnalysis(few, stacks, [0]).count_bytes({})
     meter = Meter()
     run = FsdpRun(spec, training, rank_model, fsdp, memory_meter=meter)
     run.set_up()
