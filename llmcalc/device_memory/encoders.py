@@ -60,11 +60,11 @@ def encoder_peaks(
             for lowering in lowerings:
                 lowering.graph.enabled = False
             metered_lowering, unmetered_lowering = lowerings
-            unmetered_lowering.prepare(program)
+            unmetered_lowering.allocate_parameters(program)
             metered_lowering.weights = unmetered_lowering.weights
             memory_meter.place = AllocationPlace("prefill")
-            metered_lowering.take_frames(program)
-            received_input = metered_lowering.enter(program)
+            metered_lowering.create_input_frames(program)
+            received_input = metered_lowering.create_stage_input(program)
             del received_input
             metered_lowering.run(program)
             projector_bytes = _bytes_of_lower_outputs(spec, node.name, encoder_run.run_config, dtype)

@@ -198,7 +198,7 @@ class InferenceRun:
             inference_config.include,
         )
         lowering.known_parameters = parameters_by_name.get(parameter_key)
-        lowering.prepare(self.program)
+        lowering.allocate_parameters(self.program)
         assert lowering.known_parameters is not None
         parameters_by_name[parameter_key] = lowering.known_parameters
 
@@ -273,12 +273,12 @@ class InferenceRun:
         if self.spec.kind == "encoder":
             inputs[SOURCE] = token_ids
         elif self.spec.kind == "encoder-decoder" and not inference_pass.past:
-            lowering.take_frames(self.program)
+            lowering.create_input_frames(self.program)
             if self.program.frames is None:
                 inputs[SOURCE] = empty(
                     memory_meter, (inference_config.batch, lowering.run_config.workload.source), INT64
                 )
-        received_input = lowering.enter(self.program)
+        received_input = lowering.create_stage_input(self.program)
         lowering.run(self.program)
         del received_input
         lowering.further_outputs = []
@@ -320,7 +320,7 @@ def replay_inference(
     }
     replay_result.after = memory_meter.now
     if device is not None:
-        replay_result.read(device, memory_meter.now, memory_meter.peak)
+        replay_result.read_allocator(device, memory_meter.now, memory_meter.peak)
     return replay_result
 
 

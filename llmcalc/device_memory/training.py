@@ -197,7 +197,7 @@ class TrainingRun:
     def set_up(self) -> None:
         """Allocates the parameters in the program's order of use, then master weights and gradient buffers."""
         self.meter.place = AllocationPlace("set-up")
-        self.lowering.prepare(self.program)
+        self.lowering.allocate_parameters(self.program)
         self.prepare_training()
 
     def prepare_training(self) -> None:
@@ -320,7 +320,7 @@ class TrainingRun:
         training_config, inputs = self.training, self.lowering.inputs
         token_ids = empty(self.meter, (training_config.batch, training_config.seq), INT64)
         inputs[TOKENS] = token_ids
-        self.lowering.take_frames(self.program)
+        self.lowering.create_input_frames(self.program)
         if self.spec.kind == "encoder-decoder" and self.program.frames is None:
             source_tokens = training_config.seq if training_config.source is None else training_config.source
             inputs[SOURCE] = empty(self.meter, (training_config.batch, source_tokens), INT64)
@@ -405,10 +405,10 @@ def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> Repla
     memory_meter.place = AllocationPlace()
     training_run.step()
     memory_meter.place = AllocationPlace("after")
-    replay_result.keep_step_peaks(first_peaks, memory_meter.peaks)
+    replay_result.store_step_peaks(first_peaks, memory_meter.peaks)
     replay_result.after = memory_meter.now
     if memory_meter.device is not None:
-        replay_result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
+        replay_result.read_allocator(memory_meter.device, memory_meter.now, memory_meter.peak)
     return replay_result
 
 
@@ -418,7 +418,7 @@ def replay_steps_on_allocator(
     """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
     replay_result = _replay_two_steps(training_run, memory_meter)
     memory_meter.end_step_list()
-    replay_result.read(
+    replay_result.read_allocator(
         prefix_cache.play_step_lists(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward),
         memory_meter.now,
         memory_meter.peak,
@@ -438,7 +438,7 @@ def replay_shorter_on_allocator(
     micro_batches: the micro-batches of a step of the shorter run.
     """
     replay_result = _replay_two_steps(*full_run)
-    replay_result.read_shorter_replay(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
+    replay_result.estimate_from_shorter_replay(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
     return replay_result
 
 
@@ -470,7 +470,7 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) 
     if training_run.lowering.has_skipped_steps:
         return None
     memory_meter.place = AllocationPlace("set-up")
-    training_run.lowering.prepare_unread(training_run.program)
+    training_run.lowering.allocate_unread_parameters(training_run.program)
     training_run.prepare_training()
     return repeat_steps(training_run, memory_meter, set_up_events + memory_meter.take_events(), batch, pass_events)
 

@@ -30,7 +30,7 @@ from ..parallel.schedules import check
 from ..parallel.search import routed_experts
 from ..simulator.event_log import EventRecorder
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
-from ..simulator.layer_pattern import find_pattern, layer_kinds
+from ..simulator.layer_pattern import find_layer_pattern, layer_kinds
 from ..simulator.meter import Meter
 from ..simulator.profiles.context_parallel import RingAttention, rank_ring, tokens_of_rank
 from ..simulator.profiles.dtensor import DTensorKernels
@@ -522,7 +522,7 @@ class PeakEstimate:
         first, end = stage.layers.start, stage.layers.stop
         longest_window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
         if end == first or any(kinds[i] is not kinds[first] for i in range(first, end)):
-            first_layer, pattern_length, pattern_repeats = find_pattern([kinds[i] for i in range(first, end)])
+            first_layer, pattern_length, pattern_repeats = find_layer_pattern([kinds[i] for i in range(first, end)])
             if pattern_repeats < FEWEST_EXTRAPOLATED:
                 return first, end, None
             skipped_layers = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length

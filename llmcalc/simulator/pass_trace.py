@@ -44,14 +44,14 @@ class OutputTensor(NamedTuple):
     dtype: Dtype
     strides: Strides
 
-    def storage(self, memory_meter: Meter, first_storage_number: int) -> Storage:
+    def create_storage(self, memory_meter: Meter, first_storage_number: int) -> Storage:
         """Creates the tensor's storage in a replayed pass. first_storage_number: that of the pass's first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = memory_meter, self.bytes
         storage.block = Block(self.bytes, self.kind, first_storage_number + self.number)
         return storage
 
-    def tensor(self, storage: Storage) -> Tensor:
+    def create_tensor(self, storage: Storage) -> Tensor:
         """Returns the output tensor with shape and format, on a given storage."""
         return Tensor(self.shape, self.dtype, storage, self.strides)
 

@@ -457,7 +457,7 @@ class RepeatAnalysis:
         for section_events in self.recorded.reported_step:
             _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
         memory_meter.place = AllocationPlace("after")
-        replay_result.keep_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
+        replay_result.store_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
         replay_result.after = memory_meter.now
         return replay_result
 

@@ -225,7 +225,7 @@ class PassPlayer(PassCounter):
         if input_tensor is not None and pass_trace.input_kind is not None:
             input_tensor.storage.block.kind = pass_trace.input_kind
         ((_, pass_output),) = pass_trace.outputs
-        return pass_output.tensor(pass_output.storage(self.meter, first_storage_number))
+        return pass_output.create_tensor(pass_output.create_storage(self.meter, first_storage_number))
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays a backward pass."""
@@ -235,8 +235,8 @@ class PassPlayer(PassCounter):
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for output_index, gradient in pass_trace.outputs:
             if gradient.number not in storages:
-                storages[gradient.number] = gradient.storage(self.meter, first_storage_number)
-            gradient_leaves[output_index].grad = gradient.tensor(storages[gradient.number])
+                storages[gradient.number] = gradient.create_storage(self.meter, first_storage_number)
+            gradient_leaves[output_index].grad = gradient.create_tensor(storages[gradient.number])
 
     def _play_pass(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""

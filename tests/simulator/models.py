@@ -84,7 +84,7 @@ def without_values(
     meter.kind = "weights"
     labels = empty(meter, (batch * seq,), INT64)
     run.inputs[TOKENS] = run.inputs[SOURCE] = empty(meter, (batch, seq), INT64)
-    run.take_frames(program)
+    run.create_input_frames(program)
     meter.kind = "temporary"
 
     def once() -> Tensor:

@@ -73,11 +73,11 @@ def without_values(
     prompt = sum(passes[:-1])
     run_config = RunConfig(Workload(BATCH, prompt, source=SEQ, phase="prefill"), execution=execution)
     run = Eager(graph, run_config, DTYPES["bfloat16"], choices=choices)
-    run.prepare(program)
+    run.allocate_parameters(program)
     meter.kind, run.store = "weights", {}
     given = {tokens: empty(meter, (BATCH, tokens), INT64) for tokens in (SEQ, *passes)}
     run.inputs[SOURCE] = given[SEQ]
-    run.take_frames(program)
+    run.create_input_frames(program)
     meter.kind, meter.base, meter.log = "temporary", meter.now, lines
     for tokens in passes:
         phase: Phase = "forward" if spec.kind == "encoder" else "decode" if past and tokens == 1 else "prefill"

@@ -124,7 +124,7 @@ class ShardedChunk(Chunk):
         with self.graph.no_grad():
             self.next_batch()
             self.meter.place = AllocationPlace("forward")
-            stage_inputs = self.lowering.enter(self.program)
+            stage_inputs = self.lowering.create_stage_input(self.program)
             if stage_inputs is not None:
                 self.lowering.inputs[ENTRY] = stage_inputs
             self.run_layers()

@@ -133,7 +133,7 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
         for i, gathered_output in gathered_outputs:
             storage = self.parameters[chunk][i - 1].unsharded_param.storage
             storage.block = Block(gathered_output.bytes, gathered_output.kind, first_storage + gathered_output.number)
-        return stage_output.tensor(stage_output.storage(self.meter, first_storage))
+        return stage_output.create_tensor(stage_output.create_storage(self.meter, first_storage))
 
 
 class AccumulatedGradient:

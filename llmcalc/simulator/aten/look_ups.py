@@ -11,7 +11,7 @@ from ..tensor import FLOAT32, INT64, Backward, Gradient, Needs, Tensor
 from .products import Products
 
 
-class LookUps(Products):
+class LookUpOperations(Products):
     """Operations that read or write elements by index."""
 
     def embedding(self, weight: Tensor, index: Tensor) -> Tensor:

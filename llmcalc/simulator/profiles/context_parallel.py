@@ -20,7 +20,7 @@ from ...frozen import frozen
 from ...parallel.layout import Layout
 from ..aten import Aten
 from ..autograd import AutogradGraph, record
-from ..strides import Shape, elementwise
+from ..strides import Shape, elementwise_strides
 from ..tensor import FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
 from .eager import Eager
 from .eager.attention import AttentionKernels
@@ -271,7 +271,7 @@ class RingKernels:
     def _flash_forward(self, q: Tensor) -> list[Tensor]:
         """Runs flash attention on one part of the keys (`_scaled_dot_product_flash_attention`)."""
         new_tensor = self.graph.new_tensor
-        output = new_tensor(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
+        output = new_tensor(q.shape, q.dtype, elementwise_strides(((q.shape, q.strides),), q.shape))
         return [output, new_tensor(q.shape[:-1], FLOAT32), new_tensor((2,), INT64), new_tensor((), INT64)]
 
     def backward(

@@ -86,9 +86,9 @@ class DTensorKernels(Eager):
         self.find_places(program)
         return super().run(program)
 
-    def enter(self, program: Flow) -> Tensor | None:
+    def create_stage_input(self, program: Flow) -> Tensor | None:
         self.find_places(program)
-        return super().enter(program)
+        return super().create_stage_input(program)
 
     def find_places(self, program: Flow) -> None:
         """Finds the placement of each tensor for sharded tokens.
@@ -264,7 +264,7 @@ class DTensorKernels(Eager):
         shape = logits.shape
         return record(self.graph, "redistribute", [logits], gathered_copy, lambda g, _: [new_tensor(shape, g.dtype)])
 
-    def step(self, operation: Step) -> None:
+    def run_step(self, operation: Step) -> None:
         if (
             operation.weight is not None
             and operation.ins
@@ -272,7 +272,7 @@ class DTensorKernels(Eager):
             and not self.is_from_earlier_pass(operation.ins[0])
         ):
             self._enter_parallel_region(operation)
-        super().step(operation)
+        super().run_step(operation)
 
     def _enter_parallel_region(self, operation: Step) -> None:
         """Adds the input gradients of all linear layers with input x, and all-reduces the sum."""
@@ -317,12 +317,12 @@ class DTensorKernels(Eager):
     def _reduce_scatter_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.reduce_scatter(gradient)]
 
-    def _module(self, module_call: ModuleFrame) -> None:
+    def _run_module_items(self, module_call: ModuleFrame) -> None:
         if not hasattr(self, "module_inputs"):
             self.module_inputs = []
         self.module_inputs.append([])
         try:
-            super()._module(module_call)
+            super()._run_module_items(module_call)
         finally:  # what runs again stops early
             module_inputs = self.module_inputs.pop()
         for region_key, x, _ in module_inputs:

@@ -107,7 +107,7 @@ class AttentionKernels(Lowering):
 
     def do_cache(self, operation: Step) -> None:
         if self.is_from_earlier_pass(operation.ins[0]):
-            all_rows: Sequence[Tensor] = self._read_pages(self.cached(operation.name) or ())
+            all_rows: Sequence[Tensor] = self._read_pages(self.cached_tensors(operation.name) or ())
         else:
             all_rows = self._append_new_rows(
                 operation.name, list(map(self.tensor_of, operation.ins)), operation.options["limit"]
@@ -127,7 +127,7 @@ class AttentionKernels(Lowering):
         if self.store is None:
             return new_rows
         if self.paged:
-            return self._write_to_pages(cache_name, new_rows, self.cached(cache_name), kept_tokens)
+            return self._write_to_pages(cache_name, new_rows, self.cached_tensors(cache_name), kept_tokens)
         aten, cache_key = self.t, (*self.cache_path, cache_name)
         rows_by_tensor = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
         with counted_as(self.graph.meter, "cache"):
@@ -165,7 +165,7 @@ class AttentionKernels(Lowering):
         cached_rows = cached_rows if kept_tokens is None else min(cached_rows, kept_tokens - 1)
         row_count = cached_rows + new_rows[0].shape[1]
         all_rows = [self.new_pool_tensor((x.shape[0], row_count, *x.shape[2:]), x.dtype) for x in new_rows]
-        self.keep(
+        self.store_in_cache(
             cache_name,
             *(all_rows if kept_tokens is None else [self.t.slice(x, min(row_count, kept_tokens), 1) for x in all_rows]),
         )
@@ -191,7 +191,7 @@ class AttentionKernels(Lowering):
         heads = output.axes[0].size
         is_query = output.axes[1:] == weight.ins
         weights_of_heads = aten.unflatten(
-            self.matrix(operation), 0, (heads, exact_div(element_count(weight.out), heads))
+            self.linear_weight(operation), 0, (heads, exact_div(element_count(weight.out), heads))
         )
         weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
         absorbed_product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))

@@ -27,7 +27,7 @@ class AttentionVariantKernels(AttentionKernels):
         if len(operation.ins) > 2:
             scores = self._weighted_scores(q, k, self.tensor_of(operation.ins[2]))
             del q, k
-            self.release(operation, operation.ins)
+            self.release_last_reads(operation, operation.ins)
             scores = aten.to(scores, FLOAT32)
         elif not keys.rows.batched:
             scores = self.scores_by_row(q, k)

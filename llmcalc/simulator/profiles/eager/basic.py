@@ -38,7 +38,7 @@ class BasicKernels(Lowering):
         if len(x.shape) == 3 and x.shape[1] != computed_rows:
             x = self.t.slice(x, computed_rows, 1)
         self.modules[id(output)] = self.module_path(), operation.name
-        weight = self.matrix(operation)
+        weight = self.linear_weight(operation)
         if operation.options.get("float32"):
             x, weight, bias = self.t.to(x, FLOAT32), self.t.to(weight, FLOAT32), bias and self.t.to(bias, FLOAT32)
         self.store_tensor(output, self.linear_output(operation, x, weight, bias))
@@ -74,10 +74,12 @@ class BasicKernels(Lowering):
     def do_table(self, operation: Step) -> None:
         output = operation.outs[0]
         if operation.options["by"] == "all":
-            self.store_tensor(output, self.table(operation))
+            self.store_tensor(output, self.embedding_table(operation))
             return
         index_kind = operation.options["by"]
-        embeddings = self.look_up_rows(operation, self.table(operation), self._look_up_indices(output.rows, index_kind))
+        embeddings = self.look_up_rows(
+            operation, self.embedding_table(operation), self._look_up_indices(output.rows, index_kind)
+        )
         if index_kind in (*BY_TOKEN, "chosen"):
             self.store_tensor(output, embeddings)
         else:
@@ -113,7 +115,7 @@ class BasicKernels(Lowering):
         return self.t.like(row_indices) if index_kind == "positions" else row_indices  # positions have an offset
 
     def do_unread_table(self, operation: Step) -> None:
-        self.table(operation)
+        self.embedding_table(operation)
 
     def do_vector(self, operation: Step) -> None:
         assert isinstance(operation.op, VectorWeight)
@@ -203,7 +205,7 @@ class BasicKernels(Lowering):
         x = self.tensor_of(operation.ins[0])
         if operation.options["float32"]:
             x = self.t.to(x, FLOAT32)
-            self.release(operation, operation.ins)
+            self.release_last_reads(operation, operation.ins)
         self.store_tensor(operation.outs[0], self.apply_activation(x, operation.options["kind"]))
 
     def apply_activation(self, x: Tensor, activation_name: str) -> Tensor:
@@ -281,7 +283,7 @@ class BasicKernels(Lowering):
         if needs_transpose:  # heads first
             tensors = [self._expand_heads(x, shape) for x in tensors]
         joined_tensor = (
-            self._join_in_pages(tensors, axis) if all(map(self.pooled, tensors)) else self.t.cat(tensors, axis)
+            self._join_in_pages(tensors, axis) if all(map(self.is_pooled, tensors)) else self.t.cat(tensors, axis)
         )
         self.store_tensor(
             operation.outs[0], self.t.transpose(joined_tensor, 1, 2) if needs_transpose else joined_tensor
@@ -319,7 +321,9 @@ class BasicKernels(Lowering):
     def do_state(self, operation: Step) -> None:
         """Caches a recurrent state for the next pass, unless the reading operation does."""
         if operation.ins:
-            self.keep(operation.name, *(self.t.select(self.tensor_of(input_value), 1) for input_value in operation.ins))
+            self.store_in_cache(
+                operation.name, *(self.t.select(self.tensor_of(input_value), 1) for input_value in operation.ins)
+            )
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class ElementwiseKernels(BasicKernels):
         product, dtype = self.t.mul(a, b), a.dtype
         if operation.options["float32"]:
             del a, b
-            self.release(operation, operation.ins)
+            self.release_last_reads(operation, operation.ins)
             product = self.t.to(product, dtype)
         self.store_tensor(operation.outs[0], product)
 

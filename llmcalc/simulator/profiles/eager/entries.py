@@ -38,7 +38,7 @@ class EntryKernels(AttentionVariantKernels):
 
     def do_with_rest(self, operation: Step) -> None:
         row_tensors = list(map(self.tensor_of, operation.ins))
-        cached_tensors = self.frames[-1].local_tensors["held"] = self.cached("cache")
+        cached_tensors = self.frames[-1].local_tensors["held"] = self.cached_tensors("cache")
         if cached_tensors is not None:
             row_tensors = [
                 self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached_tensors[1:], row_tensors, strict=True)
@@ -49,7 +49,7 @@ class EntryKernels(AttentionVariantKernels):
 
     def do_keep_entries(self, operation: Step) -> None:
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
-        aten, (flow_value, *row_tensors), cached_tensors = self.t, operation.ins, self.cached(operation.name)
+        aten, (flow_value, *row_tensors), cached_tensors = self.t, operation.ins, self.cached_tensors(operation.name)
         assert isinstance(operation.op, EntryCache)
         remaining_rows, tokens_per_entry = (
             [self.tensor_of(remaining_row) for remaining_row in row_tensors],
@@ -68,7 +68,7 @@ class EntryKernels(AttentionVariantKernels):
             )
         else:
             compressed_entries = new_entries if cached_entries is None else aten.cat([cached_entries, new_entries], 1)
-        self.keep(
+        self.store_in_cache(
             operation.name,
             compressed_entries,
             *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in remaining_rows),
@@ -86,7 +86,7 @@ class EntryKernels(AttentionVariantKernels):
 
     def do_of_lower_layer(self, operation: Step) -> None:
         """Returns the named values that a lower layer has stored."""
-        self.refuse_recomputed(operation)
+        self.refuse_recomputed_module(operation)
         self.bind(operation.outs[0], self.memo[operation.options["slot"]])
 
     def do_candidates(self, operation: Step) -> None:

@@ -202,7 +202,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 operation.name,
             )
         bias = self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
-        self.head = (operation, self.matrix(operation), bias)
+        self.head = (operation, self.linear_weight(operation), bias)
         self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
 
     def output_rows(self, operation: Step) -> Number:

@@ -10,10 +10,10 @@ from ....components.base import BY_TORCH
 from ....evidence import by_torch, compared, kernels_compared, source_code_witness
 from ....flow.program import Step
 from ....flow.value import Value
-from ...autograd import record, recorded
-from ...sdpa import SdpaCall, sdpa_backend, takes_input_as_mask
+from ...autograd import is_recorded, record
+from ...sdpa import SdpaCall, sdpa_backend, takes_extra_input_as_mask
 from ...strides import Shape as Sizes
-from ...strides import elementwise, is_size_one
+from ...strides import elementwise_strides, is_size_one
 from ...tensor import BOOL, FLOAT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor
 from .attention import AttentionKernels
 
@@ -61,7 +61,7 @@ class FusedAttention(AttentionKernels):
             super().attention_AttentionCore(operation)
             return
         uses_flash = self.choices.attention == "flash"
-        has_mask = self.choices.attention == "sdpa" and takes_input_as_mask(operation)
+        has_mask = self.choices.attention == "sdpa" and takes_extra_input_as_mask(operation)
         changes_scores = not has_mask and (operation.options.get("selected") is not None or len(operation.ins) > 3)
         sinks = self.weight("sinks", (operation.outs[0].axes[0].size,)) if operation.options.get("sinks") else None
         if not (uses_flash and not self.trained) and (changes_scores or (sinks is not None and not uses_flash)):
@@ -115,7 +115,7 @@ class FusedAttention(AttentionKernels):
         """
         autograd_graph, allocates_workspace = self.graph, self.choices.on_gpu
         batch, heads, query_count, _ = q.shape
-        strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
+        strides = elementwise_strides(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         kernel_name = "flash_attention"
         attention_output = autograd_graph.operation_result(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
         logsumexp = autograd_graph.operation_result(kernel_name, (batch, heads, query_count), FLOAT32)
@@ -171,10 +171,10 @@ class FusedAttention(AttentionKernels):
         is_masked = is_limited or (causal and query_count != key_count)
         dropout = operation.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
         bias = self.bias_as_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
-        mask_trained = bias is not None and recorded(self.graph, (bias,))
+        mask_trained = bias is not None and is_recorded(self.graph, (bias,))
         selection_mask = self.tensor_of(operation.ins[-1]) if operation.options["narrowed"] else None
         is_masked = is_masked or bias is not None or selection_mask is not None
-        is_trained = recorded(self.graph, (q, k, v))
+        is_trained = is_recorded(self.graph, (q, k, v))
         dtype = self.graph.autocast or q.dtype
         sdpa_call = SdpaCall(dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, mask_trained)
         backend = sdpa_backend(kernel_choices.capability, sdpa_call)
@@ -260,7 +260,7 @@ class FusedAttention(AttentionKernels):
             else self._allocate_in_query_order(kernel_name, q, v)
         )
         padded_queries = ceil_div(query_count, 32) * 32 if is_efficient else query_count
-        needs_gradient = recorded(autograd_graph, (q, k, v))
+        needs_gradient = is_recorded(autograd_graph, (q, k, v))
         row_sum_shape = (
             (batch, heads, (padded_queries if needs_gradient else 0))
             if is_efficient
@@ -271,7 +271,7 @@ class FusedAttention(AttentionKernels):
         seeds = [autograd_graph.operation_result(kernel_name, (), INT64) for _ in range(seed_count)]
         if allocates_workspace and not is_efficient:
             autograd_graph.new_tensor((CUDNN_WORKSPACE,), UINT8)
-        shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
+        shapes = [(x.shape, elementwise_strides(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * query_count * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
@@ -351,7 +351,7 @@ class FusedAttention(AttentionKernels):
 
     def _allocate_in_query_order(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
         """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
-        strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
+        strides = elementwise_strides(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         return self.graph.operation_result(operation_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive_mask(self, mask: Tensor, q: Tensor, is_aligned: bool) -> Tensor:

@@ -28,15 +28,15 @@ class LoraKernels(FakeQuantizationKernels):
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
-    def matrix(self, operation: Step) -> Tensor:
+    def linear_weight(self, operation: Step) -> Tensor:
         """Returns the weight of a linear layer, quantized for a quantized base model."""
         weight = operation.weight
         if weight is None or not self._is_quantised(operation):
-            return self._trained_copy(operation, super().matrix(operation))
+            return self._trained_copy(operation, super().linear_weight(operation))
         return self._new_quantised_weight(operation.name, element_count(weight.out), element_count(weight.ins))
 
-    def table(self, operation: Step) -> Tensor:
-        return self._trained_copy(operation, super().table(operation))
+    def embedding_table(self, operation: Step) -> Tensor:
+        return self._trained_copy(operation, super().embedding_table(operation))
 
     @compared(BY_TORCH)
     def do_table(self, operation: Step) -> None:
@@ -60,7 +60,7 @@ class LoraKernels(FakeQuantizationKernels):
         is_tied = ("", id(operation.weight)) in self.weights
         return adapters.quantized_head and operation.outs[0] is self.result and not is_tied
 
-    def expert_weight(self, operation: Step, shape: Shape, matrices: int = 1) -> Tensor:
+    def expert_weight(self, operation: Step, shape: Shape, matrix_count: int = 1) -> Tensor:
         """Returns the stacked weights of all experts, decoded from 4 bits and added to an adapter's if necessary.
 
         Sources: axolotl, monkeypatch/moe_quant.py; bitsandbytes/nn/parametrize.py, `Bnb4bitParametrization`;
@@ -69,7 +69,7 @@ class LoraKernels(FakeQuantizationKernels):
         adapters, aten = self.adapters, self.t
         if adapters is not None and adapters.experts:
             weight, (experts, row_count, column_count) = super().expert_weight(operation, shape), shape
-            rank = adapters.rank * matrices
+            rank = adapters.rank * matrix_count
             lora_a = self.adapter(f"{operation.name}.lora_A.weight", (rank * experts, column_count))
             lora_b = self.adapter(f"{operation.name}.lora_B.weight", (row_count, rank * experts))
             low_rank_rows = aten.unflatten(lora_a, 0, (experts, rank))
@@ -215,7 +215,7 @@ class LoraKernels(FakeQuantizationKernels):
         x = self.flat_tensor(operations[0].ins[0])
         output_widths = [operation.outs[0].width for operation in operations]
         x = self.t.operand(x)
-        weights = [self.t.operand(self.matrix(operation)) for operation in operations]
+        weights = [self.t.operand(self.linear_weight(operation)) for operation in operations]
         bias_tensors = [
             self.t.operand(self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
             for operation in operations
@@ -498,7 +498,7 @@ class LoraKernels(FakeQuantizationKernels):
         adapters = self.adapters
         assert adapters is not None
         scale_tensor = self._decode_scales(shape)
-        output = self.graph.new_tensor(shape, FLOAT16 if adapters.decodes_to_half else dtype)
+        output = self.graph.new_tensor(shape, FLOAT16 if adapters.decodes_to_float16 else dtype)
         del scale_tensor
         return self.t.to(output, dtype)
 

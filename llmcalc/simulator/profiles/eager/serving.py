@@ -42,17 +42,17 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         """Whether one kernel computes all of attention, including every score term and mask."""
         return self.choices.attention == "flash" and not self.trained
 
-    def branch(self, alternatives: Alternatives) -> Scope:
+    def choose_branch(self, alternatives: Alternatives) -> Scope:
         """Returns the absorbed form of latent attention if keys are selected, even in prefill."""
         absorbed_form = alternatives.branches.get("absorbed")
         if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
-            return super().branch(alternatives)
+            return super().choose_branch(alternatives)
         selects_keys = any(
             operation.options.get("selected") is not None for operation in absorbed_form.steps(idle=False)
         )
-        return absorbed_form if selects_keys else super().branch(alternatives)
+        return absorbed_form if selects_keys else super().choose_branch(alternatives)
 
-    def step(self, operation: Step) -> None:
+    def run_step(self, operation: Step) -> None:
         if (
             self.scores_in_kernel
             and operation.verb not in SELECTIONS
@@ -64,9 +64,9 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
                     f"--attn-implementation {self.choices.attention} has no scores by distance; expected eager",
                     operation.name,
                 )
-            self.release(operation, operation.ins)
+            self.release_last_reads(operation, operation.ins)
             return
-        super().step(operation)
+        super().run_step(operation)
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
         """Returns the `serve_…` method for an operation that runs inside the single attention kernel."""

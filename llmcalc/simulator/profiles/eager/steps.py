@@ -30,7 +30,7 @@ class StepKernels(ScanKernels):
 
     def state_before(self, state_name: str) -> Tensor:
         """Returns the single tensor of a recurrent state."""
-        cached_states = self.cached(state_name)
+        cached_states = self.cached_tensors(state_name)
         assert cached_states is not None
         return cached_states[0]
 
@@ -74,11 +74,11 @@ class StepKernels(ScanKernels):
             "softplus", self._time_step(operations["dt_proj"], aten.flatten(time_step, 2), heads, has_heads)
         )
         shape = (heads, exact_div(op.inner, heads), op.state) if has_heads else (op.inner, op.state)
-        _cached_state = self.cached("ssm_state")
+        _cached_state = self.cached_tensors("ssm_state")
         y, last_state = self._decode_scan(
             inner_states, time_step, aten.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
         )
-        self.keep("ssm_state", last_state)
+        self.store_in_cache("ssm_state", last_state)
         return self.project(operations["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
 
     def _time_step(self, operation: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
@@ -135,9 +135,9 @@ class StepKernels(ScanKernels):
         conv_input = aten.transpose(self.apply_activation(conv_input, activation_name), 1, 2)
         x, b, c = aten.split(conv_input, [inner_width, group_width, group_width])
         b, c = (aten.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, group_count), 2) for y in (b, c))
-        _cached_state = self.cached("ssm_state")
+        _cached_state = self.cached_tensors("ssm_state")
         y, last_state = self._decode_chunked_scan(self.by_head(x, op.head_dim), time_step, b, c)
-        self.keep("ssm_state", last_state)
+        self.store_in_cache("ssm_state", last_state)
         return self.project(
             operations["out_proj"],
             self._gate_output(operations, aten.flatten(y, 2), gate, activation_name, inner_width),
@@ -257,7 +257,7 @@ class StepKernels(ScanKernels):
         q, k = q_unit, self._scale_to_unit_length(k)
         del q_unit
         output, next_state = self._delta_rule_step(q, k, v, output_gradient, beta, self.state_before("recurrent_state"))
-        self.keep("recurrent_state", next_state)
+        self.store_in_cache("recurrent_state", next_state)
         return output
 
     def _scale_to_unit_length(self, x: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ class StepKernels(ScanKernels):
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""
         aten, op = self.t, operations.op("core", MatrixMemory)
         q, k, v = (self._split_float32_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
-        cached_states = self.cached("recurrent_state")
+        cached_states = self.cached_tensors("recurrent_state")
         assert cached_states is not None
         h, state = self._decode_memory_token(
             q,
@@ -295,7 +295,7 @@ class StepKernels(ScanKernels):
             [aten.to(y, FLOAT32) for y in cached_states],
         )
         state_copies = [aten.to(y, x.dtype) for y in state]
-        self.keep("recurrent_state", *state_copies)
+        self.store_in_cache("recurrent_state", *state_copies)
         del state_copies
         flat_output = aten.to(aten.flatten(aten.transpose(h, 1, 2), 2), x.dtype)
         normed = self.norm_output(operations, flat_output, op.heads * op.value_dim)
@@ -360,7 +360,7 @@ class StepKernels(ScanKernels):
         aten, dtype = self.t, key.dtype
         key, value = aten.to(key, FLOAT32), aten.to(value, FLOAT32)
         time_first, decay = aten.to(time_first, FLOAT32), aten.scale(aten.exp(aten.to(decay, FLOAT32)), "neg")
-        cached_states = self.cached("recurrent_state")
+        cached_states = self.cached_tensors("recurrent_state")
         assert cached_states is not None
         _zero, (numerator, denominator, largest_exponent) = aten.like(aten.select(key, 1)), cached_states
         k, v = aten.select(key, 1), aten.select(value, 1)
@@ -381,7 +381,7 @@ class StepKernels(ScanKernels):
         numerator = self._weighted_sum(past_weight, numerator, current_weight, v)
         denominator = aten.add(aten.mul(past_weight, denominator), current_weight)
         largest_exponent = new_exponent
-        self.keep("recurrent_state", numerator, denominator, largest_exponent)
+        self.store_in_cache("recurrent_state", numerator, denominator, largest_exponent)
         weighted_average = aten.stack(output, 1)
         del (
             output,
@@ -423,9 +423,9 @@ class StepKernels(ScanKernels):
         gated_input = aten.mul(
             aten.to(aten.mul(u, self._sigmoid_gate(operations["input_gate"], u)), FLOAT32), saved_gates
         )
-        _cached_state = self.cached("recurrent_state")
+        _cached_state = self.cached_tensors("recurrent_state")
         next_states = self._recurrence_step(aten.exp(log_a), gated_input, self.state_before("recurrent_state"))
-        self.keep("recurrent_state", aten.select(next_states, 1))
+        self.store_in_cache("recurrent_state", aten.select(next_states, 1))
         return self.project(operations["linear_out"], aten.mul(aten.to(next_states, x.dtype), gate))
 
     def _sigmoid_gate(self, operation: Step, x: Tensor) -> Tensor:

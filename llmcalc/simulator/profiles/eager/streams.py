@@ -64,7 +64,7 @@ class StreamKernels(Lowering):
     def do_delayed_weights(self, operation: Step) -> None:
         """Returns the stream weights of the previous sublayer, or of the first stream for the first sublayer."""
         x, output, weights_key = self.tensor_of(operation.ins[0]), operation.outs[0], operation.options["slot"]
-        self.refuse_recomputed(operation)
+        self.refuse_recomputed_module(operation)
         if weights_key not in self.memo:
             stream_count = x.shape[-1]
             first_stream = self.t.select(self.t.new_tensor((stream_count, stream_count), x.dtype), 0)

@@ -184,7 +184,7 @@ class DeltaRuleKernels(ScanModules):
     def _keep_convolved(self, operations: ModuleSteps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
         conv_step = operations["conv1d"]
-        self.states(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
+        self.state_tensors(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
 
     def _convolution_weight(self, proj_name: str, channel_count: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""

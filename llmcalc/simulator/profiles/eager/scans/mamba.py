@@ -74,7 +74,7 @@ class MambaKernels(ScanModules):
         del d, dt_bias
         if self.store is None:
             del _last_state
-        self.states(operations["ssm_state"], (op.inner, op.state))
+        self.state_tensors(operations["ssm_state"], (op.inner, op.state))
         y = aten.transpose(y, 1, 2)
         return self.project(out_proj_step, y)
 
@@ -114,7 +114,7 @@ class MambaKernels(ScanModules):
         )
         if self.store is None:
             del _last_state
-        self.states(operations["ssm_state"], (op.inner, op.state))
+        self.state_tensors(operations["ssm_state"], (op.inner, op.state))
         if activation_name != "silu":
             y = aten.mul(y, self.apply_activation(gate, activation_name))
         return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
@@ -160,7 +160,7 @@ class MambaKernels(ScanModules):
                 _states.append(last_state)
             del last_state
         y = aten.cat(outputs, 1)
-        self.states(operations["ssm_state"], (op.inner, op.state))
+        self.state_tensors(operations["ssm_state"], (op.inner, op.state))
         return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class MambaKernels(ScanModules):
         )
         if self.store is None:
             del _last_state
-        self.states(operations["ssm_state"], (op.heads, op.head_dim, op.state))
+        self.state_tensors(operations["ssm_state"], (op.heads, op.head_dim, op.state))
         y = aten.flatten(y, 2)
         if norm_weight is not None:
             y = mamba_ssm.rmsnorm_fn(aten, y, norm_weight, z, group_count, self.accelerator)
@@ -254,7 +254,7 @@ class MambaKernels(ScanModules):
         )
         if self.store is None:
             del _last_state
-        self.states(operations["ssm_state"], (op.heads, op.head_dim, op.state))
+        self.state_tensors(operations["ssm_state"], (op.heads, op.head_dim, op.state))
         y = aten.flatten(y, 2)
         activated_gate = self.apply_activation(gate, activation_name)
         for operation in operations.all:

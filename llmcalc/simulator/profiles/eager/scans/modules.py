@@ -63,7 +63,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             compute_module(operations_by_name, self.flat_tensor(module_scope.argument)),
         )
         for operation in operations_by_name.all:
-            if operation.verb == "state" and self.store is not None and self.cached(operation.name) is None:
+            if operation.verb == "state" and self.store is not None and self.cached_tensors(operation.name) is None:
                 raise self.unsupported("no kernels that keep this state", operation.name)
         for operation in every_step(module_scope.items):
             for flow_value in operation.ins:
@@ -80,7 +80,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def project(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the linear layer of an operation on x."""
-        return self.linear_output(operation, x, self.matrix(operation), self.bias(operation))
+        return self.linear_output(operation, x, self.linear_weight(operation), self.bias(operation))
 
     def raw_weight(self, operation: Step) -> Tensor:
         """Returns the weight of a linear layer that a published kernel reads without calling the layer."""
@@ -89,7 +89,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
                 "the published module reads this weight itself; expected no adapter on it, and no base in 4 bits",
                 operation.name,
             )
-        return self.matrix(operation)
+        return self.linear_weight(operation)
 
     def bias(self, operation: Step) -> Tensor | None:
         """Returns the bias of a linear layer or convolution."""
@@ -129,8 +129,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         if self.store is None:
             return self.causal_conv(operations["conv1d"], x, activation_name)
         assert isinstance(state_step.op, State)
-        cached_tokens, cached_inputs = exact_div(state_step.op.size, x.shape[1]), self.cached(state_step.name)
-        (state_tensor,) = self.states(state_step, (x.shape[1], cached_tokens))
+        cached_tokens, cached_inputs = exact_div(state_step.op.size, x.shape[1]), self.cached_tensors(state_step.name)
+        (state_tensor,) = self.state_tensors(state_step, (x.shape[1], cached_tokens))
         if cached_inputs is not None:
             x = aten.cat([state_tensor, x])
         elif tokens < cached_tokens:
@@ -153,7 +153,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def conv_with_state(self, operation: Step, x: Tensor, state_name: str, cached_inputs: Any = None) -> Tensor:
         """Convolves x [batch, channels, tokens] after the cached inputs, and caches the last inputs."""
-        aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached(state_name)
+        aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached_tensors(state_name)
         cached_inputs = kernel if cached_inputs is None else cached_inputs
         channel_count, tokens = operation.outs[0].width, x.shape[2]
         weight = self.conv_weight(operation, (channel_count, 1, kernel))
@@ -165,7 +165,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             output = aten.convolution(
                 aten.slice(padded_input, tokens + kernel - 1), weight, self.bias(operation), tokens
             )
-        self.keep(state_name, aten.slice(padded_input, cached_inputs))
+        self.store_in_cache(state_name, aten.slice(padded_input, cached_inputs))
         return output
 
     def conv_weight(self, operation: Step, shape: Any) -> Tensor:
@@ -180,13 +180,13 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         if self.store is not None:
             assert isinstance(state_step.op, State)
             cached_tokens = exact_div(state_step.op.size, x.shape[1])
-            self.states(state_step, (x.shape[1], cached_tokens))
+            self.state_tensors(state_step, (x.shape[1], cached_tokens))
             _padded_input = self.t.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state_step: Step, *shape: Any) -> Optional:
         """Returns the tensor for a kernel's last state: the cache's tensor, or one copied to the cache."""
-        is_first_pass = self.cached(state_step.name) is None
-        state_tensors = self.states(state_step, shape)
+        is_first_pass = self.cached_tensors(state_step.name) is None
+        state_tensors = self.state_tensors(state_step, shape)
         if not state_tensors or is_first_pass:
             return state_tensors[0] if state_tensors else None
         return self.graph.new_tensor((self.run_config.batch, *shape), state_tensors[0].dtype)
@@ -213,9 +213,9 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def do_shift(self, operation: Step) -> None:
         aten, x, state_name = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
-        cached_row = self.cached(state_name)
+        cached_row = self.cached_tensors(state_name)
         previous_row = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached_row is None else cached_row[0]
-        self.keep(state_name, aten.slice(x, 1, 1))
+        self.store_in_cache(state_name, aten.slice(x, 1, 1))
         self.store_tensor(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
 
     def do_complement(self, operation: Step) -> None:
