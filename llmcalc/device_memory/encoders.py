@@ -16,7 +16,7 @@ from ..model import ModelSpec
 from ..simulator.autograd import AutogradGraph
 from ..simulator.choices import KernelChoices
 from ..simulator.meter import AllocationPlace, Meter, NoMeter
-from ..simulator.profiles.eager import Eager
+from ..simulator.profiles.eager import EagerKernels
 from ..simulator.tensor import DTYPES
 from ..workload.derived_rows import PATCHES, Merged, RowsWithExtra
 from ..workload.run_config import RunConfig
@@ -48,7 +48,7 @@ def encoder_peaks(
                 continue
             memory_meter, program = Meter(), _layer_program(tower)
             lowerings = [
-                Eager(
+                EagerKernels(
                     AutogradGraph(tower_meter),
                     encoder_run.run_config,
                     DTYPES[dtype],

@@ -23,7 +23,7 @@ from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repea
 from ..simulator.lowering import Path
 from ..simulator.meter import AllocationPlace, Device, Meter
 from ..simulator.offload import Offload
-from ..simulator.profiles.eager import Eager
+from ..simulator.profiles.eager import EagerKernels
 from ..simulator.repeat_microbatches import EventMeter
 from ..simulator.replay_result import PHASES, ReplayResult
 from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, counted_as, empty
@@ -133,7 +133,7 @@ class TrainingRun:
     offloaded: bytes of each tensor that the last forward pass has moved to the host.
     """
 
-    profile: type[Eager] = Eager
+    profile: type[EagerKernels] = EagerKernels
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class TrainingRun:
         )
         self.program: Flow = spec.shared_program if program is None else program
         self._check_choices()
-        self.lowering: Eager = self.profile(
+        self.lowering: EagerKernels = self.profile(
             self.graph,
             run_config,
             DTYPES[training_config.dtype],

@@ -32,7 +32,7 @@ from ..simulator.event_log import EventRecorder
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_layer_pattern, layer_kinds
 from ..simulator.meter import Meter
-from ..simulator.profiles.context_parallel import RingAttention, rank_ring, tokens_of_rank
+from ..simulator.profiles.context_parallel import RingAttentionKernels, context_parallel_ring, sequence_tokens_of_rank
 from ..simulator.profiles.dtensor import DTensorKernels
 from .torch.pipeline import Chunk, RankSetup
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
@@ -600,20 +600,22 @@ def _has_routed_experts(tree_node: Place) -> bool:
     return isinstance(tree_node.node.op, ExpertLinear)
 
 
-class RingKernels(DTensorKernels, RingAttention):
+class RingKernels(DTensorKernels, RingAttentionKernels):
     """Kernels with tensor-parallel products and ring attention."""
 
 
 class RingChunk(Chunk):
     """The layers of one pipeline stage under ring attention, where each rank has a part of the sequence."""
 
-    profiles = RingAttention, RingKernels
-    lowering: RingAttention
+    profiles = RingAttentionKernels, RingKernels
+    lowering: RingAttentionKernels
 
     def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
-        rank_training = replace(rank_setup.training, seq=tokens_of_rank(rank_setup.layout, rank_setup.training.seq))
+        rank_training = replace(
+            rank_setup.training, seq=sequence_tokens_of_rank(rank_setup.layout, rank_setup.training.seq)
+        )
         super().__init__(replace(rank_setup, training=rank_training), stage, memory_meter)
-        self.lowering.ring = rank_ring(rank_setup.layout, rank_setup.rank)
+        self.lowering.ring = context_parallel_ring(rank_setup.layout, rank_setup.rank)
 
 
 def torch_passes(spec: ModelSpec, training_config: TrainingConfig) -> MeasurePasses:

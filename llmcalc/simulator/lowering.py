@@ -59,7 +59,7 @@ class Lowering(ProgramLowering):
     @property
     def autocasts_to_float32(self) -> bool:
         """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
-        return self.graph.autocast is not None and self.choices.on_gpu
+        return self.graph.autocast is not None and self.choices.is_on_gpu
 
     def find_dataflow(self, root: Scope) -> None:
         """Finds each layer's external inputs and outputs, and the modules that are recomputed."""

@@ -108,7 +108,7 @@ def supports_efficient_attention(capability: int, sdpa_call: SdpaCall) -> bool:
     return is_16_bit_format(capability, sdpa_call.dtype) and has_heads_divisible_by(8, sdpa_call)
 
 
-def takes_extra_input_as_mask(attention: Step) -> bool:
+def has_extra_mask_input(attention: Step) -> bool:
     """Whether the attention call gets an additional input (besides queries, keys and values) as its mask.
 
     That is a bias that the class gives it so, or one selection of keys for all heads.

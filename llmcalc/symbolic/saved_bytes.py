@@ -18,7 +18,7 @@ from ..simulator.autograd import AutogradGraph
 from ..simulator.checkpoint import Run
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.lowering import ModuleFrame
-from ..simulator.profiles.eager import Eager
+from ..simulator.profiles.eager import EagerKernels
 from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, counted_as, empty
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import SOURCE, TOKENS
@@ -112,7 +112,7 @@ class Storages:
         block.keepers.append(self.place)
 
 
-class NodeTrackingEager(Eager):
+class NodeTrackingEager(EagerKernels):
     """Eager kernels that report the currently running module to the meter of storages."""
 
     @property

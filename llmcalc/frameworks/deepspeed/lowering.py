@@ -9,7 +9,7 @@ from ...flow.tree import OpUse
 from ...flow.value import Value, Weight
 from ...ops import Linear
 from ...simulator.lowering import ModuleFrame, Path
-from ...simulator.profiles.eager import Eager
+from ...simulator.profiles.eager import EagerKernels
 from ...simulator.strides import Shape
 from ...simulator.tensor import Dtype, SavedTensor, Tensor
 from .param_coordinator import ParameterCoordinator
@@ -25,7 +25,7 @@ class UnpackHook:
         self.saved.unpack()
 
 
-class GatheringProfile(Eager):
+class GatheringProfile(EagerKernels):
     """Runs a model's program with ZeRO stage 3's hooks, which gather parameters module by module.
 
     coordinator: gathers and releases parameters; None in a run that only lists them.

@@ -20,7 +20,7 @@ from ...simulator.autograd import record
 from ...simulator.liveness import unused_modules
 from ...simulator.lowering import ENTRY, ModuleFrame, Path
 from ...simulator.meter import AllocationPlace
-from ...simulator.profiles.context_parallel import RingAttention
+from ...simulator.profiles.context_parallel import RingAttentionKernels
 from ...simulator.strides import Shape
 from ...simulator.tensor import FLOAT8, INT64, UINT8, Dtype, Tensor, empty
 from .param_groups import CommunicationState, Parameter, ParamGroup
@@ -63,7 +63,7 @@ TORCHTITAN_NAMES = {
 SHARED_LAYERS = "FSDP2 of layers that share parameters is not modelled"
 
 
-class FsdpProfile(RingAttention):
+class FsdpProfile(RingAttentionKernels):
     """Runs a model's program with FSDP's hooks, which gather and free groups of sharded parameters.
 
     traffic: the communication state of the groups; None in a run that only lists the parameters.

@@ -26,7 +26,7 @@ from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import AllocationPlace, Meter
-from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
+from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
@@ -87,7 +87,7 @@ class ShardedChunk(Chunk):
 
     def __init__(self, sharded_setup: ShardedSetup, pipeline_stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         super().__init__(sharded_setup, pipeline_stage, memory_meter)
-        self.lowering.ring = rank_ring(sharded_setup.layout, sharded_setup.rank)
+        self.lowering.ring = context_parallel_ring(sharded_setup.layout, sharded_setup.rank)
         self.fsdp: FsdpSettings = sharded_setup.fsdp
         self.reshard: bool = sharded_setup.layout.reshard
         other_streams = ALL_REDUCE * pipeline_stage.chunk
@@ -255,7 +255,7 @@ class ShardedRank(RankRun):
             raise InputError(
                 f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        rank_tokens = tokens_of_rank(layout, sharded_setup.training.seq)
+        rank_tokens = sequence_tokens_of_rank(layout, sharded_setup.training.seq)
         rank_training = replace(sharded_setup.training, seq=rank_tokens, microbatches=microbatches)
         super().__init__(replace(sharded_setup, training=rank_training), memory_meter)
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"

@@ -36,7 +36,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
 
     def allocate_parameters(self, program: Flow) -> None:
         """Creates the parameters and records the shapes before sharding."""
-        self.find_places(program)
+        self.find_placements(program)
         self.unsharded_shapes = dict(_unsharded_shapes(program.root.items, "model"))
         super().allocate_parameters(program)
 

@@ -26,7 +26,7 @@ from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.dtensor import DTensorKernels
-from ...simulator.profiles.eager import Eager
+from ...simulator.profiles.eager import EagerKernels
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
@@ -70,7 +70,7 @@ class Chunk(TrainingRun):
     profiles: the kernels without and with tensor parallelism.
     """
 
-    profiles: tuple[type[Eager], type[Eager]] = Eager, DTensorKernels
+    profiles: tuple[type[EagerKernels], type[EagerKernels]] = EagerKernels, DTensorKernels
 
     def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         self.stage = stage

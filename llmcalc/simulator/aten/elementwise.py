@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..autograd import record
 from ..strides import Shape, broadcast_shape
 from ..tensor import BOOL, Dtype, Gradient, Needs, Tensor
-from .views import Views, result_type
+from .views import ViewOperations, result_type
 
 SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "abs", "log", "cos", "sin", "asinh"})
 """Elementwise functions whose gradient is computed from their input, by one kernel."""
@@ -16,7 +16,7 @@ SAVES_OUTPUT = frozenset({"relu", "sigmoid", "tanh"})
 """Elementwise functions whose gradient is computed from their output, by one kernel."""
 
 
-class Elementwise(Views):
+class ElementwiseOperations(ViewOperations):
     """Elementwise operations, and reductions over an axis."""
 
     # --- elementwise -------------------------------------------------------------------------------------------------

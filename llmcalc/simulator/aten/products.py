@@ -9,13 +9,13 @@ from ...algebra import Number, same
 from ..autograd import record
 from ..strides import Shape, Strides, broadcast_shape, count, is_size_one
 from ..tensor import FLOAT32, Gradient, Needs, Tensor
-from .elementwise import Elementwise, saved_factors
+from .elementwise import ElementwiseOperations, saved_factors
 
 Layout: TypeAlias = tuple[Shape, Strides | None]
 """The shape and the strides of a tensor; None for contiguous strides."""
 
 
-class Products(Elementwise):
+class ProductOperations(ElementwiseOperations):
     """Matrix products, linear layers and convolutions."""
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:

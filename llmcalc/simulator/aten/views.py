@@ -11,7 +11,7 @@ from ..strides import Shape, broadcast_shape, contiguous_strides, count, is_dens
 from ..tensor import AutogradNode, Backward, Dtype, Gradient, Needs, Tensor, promoted_dtype
 
 
-class Views:
+class ViewOperations:
     """Creation, views and copies of tensors, recorded in one autograd graph."""
 
     def __init__(self, autograd_graph: AutogradGraph) -> None:

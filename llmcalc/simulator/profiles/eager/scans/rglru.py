@@ -12,13 +12,13 @@ from .....ops import BlockLinear
 from ....autograd import is_recorded, record
 from ....tensor import BOOL, FLOAT32, Tensor
 from .module_steps import ModuleSteps
-from .modules import ScanModules
+from .modules import ScanModuleKernels
 
 ONE_BY_ONE = 4
 """The tokens at the end of a loop that run one after the other."""
 
 
-class RgLruKernels(ScanModules):
+class RGLRUKernels(ScanModuleKernels):
     """Kernels of RG-LRU."""
 
     @compared(PUBLISHED)
@@ -33,7 +33,7 @@ class RgLruKernels(ScanModules):
         conv_step = operations["conv_1d"]
         weight = self.weight("conv_1d.weight", (conv_step.outs[0].width, 1, conv_step.options["kernel"]))
         self.state_tensors(operations["recurrent_state"], (conv_step.outs[0].width,))
-        self.keep_inputs(operations["conv_state"], u)
+        self.cache_last_inputs(operations["conv_state"], u)
         u = aten.convolution(u, weight, self.bias(conv_step), u.shape[2] + conv_step.options["kernel"] - 1)
         u = self._rglru(aten.transpose(aten.slice(u, x.shape[1]), 1, 2), operations["input_gate"])
         output = aten.mul(u, y)

@@ -155,7 +155,7 @@ COMMON: dict[str, Any] = {
 }
 IGNORED = field_names(
     """
-    block_size eagle_config embed_requires_grad has_no_defaults_at_init layer_types max_window_layers norm_output
+    block_size eagle_config embed_requires_grad has_no_defaults_at_init layer_types max_window_layers normalize_output
     num_target_layers parallel_drafting ptd_token_id sliding_window speculators_config speculators_model_type
     speculators_version target_model_type use_sliding_window
     """
