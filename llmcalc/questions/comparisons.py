@@ -150,7 +150,7 @@ class ShapeQuestion:
             budget = budget_for(target_model, *budget_options, seq)
             shapes = find_shapes(family_models, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype)
         return ReportedAnswer(
-            shapes, lambda: report(shapes, preset, target_model is not None, cites_literature, is_flat=is_flat)
+            shapes, lambda: report(shapes, preset, target_model is not None, cites_literature, has_raw_table=is_flat)
         )
 
     def _refuse_contradictions(self, overrides: Sequence[str], has_no_target: bool) -> None:
