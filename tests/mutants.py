@@ -38,7 +38,11 @@ MUTANTS = (
     Mutant(
         "ops/linear.py", "return self.top_k * self.expert_params()", "return self.num_experts * self.expert_params()"
     ),
-    Mutant("ops/attention.py", 'score_products = 3 if run_config.attention in ("flash", "sdpa") else 2', "score_products = 2"),
+    Mutant(
+        "ops/attention.py",
+        'score_products = 3 if run_config.attention in ("flash", "sdpa") else 2',
+        "score_products = 2",
+    ),
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts

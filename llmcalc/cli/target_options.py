@@ -113,14 +113,14 @@ class OutputOptions(NamedTuple):
         """
         format_writer = WRITERS[self.fmt]
         if table_name is not None:
-            report = report.only(table_name)
+            report = report.with_only_table(table_name)
         is_brief = not (notes or self.notes)
         if is_brief and self.fmt == "table" and not listing and table_name is None:
             from ..reports.screen import trim_to_screen
 
             report = trim_to_screen(report)
         if is_brief and self.fmt in ("table", "markdown"):
-            report = report.brief()
+            report = report.with_few_notes()
         for warning in report.warnings if format_writer.warns_apart else ():
             store_remark(f"note: {warning}")
         with open_output(self.output) as output_stream:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin
 
 from ..errors import InputError, shown, suggest
-from ..sources.files import LARGEST_CONFIG, require_shallow
+from ..sources.files import LARGEST_CONFIG, require_shallow_nesting
 from ..sources.names import STDIN
 from .main import build_command
 
@@ -197,7 +197,7 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
 
 def _check_size(arguments: Mapping[str, Any]) -> None:
     """Raises `InputError` for arguments that are nested too deeply, too large, or have an infinite number."""
-    require_shallow(dict(arguments), "arguments")
+    require_shallow_nesting(dict(arguments), "arguments")
     try:
         character_count = len(json.dumps(arguments))
     except ValueError:

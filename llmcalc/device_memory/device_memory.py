@@ -359,7 +359,7 @@ class CountedRun:
 
     def _count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
         """Counts the bytes of tensors. repeats_by_stack: stack → repeats, by default all."""
-        return _join_results([repeat_analysis.counted(repeats_by_stack) for repeat_analysis in self.analyses])
+        return _join_results([repeat_analysis.count_bytes(repeats_by_stack) for repeat_analysis in self.analyses])
 
     @cached_property
     def _allocator_overhead(self) -> AllocatorOverhead:
@@ -399,9 +399,9 @@ class CountedRun:
 
     def _overhead_with_layers(self, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead. repeats_by_stack: stack → repeats, by default all."""
-        return AllocatorOverhead.joined(
+        return AllocatorOverhead.combine(
             [
-                repeat_analysis.overhead(CachingAllocator(self.runtime.expandable), repeats_by_stack)
+                repeat_analysis.allocator_overhead(CachingAllocator(self.runtime.expandable), repeats_by_stack)
                 for repeat_analysis in self.analyses
             ]
         )

@@ -16,7 +16,7 @@ from ..model import ModelSpec
 from ..simulator.autograd import AutogradGraph
 from ..simulator.choices import KernelChoices
 from ..simulator.meter import AllocationPlace, Meter, NoMeter
-from ..simulator.profiles.eager import Eager
+from ..simulator.profiles.eager import EagerKernels
 from ..simulator.tensor import DTYPES
 from ..workload.derived_rows import PATCHES, Merged, RowsWithExtra
 from ..workload.run_config import RunConfig
@@ -48,7 +48,7 @@ def encoder_peaks(
                 continue
             memory_meter, program = Meter(), _layer_program(tower)
             lowerings = [
-                Eager(
+                EagerKernels(
                     AutogradGraph(tower_meter),
                     encoder_run.run_config,
                     DTYPES[dtype],
@@ -60,11 +60,11 @@ def encoder_peaks(
             for lowering in lowerings:
                 lowering.graph.enabled = False
             metered_lowering, unmetered_lowering = lowerings
-            unmetered_lowering.prepare(program)
+            unmetered_lowering.allocate_parameters(program)
             metered_lowering.weights = unmetered_lowering.weights
             memory_meter.place = AllocationPlace("prefill")
-            metered_lowering.take_frames(program)
-            received_input = metered_lowering.enter(program)
+            metered_lowering.create_input_frames(program)
+            received_input = metered_lowering.create_stage_input(program)
             del received_input
             metered_lowering.run(program)
             projector_bytes = _bytes_of_lower_outputs(spec, node.name, encoder_run.run_config, dtype)

@@ -7,7 +7,7 @@ from ..evidence import Evidence, Witness
 from ..model import ModelSpec
 from ..simulator.choices import KernelChoices
 from ..simulator.evidence import evidence_of_kernels
-from ..simulator.profiles.eager import Eager
+from ..simulator.profiles.eager import EagerKernels
 from .optimizers.registry import optimizer as optimizer_named
 
 ROUNDED_OPERANDS = Evidence(
@@ -36,7 +36,7 @@ def evidence_of_run(
     """
     evidence = [
         *evidence_of_parts(spec, included_parts),
-        *evidence_of_kernels(Eager, spec.shared_program, kernel_choices),
+        *evidence_of_kernels(EagerKernels, spec.shared_program, kernel_choices),
     ]
     if kernel_choices.fake_quantization is not None:
         evidence.append(ROUNDED_OPERANDS)

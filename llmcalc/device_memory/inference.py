@@ -20,7 +20,7 @@ from ..simulator.frame import ParameterSet
 from ..simulator.layer_pattern import shortened_layers
 from ..simulator.meter import AllocationPlace, Device, Meter, NoMeter
 from ..simulator.profiles.dtensor import DTensorKernels
-from ..simulator.profiles.eager import Eager
+from ..simulator.profiles.eager import EagerKernels
 from ..simulator.replay_result import ReplayResult
 from ..simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
 from ..workload.execution import Execution, LatentForm
@@ -119,15 +119,15 @@ class InferenceRun:
         self.meter: Meter | EventRecorder = Meter() if memory_meter is None else memory_meter
         self.program: Flow = spec.shared_program
         self.caches: bool = not spec.one_pass_model
-        self.lowering: Eager = self._lowering(AutogradGraph(self.meter))
+        self.lowering: EagerKernels = self._lowering(AutogradGraph(self.meter))
 
-    def _lowering(self, autograd_graph: AutogradGraph) -> Eager:
+    def _lowering(self, autograd_graph: AutogradGraph) -> EagerKernels:
         """Creates the object that runs the program with the chosen kernels."""
         autograd_graph.enabled = False
         inference_config = self.inference
         run_config = self._run_config("prefill", ReplayedPass(inference_config.seq, 0))
         is_divided = isinstance(self.spec, RankModel) and self.spec.layout.tp > 1
-        profile_class = ServedRank if is_divided else Eager
+        profile_class = ServedRank if is_divided else EagerKernels
         lowering = profile_class(
             autograd_graph,
             run_config,
@@ -187,7 +187,7 @@ class InferenceRun:
         if self.inference.phase == "decode":
             self.fill_cache(self.chunks)
 
-    def _allocate_parameters(self, lowering: Eager) -> None:
+    def _allocate_parameters(self, lowering: EagerKernels) -> None:
         """Allocates the parameters, whose set does not depend on the sizes of the run."""
         inference_config, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
         parameter_key = (
@@ -198,7 +198,7 @@ class InferenceRun:
             inference_config.include,
         )
         lowering.known_parameters = parameters_by_name.get(parameter_key)
-        lowering.prepare(self.program)
+        lowering.allocate_parameters(self.program)
         assert lowering.known_parameters is not None
         parameters_by_name[parameter_key] = lowering.known_parameters
 
@@ -265,7 +265,9 @@ class InferenceRun:
         self._run_lowering(self.lowering, phase, inference_pass)
         self.meter.place = AllocationPlace("after")
 
-    def _run_lowering(self, lowering: Eager, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass) -> None:
+    def _run_lowering(
+        self, lowering: EagerKernels, phase: Literal["prefill", "decode"], inference_pass: ReplayedPass
+    ) -> None:
         """Runs one pass over new tokens."""
         inference_config, inputs, memory_meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
@@ -273,12 +275,12 @@ class InferenceRun:
         if self.spec.kind == "encoder":
             inputs[SOURCE] = token_ids
         elif self.spec.kind == "encoder-decoder" and not inference_pass.past:
-            lowering.take_frames(self.program)
+            lowering.create_input_frames(self.program)
             if self.program.frames is None:
                 inputs[SOURCE] = empty(
                     memory_meter, (inference_config.batch, lowering.run_config.workload.source), INT64
                 )
-        received_input = lowering.enter(self.program)
+        received_input = lowering.create_stage_input(self.program)
         lowering.run(self.program)
         del received_input
         lowering.further_outputs = []
@@ -320,7 +322,7 @@ def replay_inference(
     }
     replay_result.after = memory_meter.now
     if device is not None:
-        replay_result.read(device, memory_meter.now, memory_meter.peak)
+        replay_result.read_allocator(device, memory_meter.now, memory_meter.peak)
     return replay_result
 
 
@@ -363,6 +365,6 @@ def record_inference(
     memory_meter = EventRecorder()
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace, memory_meter)
     inference_run.set_up()
-    set_up_events = memory_meter.cut()
+    set_up_events = memory_meter.take_events()
     inference_run.run_passes()
-    return RecordedEvents(set_up_events, [], [memory_meter.cut()], inference_run.names)
+    return RecordedEvents(set_up_events, [], [memory_meter.take_events()], inference_run.names)

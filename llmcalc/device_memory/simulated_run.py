@@ -9,7 +9,7 @@ from ..model import ModelSpec
 from ..optional import TOWERS
 from ..simulator.adapters import Adapters
 from ..simulator.choices import KernelChoices
-from ..simulator.sdpa import takes_input_as_mask
+from ..simulator.sdpa import has_extra_mask_input
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
@@ -86,7 +86,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
             and (
                 operation.options["cap"] is not None
                 or (
-                    not takes_input_as_mask(operation)
+                    not has_extra_mask_input(operation)
                     and (len(operation.ins) > 3 or operation.options.get("selected") is not None)
                 )
             )

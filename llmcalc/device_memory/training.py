@@ -23,7 +23,7 @@ from ..simulator.event_log import Event, EventRecorder, RecordedEvents, is_repea
 from ..simulator.lowering import Path
 from ..simulator.meter import AllocationPlace, Device, Meter
 from ..simulator.offload import Offload
-from ..simulator.profiles.eager import Eager
+from ..simulator.profiles.eager import EagerKernels
 from ..simulator.repeat_microbatches import EventMeter
 from ..simulator.replay_result import PHASES, ReplayResult
 from ..simulator.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Dtype, Storage, Tensor, counted_as, empty
@@ -133,7 +133,7 @@ class TrainingRun:
     offloaded: bytes of each tensor that the last forward pass has moved to the host.
     """
 
-    profile: type[Eager] = Eager
+    profile: type[EagerKernels] = EagerKernels
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class TrainingRun:
         )
         self.program: Flow = spec.shared_program if program is None else program
         self._check_choices()
-        self.lowering: Eager = self.profile(
+        self.lowering: EagerKernels = self.profile(
             self.graph,
             run_config,
             DTYPES[training_config.dtype],
@@ -197,7 +197,7 @@ class TrainingRun:
     def set_up(self) -> None:
         """Allocates the parameters in the program's order of use, then master weights and gradient buffers."""
         self.meter.place = AllocationPlace("set-up")
-        self.lowering.prepare(self.program)
+        self.lowering.allocate_parameters(self.program)
         self.prepare_training()
 
     def prepare_training(self) -> None:
@@ -320,7 +320,7 @@ class TrainingRun:
         training_config, inputs = self.training, self.lowering.inputs
         token_ids = empty(self.meter, (training_config.batch, training_config.seq), INT64)
         inputs[TOKENS] = token_ids
-        self.lowering.take_frames(self.program)
+        self.lowering.create_input_frames(self.program)
         if self.spec.kind == "encoder-decoder" and self.program.frames is None:
             source_tokens = training_config.seq if training_config.source is None else training_config.source
             inputs[SOURCE] = empty(self.meter, (training_config.batch, source_tokens), INT64)
@@ -405,10 +405,10 @@ def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> Repla
     memory_meter.place = AllocationPlace()
     training_run.step()
     memory_meter.place = AllocationPlace("after")
-    replay_result.keep_step_peaks(first_peaks, memory_meter.peaks)
+    replay_result.store_step_peaks(first_peaks, memory_meter.peaks)
     replay_result.after = memory_meter.now
     if memory_meter.device is not None:
-        replay_result.read(memory_meter.device, memory_meter.now, memory_meter.peak)
+        replay_result.read_allocator(memory_meter.device, memory_meter.now, memory_meter.peak)
     return replay_result
 
 
@@ -417,9 +417,9 @@ def replay_steps_on_allocator(
 ) -> ReplayResult:
     """Replays a run's set-up and two steps on an allocator. memory_meter: the run's meter."""
     replay_result = _replay_two_steps(training_run, memory_meter)
-    memory_meter.cut()
-    replay_result.read(
-        prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward),
+    memory_meter.end_step_list()
+    replay_result.read_allocator(
+        prefix_cache.play_step_lists(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward),
         memory_meter.now,
         memory_meter.peak,
     )
@@ -438,7 +438,7 @@ def replay_shorter_on_allocator(
     micro_batches: the micro-batches of a step of the shorter run.
     """
     replay_result = _replay_two_steps(*full_run)
-    replay_result.read_shorter_replay(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
+    replay_result.estimate_from_shorter_replay(replay_steps_on_allocator(*shorter_run, prefix_cache), micro_batches)
     return replay_result
 
 
@@ -463,16 +463,16 @@ def _record_passes_once(training_run: TrainingRun, memory_meter: EventRecorder) 
     """
     memory_meter.parameter_events = []
     training_run.next_batch()
-    batch = memory_meter.cut()
+    batch = memory_meter.take_events()
     training_run.run_micro_batches()
-    pass_events, set_up_events = memory_meter.cut(), memory_meter.parameter_events
+    pass_events, set_up_events = memory_meter.take_events(), memory_meter.parameter_events
     memory_meter.parameter_events = None
     if training_run.lowering.has_skipped_steps:
         return None
     memory_meter.place = AllocationPlace("set-up")
-    training_run.lowering.prepare_unread(training_run.program)
+    training_run.lowering.allocate_unread_parameters(training_run.program)
     training_run.prepare_training()
-    return repeat_steps(training_run, memory_meter, set_up_events + memory_meter.cut(), batch, pass_events)
+    return repeat_steps(training_run, memory_meter, set_up_events + memory_meter.take_events(), batch, pass_events)
 
 
 def repeat_steps(
@@ -484,13 +484,13 @@ def repeat_steps(
 ) -> RecordedEvents | None:
     """Returns two training steps whose micro-batches repeat the recorded passes; None if the steps differ."""
     training_run.update()
-    first_events = memory_meter.cut()
+    first_events = memory_meter.take_events()
     training_run.update()
-    update_events = memory_meter.cut()
+    update_events = memory_meter.take_events()
     training_run.zero_grad()
-    zero_grad = memory_meter.cut()
+    zero_grad = memory_meter.take_events()
     training_run.next_batch()
-    next_batch = memory_meter.cut()
+    next_batch = memory_meter.take_events()
     if not (is_repeatable(batch, pass_events, zero_grad, next_batch) and is_self_contained(update_events)):
         return None
     next_batch += rename_events(batch, next_batch)
@@ -505,8 +505,8 @@ def repeat_steps(
 def record_two_steps(training_run: TrainingRun, memory_meter: EventRecorder) -> RecordedEvents:
     """Records two training steps in sequence."""
     training_run.set_up()
-    set_up_events = memory_meter.cut()
+    set_up_events = memory_meter.take_events()
     training_run.step()
-    first_events = memory_meter.cut()
+    first_events = memory_meter.take_events()
     training_run.step()
-    return RecordedEvents(set_up_events, [first_events], [memory_meter.cut()], PHASES)
+    return RecordedEvents(set_up_events, [first_events], [memory_meter.take_events()], PHASES)

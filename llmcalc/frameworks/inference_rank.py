@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..parallel.layout import Layout
 from ..parallel.rank_model import RankModel, rank_model
 from ..parallel.rank_program import RankFlow
-from ..simulator.profiles.dtensor import check_divided
+from ..simulator.profiles.dtensor import check_equal_shards
 from .framework import Framework
 
 NOT_COMPARED = "torch/distributed/tensor/parallel/style.py; products that no rank divides were not run"
@@ -86,7 +86,7 @@ def has_tensor_parallel_plan(model: RankModel) -> bool:
     if layout.tp == layout.ep == layout.expert_tp == 1:
         return True
     try:
-        check_divided(model_program)
+        check_equal_shards(model_program)
     except InputError:
         return False
     return True

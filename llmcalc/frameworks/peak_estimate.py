@@ -30,9 +30,9 @@ from ..parallel.schedules import check_micro_batches
 from ..parallel.search import routed_experts
 from ..simulator.event_log import EventRecorder
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
-from ..simulator.layer_pattern import find_pattern, layer_kinds
+from ..simulator.layer_pattern import find_layer_pattern, layer_kinds
 from ..simulator.meter import Meter
-from ..simulator.profiles.context_parallel import RingAttention, rank_ring, tokens_of_rank
+from ..simulator.profiles.context_parallel import RingAttentionKernels, context_parallel_ring, sequence_tokens_of_rank
 from ..simulator.profiles.dtensor import DTensorKernels
 from .torch.pipeline import ModelChunk, RankSetup
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
@@ -534,7 +534,7 @@ class PeakEstimate:
         start, end = stage.layers.start, stage.layers.stop
         longest_window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
-            first_layer, pattern_length, pattern_repeats = find_pattern([kinds[i] for i in range(start, end)])
+            first_layer, pattern_length, pattern_repeats = find_layer_pattern([kinds[i] for i in range(start, end)])
             if pattern_repeats < FEWEST_EXTRAPOLATED:
                 return start, end, None
             skipped_layers = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
@@ -612,20 +612,22 @@ def _has_routed_experts(tree_node: Place) -> bool:
     return isinstance(tree_node.node.op, ExpertLinear)
 
 
-class RingKernels(DTensorKernels, RingAttention):
+class RingKernels(DTensorKernels, RingAttentionKernels):
     """Kernels with tensor-parallel products and ring attention."""
 
 
 class RingChunk(ModelChunk):
     """The layers of one pipeline stage under ring attention, where each rank has a part of the sequence."""
 
-    profiles = RingAttention, RingKernels
-    lowering: RingAttention
+    profiles = RingAttentionKernels, RingKernels
+    lowering: RingAttentionKernels
 
     def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
-        rank_training = replace(rank_setup.training, seq=tokens_of_rank(rank_setup.layout, rank_setup.training.seq))
+        rank_training = replace(
+            rank_setup.training, seq=sequence_tokens_of_rank(rank_setup.layout, rank_setup.training.seq)
+        )
         super().__init__(replace(rank_setup, training=rank_training), stage, memory_meter)
-        self.lowering.ring = rank_ring(rank_setup.layout, rank_setup.rank)
+        self.lowering.ring = context_parallel_ring(rank_setup.layout, rank_setup.rank)
 
 
 def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> MeasurePasses:

@@ -153,7 +153,7 @@ class ShapeQuestion:
             )
         return ReportedAnswer(
             matching_shapes,
-            lambda: report(matching_shapes, preset, target_model is not None, cites_literature, is_flat=is_flat),
+            lambda: report(matching_shapes, preset, target_model is not None, cites_literature, has_raw_table=is_flat),
         )
 
     def _refuse_contradictions(self, overrides: Sequence[str], has_no_target: bool) -> None:

@@ -386,11 +386,11 @@ class ExplainQuestion:
                 spec if rank_share is None else rank_share.model, self.node, quantity, formula_setting, self.include
             )
         built_report = report(
-            preset, explanation, self.latex, records=has_raw_values, bibtex=self.bibtex, rank_share=rank_share
+            preset, explanation, self.latex, as_records=has_raw_values, with_bibtex=self.bibtex, rank_share=rank_share
         )
         if quantity == "kv" and self.node is None and not self.latex:
             counted_model = spec if rank_share is None else rank_share.model
-            built_report = built_report.with_entry(*self._whole_cache_value(counted_model, seq))
+            built_report = built_report.with_document_entry(*self._whole_cache_value(counted_model, seq))
         return ReportedAnswer(explanation, lambda: built_report)
 
     def _whole_cache_value(self, model: Any, seq: int) -> tuple[str, int, str]:

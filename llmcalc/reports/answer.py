@@ -48,7 +48,9 @@ class Answer(ABC):
         from .formats.plain import table_records
 
         report = self.report()
-        return table_records((report.only(table_name) if table_name else report).with_lists().tables[0], leaves)
+        return table_records(
+            (report.with_only_table(table_name) if table_name else report).with_split_lists().tables[0], leaves
+        )
 
     def __repr__(self) -> str:
         try:
@@ -59,7 +61,7 @@ class Answer(ABC):
     def _repr_html_(self) -> str:
         from .formats.html import tables_html
 
-        return tables_html(self.report().brief(omission_text=".document"))
+        return tables_html(self.report().with_few_notes(omission_text=".document"))
 
     @classmethod
     def of_result(cls, result: Any, **other_fields: Any) -> Self:

@@ -11,14 +11,23 @@ from xml.etree import ElementTree as ET
 from .. import units
 from ..studies.budget import BudgetCheck, count_violations
 from ..studies.budget_file import KINDS, Limit
-from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, with_notes_below, without_repetitions
+from .document import (
+    Column,
+    DisplayedValue,
+    Report,
+    Row,
+    Table,
+    displayed_text,
+    with_notes_below,
+    without_repetitions,
+)
 from .junit import xml_text
 from .notes import plural
 
 COLUMNS = (
     Column("key", "bound on", justify="left", wrap=True),
-    Column("measured", "value", text_of_cell),
-    Column("limit", "bound", text_of_cell),
+    Column("measured", "value", displayed_text),
+    Column("limit", "bound", displayed_text),
     Column("share", "of it", units.percent),
     Column("verdict", "verdict", justify="left", verdict=True),
 )

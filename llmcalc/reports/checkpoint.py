@@ -85,7 +85,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
             ),
             Table("By format", format_columns, format_columns_used, name="formats"),
         ],
-    ).for_target(file_name)
+    ).with_target(file_name)
 
 
 def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tensor_match: TensorMatch) -> Report:
@@ -154,7 +154,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
     return Report(
         report_document,
         [Table(f"{model_origin} against {preset.display}: {verdict}", columns, table_rows[:MOST_SHOWN], notes=notes)],
-    ).for_target(model_origin)
+    ).with_target(model_origin)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

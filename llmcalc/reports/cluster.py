@@ -181,7 +181,7 @@ def report(
             fits_table,
         ],
         warnings=warnings_of_notes(preset, warnings),
-    ).for_target(preset.target)
+    ).with_target(preset.target)
 
 
 def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[Fit]) -> str:

@@ -14,7 +14,7 @@ from ..components.base import Network
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities, StackShape
 from ..studies.layers import distinct_blocks
-from .document import Column, Report, Row, Table, single_or_list, with_notes_below
+from .document import Column, Report, Row, Table, single_document_or_list, with_notes_below
 from .formats import Format
 from .formats.pipe import width_of_terminal
 from .notes import cache_per_token_note, flops_per_token_note, plural
@@ -104,7 +104,7 @@ def report(
 
     decoding_load: the load under which a token is timed; default none.
     """
-    documents = single_or_list(
+    documents = single_document_or_list(
         [
             {"model": model_data(preset), "compare": _quantities_data(model_quantities, decoding_load)}
             for preset, model_quantities in compared_models

@@ -11,9 +11,9 @@ from ..studies.cost import LEAST_TIME_IN_STEPS, NOT_COUNTED, RunCost
 from ..studies.plan import LayoutPlan
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.spread import RangedAmount
-from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
-from .notes import float16_notes, plural, several
-from .seconds import class_text, duration_text, range_unit, unpriced_notes
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
+from .notes import device_phrase, float16_notes, plural
+from .seconds import duration_text, range_unit, test_errors_text, unpriced_notes
 from .serve import layout_text
 from .share import candidate_cell
 from .summary import model_data
@@ -28,9 +28,9 @@ TITLES = {
 
 COLUMNS = (
     Column("quantity", "what", justify="left"),
-    Column("low", "low", text_of_cell),
-    Column("high", "high", text_of_cell),
-    Column("estimate", "likely", text_of_cell),
+    Column("low", "low", displayed_text),
+    Column("high", "high", displayed_text),
+    Column("estimate", "likely", displayed_text),
     Column("unit", "unit", justify="left"),
 )
 
@@ -70,7 +70,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         _answer_text(run_cost),
         name="cost",
     )
-    return Report(_cost_data(preset, hardware, run_cost), [table]).for_target(preset.target)
+    return Report(_cost_data(preset, hardware, run_cost), [table]).with_target(preset.target)
 
 
 def _range_ends(amount: RangedAmount) -> tuple[float, float, float]:
@@ -79,12 +79,12 @@ def _range_ends(amount: RangedAmount) -> tuple[float, float, float]:
 
 def _answer_text(run_cost: RunCost) -> str:
     money_amount = run_cost.cost.money
-    low_time, high_time, likely_time, time_unit = _times_in_unit(run_cost)
+    shortest_time, longest_time, likely_time, time_unit = _times_in_unit(run_cost)
     money_suffix = "" if money_amount is None else f", {money_range(money_amount)}"
     if run_cost.is_measured:
         return f"{likely_time} {time_unit}{money_suffix}"
     likely_cost = "" if money_amount is None else f" and {amount_text(money_amount.estimate)}"
-    return f"{low_time} to {high_time} {time_unit}{money_suffix}, likely {likely_time} {time_unit}{likely_cost}"
+    return f"{shortest_time} to {longest_time} {time_unit}{money_suffix}, likely {likely_time} {time_unit}{likely_cost}"
 
 
 def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
@@ -110,7 +110,7 @@ def money_range(money_amount: RangedAmount) -> str:
 
 
 def _aside_text(hardware: Hardware, run_cost: RunCost) -> str:
-    devices_text = several(run_cost.cost.devices, hardware.title)
+    devices_text = device_phrase(run_cost.cost.devices, hardware.title)
     if run_cost.server is not None and run_cost.load_point is not None:
         requests_text = plural(int(run_cost.load_point.concurrency), "request")
         return f"{layout_text(run_cost.server)} on {devices_text}, {requests_text} at any time"
@@ -140,7 +140,7 @@ def _planned_layout(layout_plan: LayoutPlan) -> str:
     )
 
 
-def _step_text(run_cost: RunCost) -> str:
+def _step_description(run_cost: RunCost) -> str:
     """Writes the assumed batch of a training step in brackets; empty if the user stated the batch."""
     if run_cost.is_measured:
         return " (the tokens of the measured step)"
@@ -155,13 +155,13 @@ def _step_text(run_cost: RunCost) -> str:
 
 
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
-    notes = [] if run_cost.range is None else [class_text(run_cost.range, run_cost.stack_title)]
+    notes = [] if run_cost.range is None else [test_errors_text(run_cost.range, run_cost.stack_title)]
     if run_cost.range is not None:
         time_model = None if run_cost.plan is None else run_cost.plan.times
         notes += float16_notes(hardware, "bf16" if time_model is None else time_model.dtype)
         notes += unpriced_notes([] if time_model is None else time_model.unpriced)
     if run_cost.assumed_options:
-        notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_text(run_cost)}")
+        notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_description(run_cost)}")
     cost_of_run = run_cost.cost
     notes.append(_not_counted_text(run_cost))
     if cost_of_run.price is None:
@@ -181,9 +181,9 @@ def _not_counted_text(run_cost: RunCost) -> str:
     uncounted_text = f"not counted: {', '.join(NOT_COUNTED['training' if run_cost.tokens else 'requests'])}"
     if not run_cost.tokens or not run_cost.cost.includes_lost_time:
         return uncounted_text
-    least_share = units.percent(LEAST_TIME_IN_STEPS, 0)
+    least_time_share = units.percent(LEAST_TIME_IN_STEPS, 0)
     return (
-        f"{uncounted_text}; high alone has time for them: of six published long runs five spent {least_share} or "
+        f"{uncounted_text}; high alone has time for them: of six published long runs five spent {least_time_share} or "
         "more of their time in steps that count"
     )
 

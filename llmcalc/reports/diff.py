@@ -11,7 +11,7 @@ from typing import Any
 from .. import units
 from ..studies.diff import Difference, Quantity
 from ..workload.workload import Workload
-from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import flops_per_token_note, plural, too_long_notes, warnings_of_notes
 from .summary import model_data
 
@@ -28,17 +28,17 @@ SHOWN = 12
 
 QUANTITY_COLUMNS = (
     Column("quantity", "quantity", justify="left", wrap=True),
-    Column("before", "before", text_of_cell),
-    Column("after", "after", text_of_cell),
-    Column("change", "change", text_of_cell),
+    Column("before", "before", displayed_text),
+    Column("after", "after", displayed_text),
+    Column("change", "change", displayed_text),
     Column("relative", "relative", units.signed_percent),
 )
 
 NODE_COLUMNS = (
     Column("node", "node", justify="left", wrap=True),
-    Column("before", "before", text_of_cell),
-    Column("after", "after", text_of_cell),
-    Column("change", "change", text_of_cell),
+    Column("before", "before", displayed_text),
+    Column("after", "after", displayed_text),
+    Column("change", "change", displayed_text),
 )
 
 FIELD_COLUMNS = (
@@ -76,9 +76,13 @@ def report(model_difference: Difference, title: str = "", unread_files: str = ""
     assert shown_model is not None
     title = title or " → ".join(preset.display for preset in (model_before, model_after) if preset is not None)
     warnings = [*([unread_files] if unread_files else []), *_length_warnings(model_difference)]
-    added_text = "could not be read before" if unread_files else "added"
+    added_model_text = "could not be read before" if unread_files else "added"
     headline_text = (
-        added_text if model_before is None else "removed" if model_after is None else _answer_text(model_difference)
+        added_model_text
+        if model_before is None
+        else "removed"
+        if model_after is None
+        else _answer_text(model_difference)
     )
     notes = [
         *warnings,
@@ -104,10 +108,12 @@ def report(model_difference: Difference, title: str = "", unread_files: str = ""
         tables.append(Table("Fields that differ", FIELD_COLUMNS, table_rows, name="fields"))
     if model_before is not None and model_after is not None:
         tables += [
-            _nodes_table(quantity_name, nodes) for quantity_name, nodes in model_difference.components.items() if nodes
+            _nodes_table(quantity_name, changed_nodes)
+            for quantity_name, changed_nodes in model_difference.components.items()
+            if changed_nodes
         ]
     target = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
-    return Report(_difference_data(model_difference), tables, warnings=warnings).for_target(target)
+    return Report(_difference_data(model_difference), tables, warnings=warnings).with_target(target)
 
 
 def _length_warnings(model_difference: Difference) -> list[str]:
@@ -148,15 +154,15 @@ def _quantity_row(quantity: Quantity) -> Row:
 
 def _both_values_text(quantity: Quantity) -> list[str]:
     """Writes two values in the larger value's unit, unless one is less than a tenth of the other."""
-    known_values = [node_value for node_value in (quantity.before, quantity.after) if node_value]
-    if not known_values:
+    nonzero_values = [node_value for node_value in (quantity.before, quantity.after) if node_value]
+    if not nonzero_values:
         return [
             "–" if node_value is None else WRITE[quantity.unit](node_value)
             for node_value in (quantity.before, quantity.after)
         ]
-    unit_scale = SCALE[quantity.unit](max(known_values))
-    if min(known_values) < unit_scale.factor / 10:
-        unit_scale = SCALE[quantity.unit](min(known_values))
+    unit_scale = SCALE[quantity.unit](max(nonzero_values))
+    if min(nonzero_values) < unit_scale.factor / 10:
+        unit_scale = SCALE[quantity.unit](min(nonzero_values))
     return [
         "–" if node_value is None else _scaled_text(unit_scale, quantity, node_value)
         for node_value in (quantity.before, quantity.after)

@@ -78,7 +78,7 @@ class LinkedNote(str):
     __slots__ = ()
 
 
-def text_of_cell(cell: DisplayedValue) -> str:
+def displayed_text(cell: DisplayedValue) -> str:
     """Returns the displayed text of a `DisplayedValue` cell. Columns use it as their `write` function."""
     return cell.text
 
@@ -144,7 +144,7 @@ class Table(NamedTuple):
         ]
         return self._replace(columns=[self.columns[column_index] for column_index in shown_columns], rows=shown_rows)
 
-    def lists(self) -> list[Table]:
+    def split_lists(self) -> list[Table]:
         """Returns the table split into its lists, for formats in which a row cannot hold entries of two lists."""
         if self.second_list is None:
             return [self]
@@ -180,20 +180,20 @@ class Report(NamedTuple):
     computed_last: Mapping[str, Callable[[], Any]] = {}
     counts_notes: bool = False
 
-    def for_target(self, target: str) -> Report:
+    def with_target(self, target: str) -> Report:
         """Returns the report with a column that names the model (TARGET) in every table."""
         return self._replace(tables=[table._replace(target=target) for table in self.tables])
 
-    def with_lists(self) -> Report:
-        """Returns the report with every table split into its lists (`Table.lists`)."""
-        return self._replace(tables=[single_list for table in self.tables for single_list in table.lists()])
+    def with_split_lists(self) -> Report:
+        """Returns the report with every table split into its lists (`Table.split_lists`)."""
+        return self._replace(tables=[list_table for table in self.tables for list_table in table.split_lists()])
 
-    def only(self, table_or_list: str) -> Report:
+    def with_only_table(self, table_or_list: str) -> Report:
         """Returns the report with only the tables or lists of one name (`--table`).
 
         Raises `InputError` if none has it.
         """
-        tables = [*self.tables, *(second_list for table in self.tables for second_list in table.lists()[1:])]
+        tables = [*self.tables, *(second_list for table in self.tables for second_list in table.split_lists()[1:])]
         table_names = list(dict.fromkeys(table.name for table in tables if table.name))
         if table_or_list not in table_names:
             known_names = (
@@ -204,34 +204,34 @@ class Report(NamedTuple):
             raise InputError(f"--table: there is no table '{table_or_list}'; {known_names}")
         return self._replace(tables=[table for table in tables if table.name == table_or_list])
 
-    def with_entry(self, entry_name: str, document_entry: Any, note: str) -> Report:
+    def with_document_entry(self, entry_name: str, document_entry: Any, note: str) -> Report:
         """Returns the report with another entry in the document, and a first note on the first table."""
         assert isinstance(self.data, dict)  # a report of one target
         first_table, *other_tables = self.tables
-        data_with_entry = {**self.data, entry_name: document_entry}
-        if "notes" in data_with_entry:
-            data_with_entry["notes"] = [note, *data_with_entry["notes"]]
+        extended_data = {**self.data, entry_name: document_entry}
+        if "notes" in extended_data:
+            extended_data["notes"] = [note, *extended_data["notes"]]
         return self._replace(
-            data=data_with_entry, tables=[first_table._replace(notes=[note, *first_table.notes]), *other_tables]
+            data=extended_data, tables=[first_table._replace(notes=[note, *first_table.notes]), *other_tables]
         )
 
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Returns the JSON document, with `schema_version` and all notes of the tables."""
-        notes_and_data = self.with_notes()
+        notes_and_data = self.data_with_notes()
         if isinstance(notes_and_data, list):
             return [{"schema_version": SCHEMA_VERSION, **document} for document in notes_and_data]
         return {"schema_version": SCHEMA_VERSION, **notes_and_data}
 
-    def with_notes(self) -> dict[str, Any] | list[dict[str, Any]]:
+    def data_with_notes(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Returns the data with the notes of all tables, unless the data has notes or is a list of documents."""
         if isinstance(self.data, list):
             return self.data
         document_data = self.data | {
-            entry_name: compute_entry() for entry_name, compute_entry in self.computed_last.items()
+            entry_name: compute_entry_value() for entry_name, compute_entry_value in self.computed_last.items()
         }
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | document_data
 
-    def brief(self, omission_text: str = "--notes") -> Report:
+    def with_few_notes(self, omission_text: str = "--notes") -> Report:
         """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.
 
         A last note says how many notes, tables and rows are left out.
@@ -239,23 +239,23 @@ class Report(NamedTuple):
         omission_text: the option that prints them; default `--notes`.
         """
         tables: list[Table] = []
-        remaining_notes, hidden_count = MOST_NOTES, 0
+        notes_left, hidden_notes = MOST_NOTES, 0
         for table in [*self.tables, None]:
             left_out_notes = [tables[-1].left_out] if tables and tables[-1].left_out else []
-            left_out_notes += [f"{hidden_count} more note{'s' * (hidden_count > 1)}"] if hidden_count else []
+            left_out_notes += [f"{hidden_notes} more note{'s' * (hidden_notes > 1)}"] if hidden_notes else []
             if left_out_notes and (table is None or table.answer):
                 notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {omission_text}"]
-                tables[-1], hidden_count = tables[-1]._replace(notes=notes), 0
+                tables[-1], hidden_notes = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break
-            remaining_notes = MOST_NOTES if table.answer else remaining_notes
+            notes_left = MOST_NOTES if table.answer else notes_left
             shown_notes: list[str] = []
             for note in table.notes:
                 is_warning = any(warning_text.endswith(note) for warning_text in self.warnings)
-                if is_warning or remaining_notes:
+                if is_warning or notes_left:
                     shown_notes.append(note)
-                    remaining_notes -= not is_warning
-            hidden_count += len(table.notes) - len(shown_notes)
+                    notes_left -= not is_warning
+            hidden_notes += len(table.notes) - len(shown_notes)
             tables.append(table._replace(notes=shown_notes))
         return self._replace(tables=tables)
 
@@ -266,18 +266,18 @@ def printable_report(report: Report) -> Report:
     Names in a report come from files that others wrote. Every format but JSON writes this report; JSON escapes the
     same characters.
     """
-    return _with_texts(report, printable)
+    return _report_with_changed_texts(report, printable)
 
 
 def report_in_encoding(report: Report, encoding: str) -> Report:
     """Returns the report with every text reduced to characters that an encoding can write."""
-    return _with_texts(report, lambda text: fit_to_encoding(printable(text), encoding))
+    return _report_with_changed_texts(report, lambda text: fit_to_encoding(printable(text), encoding))
 
 
-def _with_texts(report: Report, change_text: Callable[[str], str]) -> Report:
+def _report_with_changed_texts(report: Report, change_text: Callable[[str], str]) -> Report:
     """Returns the report after a function `change_text` is applied to every text."""
 
-    def changed_writer(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
+    def changed_text_writer(format_value: Callable[[Any], str]) -> Callable[[Any], str]:
         return lambda cell_value: change_text(format_value(cell_value))
 
     def changed_cell(cell_value: Any) -> Any:
@@ -285,7 +285,7 @@ def _with_texts(report: Report, change_text: Callable[[str], str]) -> Report:
             return DisplayedValue(changed_cell(cell_value.value), change_text(cell_value.text))
         return change_text(cell_value) if isinstance(cell_value, str) else cell_value
 
-    def changed_note(note: str) -> str:
+    def note_with_changed_text(note: str) -> str:
         return LinkedNote(change_text(note)) if isinstance(note, LinkedNote) else change_text(note)
 
     tables = [
@@ -293,9 +293,9 @@ def _with_texts(report: Report, change_text: Callable[[str], str]) -> Report:
             title=change_text(table.title),
             answer=change_text(table.answer),
             aside=change_text(table.aside),
-            notes=[changed_note(note) for note in table.notes],
+            notes=[note_with_changed_text(note) for note in table.notes],
             columns=[
-                column._replace(title=change_text(column.title), write=changed_writer(column.write))
+                column._replace(title=change_text(column.title), write=changed_text_writer(column.write))
                 for column in table.columns
             ],
             rows=[row._replace(cells=[changed_cell(cell_value) for cell_value in row.cells]) for row in table.rows],
@@ -316,14 +316,14 @@ def cell_text(column: Column, cell_value: Any) -> str:
     return column.brief(cell_value) if isinstance(cell_value, str) else column.write(cell_value)
 
 
-def single_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
+def single_document_or_list(documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:
     """Returns the document of one target, or a list of documents."""
     return documents[0] if len(documents) == 1 else list(documents)
 
 
 def join_reports(reports: Sequence[Report]) -> Report:
     """Joins the reports of several targets: documents, tables, texts and warnings, in order."""
-    data_of_reports = [report.with_notes() for report in reports]
+    data_of_reports = [report.data_with_notes() for report in reports]
     documents = [
         document
         for document_data in data_of_reports
@@ -333,7 +333,7 @@ def join_reports(reports: Sequence[Report]) -> Report:
         [table for report in reports for table in report.tables],
         [warning for report in reports for warning in report.warnings],
     )
-    return Report(single_or_list(documents), tables, "".join(report.text for report in reports), warnings)
+    return Report(single_document_or_list(documents), tables, "".join(report.text for report in reports), warnings)
 
 
 def without_repetitions(notes: Iterable[str]) -> list[str]:

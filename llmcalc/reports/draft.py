@@ -21,7 +21,9 @@ def with_draft(report: Report, draft: Draft | None, is_counted: bool = False) ->
     if draft is None or not isinstance(report.data, dict):
         return report
     note_text = draft_note(draft, is_counted)
-    return report.with_entry("draft", draft_data(draft), note_text)._replace(warnings=[note_text, *report.warnings])
+    return report.with_document_entry("draft", draft_data(draft), note_text)._replace(
+        warnings=[note_text, *report.warnings]
+    )
 
 
 def draft_data(draft: Draft) -> dict[str, Any]:

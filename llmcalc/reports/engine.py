@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..frameworks.engines.engine import HOST, EngineMemory, FlagChange, MemoryTerm
-from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
-from .notes import several
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
+from .notes import device_phrase
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ CHANGE_COLUMNS = (
 OPTION_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
     Column("devices", "devices", units.exact),
-    Column("flags", "flags", text_of_cell, justify="left", wrap=True),
+    Column("flags", "flags", displayed_text, justify="left", wrap=True),
     Column("kv_tokens", "tokens", units.exact),
     Column("max_concurrency", "users", _users_text),
     Column("serves", "fits", justify="left", verdict=True),
@@ -65,7 +65,7 @@ def memory_report(engine_uses: Sequence[EngineUse]) -> Report:
         return _report_of_engine(engine_uses[0], _terms_table(engine_uses[0]), _changes_table(engine_uses[0]))
     return Report(
         [_engine_document(engine_use) for engine_use in engine_uses], [_columns_table(engine_uses)]
-    ).for_target(engine_uses[0].preset.target)
+    ).with_target(engine_uses[0].preset.target)
 
 
 def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
@@ -96,7 +96,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         _title_text(engine_uses[0]),
         table_columns,
         table_rows,
-        _heading_aside(engine_uses[0]),
+        _heading_subtitle(engine_uses[0]),
         _memory_notes(engine_uses[0].memory),
         answer_text,
         name="cache",
@@ -116,7 +116,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         }
         for engine_use in engine_uses
     ]
-    return Report(documents[0] if len(documents) == 1 else documents, [table]).for_target(engine_uses[0].preset.target)
+    return Report(documents[0] if len(documents) == 1 else documents, [table]).with_target(engine_uses[0].preset.target)
 
 
 def fit_report(
@@ -133,9 +133,9 @@ def fit_report(
     """
     from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data
 
-    has_times = any(timed_run is not None for timed_run in timed_runs)
+    has_decoding_times = any(timed_run is not None for timed_run in timed_runs)
     best_option = engine_options[0]
-    devices_text = several(best_option.memory.devices, best_option.hardware.title)
+    devices_text = device_phrase(best_option.memory.devices, best_option.hardware.title)
     users_text = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
     notes = [*_memory_notes(best_option.memory), *_launch_notes(engine_use)]
     answer_text = (
@@ -150,15 +150,15 @@ def fit_report(
                 engine_option.memory.kv_tokens,
                 engine_option.memory.max_users(),
                 "fits" if engine_option.serves else "no",
-                *(decoding_cells(timed_run) if has_times else ()),
+                *(decoding_cells(timed_run) if has_decoding_times else ()),
             ]
         )
         for engine_option, timed_run in zip(engine_options, timed_runs, strict=True)
     ]
     title = f"{engine_use.preset.display} on {_engine_name(engine_use)}"
-    table_columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
-    heading_aside = "; ".join(filter(None, (best_option.memory.heading, _launch_aside(engine_use).removeprefix("; "))))
-    table = Table(title, table_columns, table_rows, heading_aside, notes, answer_text, name="options")
+    table_columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_decoding_times else ()))
+    subtitle = "; ".join(filter(None, (best_option.memory.heading, _launch_subtitle(engine_use).removeprefix("; "))))
+    table = Table(title, table_columns, table_rows, subtitle, notes, answer_text, name="options")
     tables = [table, *([_changes_table(engine_use)] if names_accelerator and engine_use.changes else [])]
     document = {
         "model": model_data(engine_use.preset),
@@ -184,17 +184,17 @@ def fit_report(
         "assumed": dict(best_option.memory.assumed),
         **_launch_data(engine_use),
     }
-    return Report(document, tables).for_target(engine_use.preset.target)
+    return Report(document, tables).with_target(engine_use.preset.target)
 
 
 def _report_of_engine(engine_use: EngineUse, *tables: Table) -> Report:
-    return Report(_engine_document(engine_use), [table for table in tables if table.rows]).for_target(
+    return Report(_engine_document(engine_use), [table for table in tables if table.rows]).with_target(
         engine_use.preset.target
     )
 
 
 def _title_text(engine_use: EngineUse) -> str:
-    devices_text = several(engine_use.memory.devices, engine_use.hardware.title)
+    devices_text = device_phrase(engine_use.memory.devices, engine_use.hardware.title)
     return f"{engine_use.preset.display} on {_engine_name(engine_use)}, {devices_text}"
 
 
@@ -208,7 +208,7 @@ def _answer_text(engine_memory: EngineMemory) -> str:
     return f"it starts, {_users_text(engine_memory.max_users())} users of {engine_memory.max_model_len:,} tokens"
 
 
-def _heading_aside(engine_use: EngineUse) -> str:
+def _heading_subtitle(engine_use: EngineUse) -> str:
     defaults_text = ", ".join(
         f"{flag_name} {flag_value:,}"
         for flag_name, flag_value in engine_use.memory.assumed.items()
@@ -221,11 +221,11 @@ def _heading_aside(engine_use: EngineUse) -> str:
         f"{device_text}, in {units.GIB.name}"
         + (f"; default {defaults_text}" if defaults_text else "")
         + (f"; {engine_use.memory.heading}" if engine_use.memory.heading else "")
-        + _launch_aside(engine_use)
+        + _launch_subtitle(engine_use)
     )
 
 
-def _launch_aside(engine_use: EngineUse) -> str:
+def _launch_subtitle(engine_use: EngineUse) -> str:
     """Writes the launch file of the server and additionally typed flags; empty without a file."""
     if engine_use.launch is None:
         return ""
@@ -243,7 +243,7 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     defaults_text = ", ".join(
         f"{flag_name} {flag_value}" for flag_name, flag_value in engine_use.memory.assumed.items()
     )
-    filled_defaults = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
+    default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     has_fewer_gpus = launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices
     gpu_notes = (
         [f"the file has {launched_run.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
@@ -251,7 +251,7 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
         else []
     )
     return [
-        *filled_defaults,
+        *default_notes,
         *gpu_notes,
         *launched_run.notes,
         *(f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown.items()),
@@ -274,7 +274,7 @@ def _memory_notes(engine_memory: EngineMemory) -> list[str]:
     return [*([f"{failure_text}."] if failure_text else []), *([ranks_note] if ranks > 1 else []), *engine_memory.notes]
 
 
-def _term_source(memory_term: MemoryTerm) -> str:
+def _memory_term_source(memory_term: MemoryTerm) -> str:
     """Writes the source of a memory term, with the logs on which an estimate is based."""
     has_logs = memory_term.status == "estimate" and ("log" in memory_term.source or "assum" in memory_term.source)
     return f"{memory_term.origin} ({memory_term.source})" if has_logs else memory_term.origin
@@ -298,7 +298,12 @@ def _terms_table(engine_use: EngineUse) -> Table:
     has_budget = any(memory_term.name == "budget" for memory_term in engine_use.memory.terms)
     for memory_term in engine_use.memory.terms:
         title = f"{TITLES[memory_term.name]}, {memory_term.device}" if memory_term.device else TITLES[memory_term.name]
-        token_cells = [title, _signed_bytes(memory_term, has_budget), memory_term.status, _term_source(memory_term)]
+        token_cells = [
+            title,
+            _signed_bytes(memory_term, has_budget),
+            memory_term.status,
+            _memory_term_source(memory_term),
+        ]
         table_rows.append(Row(token_cells, strong=memory_term.name in CACHE_TERMS))
     engine_memory = engine_use.memory
     table_rows += _device_rows(engine_use)
@@ -314,7 +319,7 @@ def _terms_table(engine_use: EngineUse) -> Table:
         _title_text(engine_use),
         TERM_COLUMNS,
         table_rows,
-        _heading_aside(engine_use),
+        _heading_subtitle(engine_use),
         notes,
         _answer_text(engine_memory),
         name="terms",
@@ -329,8 +334,8 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
     for device in dict.fromkeys(memory_term.device for memory_term in engine_use.memory.terms):
         used_bytes = sum(memory_term.bytes for memory_term in engine_use.memory.terms if memory_term.device == device)
         capacity_text = f"of {units.GIB.write(engine_use.hardware.capacity_bytes)} GiB"
-        origin_text = "the host's memory" if device == HOST else capacity_text
-        table_rows.append(Row([f"all, {device}", used_bytes, "", origin_text], strong=True, is_sum=True))
+        capacity_or_host_text = "the host's memory" if device == HOST else capacity_text
+        table_rows.append(Row([f"all, {device}", used_bytes, "", capacity_or_host_text], strong=True, is_sum=True))
     return [*table_rows, Row(["disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file"])]
 
 
@@ -340,8 +345,8 @@ def _changes_table(engine_use: EngineUse) -> Table:
     )
     engine_memory = engine_use.memory
     title = f"More room {device_text}" if engine_memory.starts else "What would make it start"
-    hides_equal_rows = engine_memory.starts and not engine_memory.host  # of a cache that fills what is left
-    has_fix = any(flag_change.starts for flag_change in engine_use.changes)
+    omits_equal_rows = engine_memory.starts and not engine_memory.host  # of a cache that fills what is left
+    has_starting_change = any(flag_change.starts for flag_change in engine_use.changes)
     table_rows = [
         Row(
             [
@@ -352,8 +357,8 @@ def _changes_table(engine_use: EngineUse) -> Table:
             ]
         )
         for flag_change in engine_use.changes
-        if (not hides_equal_rows or flag_change.kv_tokens > engine_memory.kv_tokens)
-        and (flag_change.kv_tokens or not has_fix)
+        if (not omits_equal_rows or flag_change.kv_tokens > engine_memory.kv_tokens)
+        and (flag_change.kv_tokens or not has_starting_change)
     ]
     return Table(title, CHANGE_COLUMNS, table_rows, name="changes")
 
@@ -362,7 +367,7 @@ def _change_text(engine_use: EngineUse, flag_change: FlagChange) -> str:
     """Writes a changed flag, with the number of devices if the change needs more devices than the server has."""
     if flag_change.devices <= engine_use.memory.devices or not engine_use.engine.shows_alternatives:
         return flag_change.flag
-    return f"{flag_change.flag}, on {several(flag_change.devices, engine_use.hardware.title)}"
+    return f"{flag_change.flag}, on {device_phrase(flag_change.devices, engine_use.hardware.title)}"
 
 
 def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
@@ -381,18 +386,18 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     table_rows = [
         Row(
             [
-                TITLES.get(term_kind, term_kind),
-                *(units.GIB.write(engine_use.memory.bytes_of(term_kind)) for engine_use in engine_uses),
+                TITLES.get(term_name, term_name),
+                *(units.GIB.write(engine_use.memory.bytes_of(term_name)) for engine_use in engine_uses),
             ]
         )
-        for term_kind in term_names
+        for term_name in term_names
     ]
     table_rows += [
         Row(["tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)]),
         Row(["users", *(_users_text(engine_use.memory.max_users()) for engine_use in engine_uses)]),
         Row(["starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)]),
     ]
-    devices_text = several(engine_uses[0].memory.devices, engine_uses[0].hardware.title)
+    devices_text = device_phrase(engine_uses[0].memory.devices, engine_uses[0].hardware.title)
     title = f"{engine_uses[0].preset.display}, {devices_text}"
     answer_text = ", ".join(
         f"{engine_name} {'starts' if engine_use.memory.starts else 'does not start'}"
@@ -459,9 +464,9 @@ def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
     return [{data_key: getattr(flag_change, data_key) for data_key in data_keys} for flag_change in engine_use.changes]
 
 
-def _flag_values(engine_use: EngineUse, engine_flags: Any, is_shortest: bool = False) -> list[tuple[str, Any]]:
+def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: bool = False) -> list[tuple[str, Any]]:
     return [
-        (engine_use.engine.spelling(flag_name, is_shortest), flag_value)
+        (engine_use.engine.spelling(flag_name, uses_short_flags), flag_value)
         for flag_name, flag_value in engine_flags.items()
     ]
 

@@ -51,16 +51,16 @@ RECORDS = (
 def report(
     preset: Preset,
     explanation: Explanation,
-    latex: bool = False,
-    records: bool = False,
-    bibtex: bool = False,
+    as_latex: bool = False,
+    as_records: bool = False,
+    with_bibtex: bool = False,
     rank_share: RankShare | None = None,
 ) -> Report:
     """Returns the report of the formulas as data and as tables.
 
-    latex: whether the text is LaTeX in place of tables.
-    records: whether the table has one row per formula, for CSV and Markdown.
-    bibtex: whether BibTeX entries of the sources are added to LaTeX.
+    as_latex: whether the text is LaTeX in place of tables.
+    as_records: whether the table has one row per formula, for CSV and Markdown.
+    with_bibtex: whether BibTeX entries of the sources are added to LaTeX.
     rank_share: the rank that is counted; default the whole model.
     """
     record_rows = [
@@ -77,13 +77,13 @@ def report(
         "formulas": record_rows,
         "symbols": _symbol_meanings(explanation),
     }
-    warnings = _without_symbols(explanation)
-    if records:
+    warnings = _missing_sympy_notes(explanation)
+    if as_records:
         return Report(
             document, [_record_tables(preset, explanation, record_rows, rank_share)], warnings=warnings
-        ).for_target(preset.target)
-    if latex:
-        return Report(document, text=_latex_text(preset, explanation, bibtex, rank_share))
+        ).with_target(preset.target)
+    if as_latex:
+        return Report(document, text=_latex_text(preset, explanation, with_bibtex, rank_share))
     tables = (_quantity_tables if explanation.node is None else _node_tables)(preset, explanation, rank_share)
     return Report(document, tables, warnings=warnings)
 
@@ -110,26 +110,28 @@ def _formula_record(explanation: Explanation, node_position: FormulaNode, formul
         "path": node_position.path,
         "quantity": formula.quantity,
         **{
-            formula_key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
-            for formula_key, style in (
+            formula_key: write_expression(formula.expression, formula_style)
+            if explanation.formulas.has_symbols
+            else None
+            for formula_key, formula_style in (
                 ("symbolic", PLAIN),
                 ("latex", LATEX),
-                ("substituted", _with_numbers(explanation)),
+                ("substituted", _style_with_numbers(explanation)),
             )
         },
         "in_units_of_h": None if formula.hidden_expression is None else write_expression(formula.hidden_expression),
-        "value": _write_plain(formula.value),
+        "value": _json_number(formula.value),
         "unit": QUANTITIES[formula.quantity][1],
         "repeat": node_position.times,
         "source": node_position.source,
     }
 
 
-def _write_plain(exact_value: Fraction) -> int | float:
+def _json_number(exact_value: Fraction) -> int | float:
     return exact_value.numerator if exact_value.denominator == 1 else float(exact_value)
 
 
-def _with_numbers(explanation: Explanation, latex: bool = False) -> FormulaStyle:
+def _style_with_numbers(explanation: Explanation, latex: bool = False) -> FormulaStyle:
     """Returns a style that writes the number of every symbol except S, the sequence length."""
     return FormulaStyle(
         latex=latex,
@@ -149,7 +151,7 @@ def _symbol_meanings(explanation: Explanation) -> dict[str, dict[str, Any]]:
             for expression in (formula.expression, formula.hidden_expression):
                 used_symbols |= getattr(expression, "free_symbols", set())
     return {
-        symbol_meaning.name: {"field": symbol_meaning.field, "value": _write_plain(Fraction(symbol_meaning.value))}
+        symbol_meaning.name: {"field": symbol_meaning.field, "value": _json_number(Fraction(symbol_meaning.value))}
         for symbol, symbol_meaning in explanation.formulas.meanings.items()
         if symbol in used_symbols
     }
@@ -176,22 +178,33 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
             Column("quantity", "quantity", justify="left"),
             Column("formula", _section_heading(formula_section), justify="left"),
         )
-        notes = [_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
+        notes = [_formula_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
         model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(
-            Table(preset.display if is_first else "", table_columns, table_rows, model_text, without_repetitions(notes))
+            Table(
+                preset.display if is_first else "",
+                table_columns,
+                table_rows,
+                model_text,
+                without_repetitions(notes),
+            )
         )
     rank_model = counted_rank_notes(rank_share)
     return with_notes_below(
         [*tables, *_legend_table(explanation)],
-        [*_without_symbols(explanation), *rank_model, *_training_notes(explanation), *_convention_notes(explanation)],
+        [
+            *_missing_sympy_notes(explanation),
+            *rank_model,
+            *_training_notes(explanation),
+            *_convention_notes(explanation),
+        ],
     )
 
 
 def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
     """Returns one table per quantity: every component of one layer of each kind, and the model's total."""
     tables: list[Table] = []
-    model_section, lacks_symbols = explanation.sections[-1], not explanation.formulas.has_symbols
+    model_section, has_only_values = explanation.sections[-1], not explanation.formulas.has_symbols
     section_names = [_component_text(formula_section) for formula_section in explanation.sections]
     line_width = (
         LINE
@@ -227,11 +240,11 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
     )
     repeat_text = (
         "× 2: repeated twice; the value is per layer"
-        if lacks_symbols
+        if has_only_values
         else "× L: repeated L times; the formula is per layer"
     )
     notes = [
-        *_without_symbols(explanation),
+        *_missing_sympy_notes(explanation),
         repeat_text,
         *counted_rank_notes(rank_share),
         *_training_notes(explanation),
@@ -252,8 +265,8 @@ def _component_rows(
     lacks_symbols = not explanation.formulas.has_symbols
     component_blocks: list[list[tuple[Section, str, list[str]]]] = []
     for section, section_name in zip(explanation.sections[:-1], section_names, strict=False):
-        is_layer = section.formula_nodes[0].numeric_node.kind == "layer"
-        if is_layer or not component_blocks or section.depth <= component_blocks[-1][0][0].depth:
+        is_layer_section = section.formula_nodes[0].numeric_node.kind == "layer"
+        if is_layer_section or not component_blocks or section.depth <= component_blocks[-1][0][0].depth:
             component_blocks.append([])
         for formula in (
             section_formula for section_formula in section.formulas if section_formula.quantity == quantity
@@ -264,11 +277,11 @@ def _component_rows(
                 if lacks_symbols
                 else list(dict.fromkeys((write_expression(formula.expression), formula_value)))
             )
-            component_blocks[-1].append((section, section_name, _with_unit(formula_texts, formula)))
+            component_blocks[-1].append((section, section_name, _formula_texts_with_unit(formula_texts, formula)))
         if not component_blocks[-1]:
             component_blocks.pop()
     table_rows: list[Row] = []
-    first_names: dict[tuple[object, ...], str] = {}
+    first_component_names: dict[tuple[object, ...], str] = {}
     for component_block in component_blocks:
         section, section_name, _ = component_block[0]
         layer_name = section_name.partition(" × ")[0]
@@ -277,7 +290,7 @@ def _component_rows(
             for section, component_name, formula_texts in component_block[1:]
         )
         component_key = (section.formula_nodes[0].numeric_node.kind, tuple(component_block[0][2]), block_contents)
-        first_component_name = first_names.setdefault(component_key, layer_name)
+        first_component_name = first_component_names.setdefault(component_key, layer_name)
         if section.formula_nodes[0].numeric_node.kind == "layer" and first_component_name != layer_name:
             table_rows += _formula_rows(section_name, [f"as {first_component_name}"], line_width, section.depth)
             continue
@@ -301,18 +314,18 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     """Returns the steps of a formula: symbols, numbers, value."""
     formula_texts = [
         write_expression(formula.expression),
-        write_expression(formula.expression, _with_numbers(explanation)),
+        write_expression(formula.expression, _style_with_numbers(explanation)),
         write_expression(formula.length_expression, FormulaStyle(grouped=True)),
     ]
-    seq, exact_value = explanation.formulas.setting.seq, _write_plain(formula.value)
+    seq, exact_value = explanation.formulas.setting.seq, _json_number(formula.value)
     if not explanation.formulas.has_symbols:
         formula_texts = [f"{exact_value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{exact_value:,}"]
     elif formula.length_expression.free_symbols:
         formula_texts.append(f"{exact_value:,} at S = {seq:,}")
-    return _with_unit(list(dict.fromkeys(formula_texts)), formula)
+    return _formula_texts_with_unit(list(dict.fromkeys(formula_texts)), formula)
 
 
-def _with_unit(formula_texts: list[str], formula: Formula) -> list[str]:
+def _formula_texts_with_unit(formula_texts: list[str], formula: Formula) -> list[str]:
     """Adds the unit to the last step of a formula, unless the quantity's title contains the unit."""
     title, unit_text = QUANTITIES[formula.quantity]
     if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
@@ -356,14 +369,14 @@ def _break_lines(formula_text: str, line_width: int) -> list[str]:
     return lines
 
 
-def _split_terms(formula_text: str, short_length: int) -> list[str]:
-    """Splits a text before every + and − outside brackets of less than `short_length` characters."""
+def _split_terms(formula_text: str, short_term_length: int) -> list[str]:
+    """Splits a text before every + and − outside brackets of less than `short_term_length` characters."""
     open_brackets: list[int] = []
     unbroken_indices: set[int] = set()
     for position, character in enumerate(formula_text):
         if character == "(":
             open_brackets.append(position)
-        elif character == ")" and open_brackets and position - open_brackets[-1] < short_length:
+        elif character == ")" and open_brackets and position - open_brackets[-1] < short_term_length:
             unbroken_indices.update(range(open_brackets.pop(), position))
         elif character == ")" and open_brackets:
             open_brackets.pop()
@@ -393,7 +406,7 @@ def _section_heading(formula_section: Section) -> str:
     )
 
 
-def _paths_text(formula_section: Section) -> str:
+def _formula_paths_text(formula_section: Section) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
     counted_paths = [node_path for node_path in formula_section.formula_nodes if not node_path.optional]
     repeat_count = sum(node_path.times for node_path in counted_paths)
@@ -466,7 +479,7 @@ def _convention_notes(explanation: Explanation) -> list[str]:
     return notes
 
 
-def _without_symbols(explanation: Explanation) -> list[str]:
+def _missing_sympy_notes(explanation: Explanation) -> list[str]:
     """Returns the hint that formulas are left out if sympy is not installed."""
     return [] if explanation.formulas.has_symbols else [str(missing_sympy_error("values only; a formula in symbols"))]
 
@@ -517,7 +530,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
         for formula in formula_section.formulas:
             formula_texts = [
                 write_expression(formula.expression, LATEX),
-                write_expression(formula.expression, _with_numbers(explanation, latex=True)),
+                write_expression(formula.expression, _style_with_numbers(explanation, latex=True)),
             ]
             formula_texts.append(write_expression(formula.length_expression, FormulaStyle(latex=True, grouped=True)))
             quantity_tex = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"

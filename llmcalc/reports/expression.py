@@ -95,10 +95,10 @@ def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> st
     if expression.is_Add:
         return _write_sum(expression, formula_style)
     if expression.is_Mul or (expression.is_Pow and expression.exp.is_Integer):
-        ceiling_argument = _as_ceiling(expression)
+        ceiling_operand = _ceiling_argument(expression)
         return (
-            _in_brackets(ceiling_argument, formula_style, "⌈⌉", "ceil")
-            if ceiling_argument is not None
+            _write_in_brackets(ceiling_operand, formula_style, "⌈⌉", "ceil")
+            if ceiling_operand is not None
             else _write_product(expression, formula_style)
         )
     if isinstance(expression, sympy.Min | sympy.Max):
@@ -108,7 +108,7 @@ def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> st
         )
         return rf"\{function_name}({arguments_text})" if formula_style.latex else f"{function_name}({arguments_text})"
     if isinstance(expression, sympy.floor):
-        return _in_brackets(expression.args[0], formula_style, "⌊⌋", "floor")
+        return _write_in_brackets(expression.args[0], formula_style, "⌊⌋", "floor")
     raise ArithmeticError(f"no way to write {expression}")
 
 
@@ -117,7 +117,7 @@ def terms_of_sum(expression: Any, formula_style: FormulaStyle = PLAIN) -> list[s
     if not getattr(expression, "is_Add", False):
         return [write_expression(expression, formula_style)]
     constants_first = formula_style.grouped and len(expression.free_symbols) == 1
-    ordered_terms = sorted(expression.args, key=_degree_of if constants_first else _term_order)
+    ordered_terms = sorted(expression.args, key=_polynomial_degree if constants_first else _term_order)
     term_texts: list[str] = []
     for term_index, term in enumerate(ordered_terms):
         is_negative = term.could_extract_minus_sign()
@@ -138,7 +138,7 @@ def _write_product(expression: Any, formula_style: FormulaStyle) -> str:
     numerator_factors: list[str] = []
     denominator_factors: list[str] = []
     for base_expression, exponent in sorted(
-        (factor.as_base_exp() for factor in factor_part.as_ordered_factors()),
+        (factor_and_exponent.as_base_exp() for factor_and_exponent in factor_part.as_ordered_factors()),
         key=lambda power: (bool(power[1] < 0), _factor_order(power[0])),
     ):
         (numerator_factors if exponent > 0 else denominator_factors).append(
@@ -176,16 +176,16 @@ def _write_power(base_expression: Any, exponent: int, formula_style: FormulaStyl
     return rf"{base_text}^{{{exponent}}}" if formula_style.latex else base_text + str(exponent).translate(SUPERSCRIPTS)
 
 
-def _in_brackets(expression: Any, formula_style: FormulaStyle, bracket_marks: str, bracket_name: str) -> str:
+def _write_in_brackets(expression: Any, formula_style: FormulaStyle, bracket_marks: str, latex_bracket: str) -> str:
     content_text = write_expression(expression, formula_style)
     return (
-        rf"\l{bracket_name} {content_text} \r{bracket_name}"
+        rf"\l{latex_bracket} {content_text} \r{latex_bracket}"
         if formula_style.latex
         else bracket_marks[0] + content_text + bracket_marks[1]
     )
 
 
-def _as_ceiling(expression: Any) -> Any:
+def _ceiling_argument(expression: Any) -> Any:
     """Returns x if the expression is −⌊−x⌋ (which equals ⌈x⌉); None for other expressions."""
     import sympy
 
@@ -203,30 +203,30 @@ def _as_ceiling(expression: Any) -> Any:
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def _letter_rank(letter_order: str) -> Callable[[str], tuple[int, str]]:
+def _letter_order_key(letter_order: str) -> Callable[[str], tuple[int, str]]:
     return lambda name: (letter_order.find(name[0]) if name[0] in letter_order else len(letter_order), name)
 
 
 def _factor_order(base_expression: Any) -> tuple[int, tuple[int, str]]:
     """Returns the sort key of a factor: symbols in the order of papers, then brackets."""
     return (
-        (0, _letter_rank(PRODUCT_ORDER)(base_expression.name))
+        (0, _letter_order_key(PRODUCT_ORDER)(base_expression.name))
         if base_expression.is_Symbol
         else (1, (0, str(base_expression)))
     )
 
 
-def _degree_of(expression: Any) -> Any:
+def _polynomial_degree(expression: Any) -> Any:
     """Returns an expression's degree: a product's sum of exponents, or the highest degree in a sum."""
     if expression.is_Symbol:
         return 1
     if expression.is_Add:
-        return max(_degree_of(summand) for summand in expression.args)
+        return max(_polynomial_degree(summand) for summand in expression.args)
     if expression.is_Mul:
-        return sum(_degree_of(factor) for factor in expression.args)
+        return sum(_polynomial_degree(factor) for factor in expression.args)
     if expression.is_Pow:
-        return _degree_of(expression.base) * expression.exp
-    return max((_degree_of(argument) for argument in expression.args), default=0)
+        return _polynomial_degree(expression.base) * expression.exp
+    return max((_polynomial_degree(argument) for argument in expression.args), default=0)
 
 
 def _term_order(term: Any) -> tuple[Any, ...]:
@@ -234,11 +234,11 @@ def _term_order(term: Any) -> tuple[Any, ...]:
 
     Added terms come before subtracted ones, then the highest degree first, then V before L before h, and S last.
     """
-    letter_rank = _letter_rank(SUM_ORDER)
+    letter_rank = _letter_order_key(SUM_ORDER)
     symbol_order: list[tuple[int, str]] = []
     for factor in term.as_ordered_factors() if term.is_Mul else [term]:
         base_expression, exponent = factor.as_base_exp()
         symbol_names = [symbol.name for symbol in base_expression.free_symbols]
         repeat_count = abs(int(exponent)) if base_expression.is_Symbol else 1
         symbol_order += [letter_rank(symbol_name) for symbol_name in symbol_names] * repeat_count
-    return (bool(term.could_extract_minus_sign()), -_degree_of(term), sorted(symbol_order), str(term))
+    return (bool(term.could_extract_minus_sign()), -_polynomial_degree(term), sorted(symbol_order), str(term))

@@ -21,9 +21,9 @@ from .document import Column, Report, Row, Table, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text
-from .notes import plural, several, too_long_notes, warnings_of_notes
+from .notes import device_phrase, plural, too_long_notes, warnings_of_notes
 from .plan import advice_on_shards, notes_on_other_accelerators
-from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
+from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data, test_errors_text
 from .share import layout_cell, layout_text
 from .summary import model_data
 
@@ -60,7 +60,8 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
     first_option = hardware_options[0]
     has_fitting_option = first_option.fit.verdict != "no"
     answer_text = (
-        f"{VERDICTS[first_option.fit.verdict]} on {several(first_option.devices, first_option.fit.hardware.title)}"
+        f"{VERDICTS[first_option.fit.verdict]} on "
+        f"{device_phrase(first_option.devices, first_option.fit.hardware.title)}"
         if has_fitting_option
         else f"it does not fit on up to {MOST_DEVICES} accelerators"
     )
@@ -109,7 +110,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         answer_text,
         name="options",
     )
-    return Report(document, [table], warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
+    return Report(document, [table], warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
 def options_data(hardware_options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
@@ -162,21 +163,21 @@ def report(
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
 
 
-def _decoding_table(fit_answer: FitAnswer, heading_aside: str) -> Table:
+def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
     """Returns the table of seconds per token and user, for the run's users and for the most users.
 
-    heading_aside: the remark below the heading; empty for none.
+    subtitle: the remark below the heading; empty for none.
     """
     timed_runs = fit_answer.decoding
     table_rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in timed_runs]
-    notes = [f"tokens/s of the estimate; {class_text(timed_runs[0].range, timed_runs[0].stack.title)}"]
+    notes = [f"tokens/s of the estimate; {test_errors_text(timed_runs[0].range, timed_runs[0].stack.title)}"]
     notes += _float32_weights_notes(fit_answer.memory, timed_runs[0])
     stack_title, hardware = timed_runs[0].stack.title, fit_answer.fit.hardware
-    title = f"A token of every user under {stack_title}{_plugin_remark(hardware, timed_runs[0])}"
-    return Table(title, USERS_COLUMNS, table_rows, heading_aside, notes, name="decoding")
+    title = f"A token of every user under {stack_title}{_untested_engine_remark(hardware, timed_runs[0])}"
+    return Table(title, USERS_COLUMNS, table_rows, subtitle, notes, name="decoding")
 
 
-def _plugin_remark(hardware: Hardware, timed_run: TimedRun) -> str:
+def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
     """Returns an addition to the engine's title on accelerators that need the engine's plugin; else empty."""
     engines = [engine_record for engine_record in map(engine, FOLDERS) if engine_record.title == timed_run.stack.title]
     return "" if not engines or engines[0].runs_on(hardware) else "'s plugin, whose memory is not modelled"
@@ -212,14 +213,14 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         ]
     framework_title, layout_count = layout_plan.framework.title, layout_plan.plan.tried
     recompute_option = "" if fit_answer.memory.settings.recompute is not None else " --recompute none"
-    layout_position = (
+    order_position = (
         "the only layout"
         if layout_count == 1
         else f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     )
     notes = [
         *notes_on_other_accelerators(layout_plan),
-        f"kernels and buffers of {framework_title}; {layout_position}",
+        f"kernels and buffers of {framework_title}; {order_position}",
         f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
     ]
     if accelerator_fit.verdict == "no":
@@ -242,7 +243,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         "changes": _changes_data(fit_answer.changes),
     }
     report_parts = _FitScreen(
-        f"{VERDICTS[accelerator_fit.verdict]} on {several(layout_plan.devices, accelerator_fit.hardware.title)}",
+        f"{VERDICTS[accelerator_fit.verdict]} on {device_phrase(layout_plan.devices, accelerator_fit.hardware.title)}",
         f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
         f"{layout_text(best_layout.layout)}",
         table_rows,
@@ -253,14 +254,14 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest fitting sizes, changes."""
-    memory, best_replica, worst_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
+    memory, best_replica, largest_run_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
     memory_use, accelerator_fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
     sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
     table_rows = [Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.replica_devices])]
     if accelerator_fit.verdict != "no":
         table_rows += [
-            Row([f"users of each {sharing_ranks} (--users)", worst_fit.batch, memory_use.workload.batch]),
-            Row(["tokens of each sequence (--seq)", worst_fit.seq, memory_use.workload.seq]),
+            Row([f"users of each {sharing_ranks} (--users)", largest_run_fit.batch, memory_use.workload.batch]),
+            Row(["tokens of each sequence (--seq)", largest_run_fit.seq, memory_use.workload.seq]),
         ]
     notes = [
         "kernels of torch; the layout with most replicas that fits, or the one that requires least",
@@ -268,22 +269,24 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     ]
     needed_column, memory_share, verdict = CHANGE_COLUMNS[1:]
     table_columns = [Column("layout", "layout", justify="left"), needed_column, memory_share, verdict]
-    has_times = any(replica.decoding for replica in serving_answer.tried_replicas)
-    if has_times:
+    has_decoding_times = any(tried_replica.decoding for tried_replica in serving_answer.tried_replicas)
+    if has_decoding_times:
         table_columns[-1:] = [*DECODING_COLUMNS, verdict]
     layout_rows = [
         Row(
             [
-                layout_cell(replica.layout),
-                replica.fit.needed,
-                replica.fit.share,
-                *(decoding_cells(replica.decoding) if has_times else ()),
-                fit_verdict_text(replica.fit),
+                layout_cell(tried_replica.layout),
+                tried_replica.fit.needed,
+                tried_replica.fit.share,
+                *(decoding_cells(tried_replica.decoding) if has_decoding_times else ()),
+                fit_verdict_text(tried_replica.fit),
             ]
         )
-        for replica in serving_answer.tried_replicas
+        for tried_replica in serving_answer.tried_replicas
     ]
-    timed_run = next((replica.decoding for replica in serving_answer.tried_replicas if replica.decoding), None)
+    timed_run = next(
+        (tried_replica.decoding for tried_replica in serving_answer.tried_replicas if tried_replica.decoding), None
+    )
     layout_notes = []
     if timed_run is not None:
         stack_title = timed_run.stack.title
@@ -291,13 +294,13 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
             f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack_title}",
             *_float32_weights_notes(serving_answer.memory, timed_run),
         ]
-    layout_notes += verdict_notes([replica.fit for replica in serving_answer.tried_replicas])
+    layout_notes += verdict_notes([tried_replica.fit for tried_replica in serving_answer.tried_replicas])
     if serving_answer.untried_layouts:
         layout_notes.append(
             f"the search ended early, before {serving_answer.untried_layouts:,} layouts of fewer replicas"
         )
     document = {
-        **_fit_document(preset, worst_fit),
+        **_fit_document(preset, largest_run_fit),
         "devices": devices,
         "framework": "torch",
         "layout": best_replica.layout.data(),
@@ -307,22 +310,22 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         "options": options_data([HardwareOption(devices, best_replica.layout, accelerator_fit)]),
         "layouts": [
             {
-                "layout": replica.layout.data(),
-                "device_bytes": replica.fit.needed,
-                "verdict": replica.fit.verdict,
-                **decoding_data(replica.decoding),
+                "layout": tried_replica.layout.data(),
+                "device_bytes": tried_replica.fit.needed,
+                "verdict": tried_replica.fit.verdict,
+                **decoding_data(tried_replica.decoding),
             }
-            for replica in serving_answer.tried_replicas
+            for tried_replica in serving_answer.tried_replicas
         ],
     }
     report_parts = _FitScreen(
-        f"{VERDICTS[accelerator_fit.verdict]} on {several(devices, accelerator_fit.hardware.title)}",
+        f"{VERDICTS[accelerator_fit.verdict]} on {device_phrase(devices, accelerator_fit.hardware.title)}",
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         table_rows,
         notes,
         [Table("Layouts", table_columns, layout_rows, notes=layout_notes, name="layouts")],
     )
-    return report_parts.report(preset, memory, accelerator_fit, worst_fit.changes, document, CHANGES_NOTE)
+    return report_parts.report(preset, memory, accelerator_fit, largest_run_fit.changes, document, CHANGES_NOTE)
 
 
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
@@ -377,7 +380,7 @@ class _FitScreen(NamedTuple):
                     name="changes",
                 )
             )
-        return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
+        return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
 def _sequences_text(fit_answer: FitAnswer) -> str:

@@ -103,10 +103,10 @@ def report(
     if measured_run is not None:
         document["utilization"] = utilization.utilization_data(measured_run)
         tables.insert(0, utilization.utilization_table(preset.display, headline(flop_count), measured_run))
-    return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).for_target(preset.target)
+    return Report(document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
 
-def _without_towers(node_tree: Node) -> Node:
+def _tree_without_towers(node_tree: Node) -> Node:
     """Returns the tree without uncounted encoders, whose 0 would look like a count."""
     return replace(
         node_tree, children=tuple(child for child in node_tree.children if child.optional not in WITHOUT_FLOPS)
@@ -116,15 +116,17 @@ def _without_towers(node_tree: Node) -> Node:
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     """Returns the model's tree with FLOPs per node, with the encoders, which read images and audio separately."""
     node_figures = _figures_function(flop_count.include)
-    node_data = tree_data(_without_towers(flop_count.tree).place(flop_count.run_config), node_figures)
+    node_data = tree_data(_tree_without_towers(flop_count.tree).place(flop_count.run_config), node_figures)
     if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
         for encoder_run in flop_count.inputs.runs:
-            towers = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
-            encoders += tree_data(towers.place(encoder_run.run_config), node_figures)["children"]
+            towers_node = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
+            encoders += tree_data(towers_node.place(encoder_run.run_config), node_figures)["children"]
         encoder_sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
         node_data["children"].append({"name": TOWERS.name, **encoder_sums, "kind": TOWERS.name, "children": encoders})
-        node_data |= {figure_key: node_data[figure_key] + figure for figure_key, figure in encoder_sums.items()}
+        node_data |= {
+            figure_key: node_data[figure_key] + encoder_figure for figure_key, encoder_figure in encoder_sums.items()
+        }
     return node_data
 
 
@@ -144,11 +146,14 @@ def _component_table(
     preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: RankShare | None
 ) -> Table:
     total_flops, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
-    scale, token_scale = units.decimal_scale(total_flops, "FLOPs"), units.decimal_scale(total_flops / tokens, "FLOPs")
+    flops_scale, token_scale = (
+        units.decimal_scale(total_flops, "FLOPs"),
+        units.decimal_scale(total_flops / tokens, "FLOPs"),
+    )
     table_columns = (
         Column("component", "component", justify="left"),
         Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
-        Column("flops", scale.name, scale.write),
+        Column("flops", flops_scale.name, flops_scale.write),
         Column("share", "share", units.percent),
         Column("bar", "", bars.share_bar, justify="left", bar=True),
     )
@@ -215,7 +220,7 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
         f"; also not counted, as it is element by element: {operation_name}"
         for operation_name in _uncounted_operations(flop_count.spec)
     )
-    notes = [PRODUCTS + uncounted_text, *_latent_notes(flop_count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
+    notes = [PRODUCTS + uncounted_text, *_mla_notes(flop_count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts] if experts else []
     if workload.phase == "decode":
         notes.append(
@@ -246,7 +251,7 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
     return notes
 
 
-def _latent_notes(flop_count: FlopCount) -> list[str]:
+def _mla_notes(flop_count: FlopCount) -> list[str]:
     """Returns notes on the executed form of latent attention, and on the option for the other form."""
     if flop_count.mla is None:
         return []

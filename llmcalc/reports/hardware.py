@@ -12,8 +12,8 @@ from .notes import aliases_note
 from .sourcing import source_notes
 
 
-def _rate_text(byte_rate: float) -> str:
-    return units.amount(byte_rate, "B/s")
+def _rate_text(bytes_per_second: float) -> str:
+    return units.amount(bytes_per_second, "B/s")
 
 
 def _ratio_text(ratio: float) -> str:
@@ -120,15 +120,23 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
     hardware_figures.append(("compute capability", hardware.compute_capability, str, ""))
     hardware_figures.append(("boost clock", hardware.boost_clock_hz, lambda hertz: units.amount(hertz, "Hz"), "Hz"))
     table_rows = [
-        Row([figure_name, write_figure(figure), None if isinstance(figure, str) else figure, unit_text, None])
-        for figure_name, figure, write_figure, unit_text in hardware_figures
-        if figure is not None
+        Row(
+            [
+                figure_name,
+                write_figure(hardware_figure),
+                None if isinstance(hardware_figure, str) else hardware_figure,
+                unit_text,
+                None,
+            ]
+        )
+        for figure_name, hardware_figure, write_figure, unit_text in hardware_figures
+        if hardware_figure is not None
     ]
     for peaks_by_dtype, accumulation_text in (
         (hardware.peak_flops, ""),
         (hardware.float16_accumulation_flops, ", sums in fp16"),
     ):
-        for dtype, peak in _by_format(peaks_by_dtype).items():
+        for dtype, peak in _peaks_by_format_name(peaks_by_dtype).items():
             unit_text = "OP/s" if dtype.startswith("int") else "FLOP/s"
             ridge_intensity = None if hardware.memory_bandwidth is None else peak / hardware.memory_bandwidth
             table_rows.append(
@@ -155,7 +163,7 @@ def _memory_sizes_text(hardware: Hardware) -> str:
     return f"these are the figures of the largest memory size; all of them: {', '.join(size_names)}"
 
 
-def _by_format(peaks_by_dtype: dict[str, int]) -> dict[str, int]:
+def _peaks_by_format_name(peaks_by_dtype: dict[str, int]) -> dict[str, int]:
     """Returns peak FLOP/s by number format, widest format first."""
     return {dtype: peaks_by_dtype[dtype] for dtype in PEAK_DTYPES if dtype in peaks_by_dtype}
 
@@ -166,6 +174,6 @@ def hardware_data(hardware: Hardware) -> dict[str, Any]:
     return hardware.model_dump(mode="json") | {
         "interconnect": interconnect
         and {**interconnect.model_dump(), "bandwidth_per_direction": interconnect.bandwidth_per_direction},
-        "peak_flops": _by_format(hardware.peak_flops),
-        "float16_accumulation_flops": _by_format(hardware.float16_accumulation_flops),
+        "peak_flops": _peaks_by_format_name(hardware.peak_flops),
+        "float16_accumulation_flops": _peaks_by_format_name(hardware.float16_accumulation_flops),
     }

@@ -13,7 +13,7 @@ def with_inputs(report: Report, encoded_inputs: EncodedInputs | None) -> Report:
     """Returns the report with image and audio tokens in the document and in a note on the first table."""
     if encoded_inputs is None or not isinstance(report.data, dict):
         return report
-    return report.with_entry("inputs", inputs_data(encoded_inputs), inputs_note(encoded_inputs))
+    return report.with_document_entry("inputs", inputs_data(encoded_inputs), inputs_note(encoded_inputs))
 
 
 def inputs_data(encoded_inputs: EncodedInputs) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None
             _growth_table(cache, byte_scale),
         ],
         warnings=warnings_of_notes(preset, warnings),
-    ).for_target(preset.target)
+    ).with_target(preset.target)
 
 
 def _dtype_names(cache_size: CacheSize) -> list[str]:
@@ -168,11 +168,11 @@ def _changed_model_rows(cache_size: CacheSize, model_changes: Iterable[WhatIf], 
             for dtype in dtype_names
         ),
     ]
-    filled_rows = [
+    rows_with_ratio = [
         Row([title, kv_ratio, *(other_cache.bytes_in_format(dtype) for dtype in dtype_names)], strong=not row_index)
         for row_index, (title, kv_ratio, other_cache) in enumerate(model_rows)
     ]
-    return Table("", table_columns, filled_rows, name="what-if")
+    return Table("", table_columns, rows_with_ratio, name="what-if")
 
 
 def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
@@ -194,9 +194,13 @@ def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
 def _cache_notes(cache_size: CacheSize) -> list[str]:
     layer_kinds = set(cache_size.by_layer_kind)
     byte_scale, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
-    scales = f"{units.short_dtype(stored_format.name)}: {stored_format.what}" if stored_format.keys.bits < 16 else ""
+    scale_text = (
+        f"{units.short_dtype(stored_format.name)}: {stored_format.what}" if stored_format.keys.bits < 16 else ""
+    )
     notes = [
-        "; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scales, byte_scale)))
+        "; ".join(
+            filter(None, ("elem/token/layer: elements of the keys and values of one layer", scale_text, byte_scale))
+        )
     ]
     if layer_kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")

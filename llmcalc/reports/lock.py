@@ -64,9 +64,14 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
     answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(model_count, 'model')} unchanged"
     table_rows = [
         Row(
-            [changed_value.target, changed_value.key, _value_text(changed_value.locked), _value_text(changed_value.now)]
+            [
+                lock_change.target,
+                lock_change.key,
+                _locked_value_text(lock_change.locked),
+                _locked_value_text(lock_change.now),
+            ]
         )
-        for changed_value in changes
+        for lock_change in changes
     ]
     current_program_version = program_version()
     notes = (
@@ -79,14 +84,14 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
         "ok": not changes,
         "locked_by": locked_version,
         "checked": model_count,
-        "changes": [vars(changed_value) for changed_value in changes],
+        "changes": [vars(lock_change) for lock_change in changes],
     }
     return Report(
         document, [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)], warnings=notes
     )
 
 
-def _value_text(locked_value: Any) -> str:
+def _locked_value_text(locked_value: Any) -> str:
     if locked_value is None:
         return "none"
     return units.exact(locked_value) if isinstance(locked_value, int) else str(locked_value)

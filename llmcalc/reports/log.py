@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .engine import TITLES
 from .summary import model_data
 
@@ -25,8 +25,8 @@ LOG_TITLES = {
 
 LOG_COLUMNS = (
     Column("term", "term", justify="left"),
-    Column("log", "log", text_of_cell),
-    Column("computed", "computed", text_of_cell),
+    Column("log", "log", displayed_text),
+    Column("computed", "computed", displayed_text),
     Column("difference", "difference", units.signed_percent),
 )
 
@@ -60,7 +60,7 @@ def log_report(log_answer: ExplainedLog) -> Report:
         name="terms",
     )
     target = log_answer.preset.target if log_answer.preset is not None else ""
-    return Report(_log_data(log_answer), [table]).for_target(target)
+    return Report(_log_data(log_answer), [table]).with_target(target)
 
 
 def _heading_text(log_answer: ExplainedLog) -> str:
@@ -94,11 +94,11 @@ def _term_title(compared_term: ComparedTerm) -> str:
     return f"{title}, {compared_term.term.device}" if compared_term.term.device else title
 
 
-def _shown_value(compared_term: ComparedTerm, logged_value: int | None) -> DisplayedValue | None:
-    if logged_value is None:
+def _shown_value(compared_term: ComparedTerm, logged_bytes: int | None) -> DisplayedValue | None:
+    if logged_bytes is None:
         return None
     return DisplayedValue(
-        logged_value, units.GIB.write(logged_value) if compared_term.term.unit == "bytes" else f"{logged_value:,}"
+        logged_bytes, units.GIB.write(logged_bytes) if compared_term.term.unit == "bytes" else f"{logged_bytes:,}"
     )
 
 

@@ -41,7 +41,7 @@ def report(config_name: str, class_name: str, module_tree: ModuleSize) -> Report
     return Report(
         document,
         [Table(f"{config_name}: {units.count(total_params)} parameters, measured", COLUMNS, table_rows, notes=notes)],
-    ).for_target(config_name)
+    ).with_target(config_name)
 
 
 def _short_name(module_names: str) -> str:

@@ -14,7 +14,7 @@ from . import bars, palette
 from .bars import TextBar
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory_data import memory_data
-from .memory_notes import memory_notes, settings_text, stored_weights_notes, term_name, untested_notes
+from .memory_notes import displayed_term_name, memory_notes, settings_text, stored_weights_notes, untested_notes
 from .notes import too_long_notes, warnings_of_notes
 
 COLUMNS = (
@@ -104,13 +104,13 @@ def report(
         else kind_columns_and_rows(device, memory_use)
     )
     parts_table = Table(preset.display, table_columns, table_rows, settings_line, notes, answer_text, name="parts")
-    phases_over_time = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
-    fits_section = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
+    phase_table = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
+    fits_table = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
         memory_data(preset, run_memory, accelerator_fits),
-        [parts_table, phases_over_time, fits_section],
+        [parts_table, phase_table, fits_table],
         warnings=warnings_of_notes(preset, warnings),
-    ).for_target(preset.target)
+    ).with_target(preset.target)
 
 
 VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
@@ -124,17 +124,19 @@ def verdict_text(accelerator_fits: Sequence[Fit]) -> str:
     return f": {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
 
 
-def estimated_parts(device: DeviceMemory, *, of_runtime: bool = True) -> list[tuple[str, int]]:
+def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> list[tuple[str, int]]:
     """Returns the names and bytes of the estimated terms that allocator and runtime add to the tensors.
 
-    of_runtime: false for those that are among the tensors, such as a reference model.
+    includes_runtime: false for those that are among the tensors, such as a reference model.
     """
     estimated_terms = [
         memory_term
         for memory_term in device.terms
-        if memory_term.status == "estimate" and memory_term.name not in IN_PEAK and memory_term.of_runtime is of_runtime
+        if memory_term.status == "estimate"
+        and memory_term.name not in IN_PEAK
+        and memory_term.of_runtime is includes_runtime
     ]
-    return [(f"{term_name(memory_term)} (estimate)", memory_term.bytes) for memory_term in estimated_terms]
+    return [(f"{displayed_term_name(memory_term)} (estimate)", memory_term.bytes) for memory_term in estimated_terms]
 
 
 def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
@@ -148,7 +150,7 @@ def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
         notes.append("headroom: negative for a shortfall")
     if any(fit.nominal for fit in accelerator_fits):
         title = f"{title}; *: of the nominal memory"
-    first_fitting = next(
+    first_fitting_index = next(
         (fit_index for fit_index, fit in enumerate(accelerator_fits) if fit.verdict != "no"), len(accelerator_fits) - 1
     )
     return Table(
@@ -158,7 +160,7 @@ def accelerators_table(accelerator_fits: Sequence[Fit], title: str) -> Table:
         notes=["; ".join(notes)] if notes else [],
         name="fits",
         sooner=True,
-        centre=first_fitting,
+        centre=first_fitting_index,
     )
 
 
@@ -202,7 +204,7 @@ def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = N
             table_rows += (
                 _weight_rows(device_use, kind_row) if memory_kind == "weights" and device_use is not None else []
             )
-    allocator_terms = estimated_parts(device, of_runtime=False)
+    allocator_terms = estimated_parts(device, includes_runtime=False)
     table_rows += [kind_row(f"of these: {kind_name}", "", byte_count, 1) for kind_name, byte_count in allocator_terms]
     table_rows.append(kind_row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, is_bold=True))
     table_rows += [kind_row(kind_name, "", byte_count) for kind_name, byte_count in estimated_parts(device)]
@@ -247,7 +249,7 @@ def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = 
             table_rows.append(Row([kind_name, *(byte_count or None for byte_count in bytes_of_phases)]))
             if memory_kind == "optimizer" and device_use is not None:
                 table_rows += _optimizer_rows(device_use, list(phases.values()))
-    allocator_terms = estimated_parts(device, of_runtime=False)
+    allocator_terms = estimated_parts(device, includes_runtime=False)
     table_rows += [
         Row([f"of these: {kind_name}", *(byte_count for _ in phases)], 1) for kind_name, byte_count in allocator_terms
     ]
@@ -264,10 +266,12 @@ def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
     kind_name = KIND_NAMES[memory_kind]
     if memory_kind == "weights" and memory_use.adapters is not None:
         return "weights and adapters"
-    formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
+    kind_formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
     if memory_kind == "optimizer" and memory_use.optimizer is not None:
         return f"optimizer ({memory_use.optimizer.name})"
-    return f"{kind_name} ({units.short_dtype(formats[memory_kind])})" if formats.get(memory_kind) else kind_name
+    return (
+        f"{kind_name} ({units.short_dtype(kind_formats[memory_kind])})" if kind_formats.get(memory_kind) else kind_name
+    )
 
 
 def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str, int]]) -> list[Row]:
@@ -276,10 +280,10 @@ def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str,
     bytes_by_phase: bytes by kind, by phase.
     """
     optimizer_state = memory_use.optimizer
-    changes_by_phase = any(
+    differs_by_phase = any(
         bytes_by_kind.get("optimizer") != bytes_by_phase[0].get("optimizer") for bytes_by_kind in bytes_by_phase
     )
-    if optimizer_state is None or optimizer_state.paged or changes_by_phase:  # paged states are beside torch's tensors
+    if optimizer_state is None or optimizer_state.paged or differs_by_phase:  # paged states are beside torch's tensors
         return []
     optimizer_parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
     optimizer_parts += [
@@ -303,7 +307,7 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
     for phase in device.moments:
         memory_points = [memory_point for memory_point in device.timeline if memory_point.phase == phase]
         highest_point = max(memory_points, key=lambda memory_point: memory_point.bytes)
-        point_bytes = [memory_point.bytes for memory_point in _leaf_points(memory_points)]
+        point_bytes = [memory_point.bytes for memory_point in _points_of_leaf_modules(memory_points)]
         table_rows.append(
             Row(
                 [
@@ -318,7 +322,7 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
     return table_rows
 
 
-def _leaf_points(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
+def _points_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
     """Returns the points of modules without children in execution order."""
     parent_names = {memory_point.node.rpartition(".")[0] for memory_point in memory_points}
     for node_path in list(parent_names):

@@ -50,11 +50,11 @@ class MemoryAnswer(Answer):
         """The model and the settings whose memory is computed."""
 
     @abstractmethod
-    def largest_on(self, runtime: CudaRuntime) -> DeviceMemory:
+    def largest_device_memory(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Returns the memory of the device that needs most, for accelerators with the given CUDA runtime."""
 
     @property
-    def assumed(self) -> str:
+    def assumed_accelerator(self) -> str:
         """The name of the accelerator with the assumed CUDA runtime; empty if the question names an accelerator."""
         return "" if self.accelerators else ASSUMED
 
@@ -62,11 +62,13 @@ class MemoryAnswer(Answer):
     def fits(self) -> list[Fit]:
         """The verdict for each named accelerator, or else for common accelerators by memory size."""
         if not self.accelerators:
-            device = self.largest_on(self.memory.runtime)
+            device = self.largest_device_memory(self.memory.runtime)
             return sorted(map(device.fit_on, map(load_hardware, COMMON_HARDWARE)), key=_capacity_sort_key)
         has_expandable_segments = self.memory.settings.allocator == "expandable"
         return [
-            self.largest_on(cuda_runtime_of(hardware, self.workspace, has_expandable_segments)).fit_on(hardware)
+            self.largest_device_memory(cuda_runtime_of(hardware, self.workspace, has_expandable_segments)).fit_on(
+                hardware
+            )
             for hardware in self.accelerators
         ]
 
@@ -90,11 +92,11 @@ class DeviceUse(MemoryAnswer, Memory):
     def memory(self) -> Memory:
         return self
 
-    def largest_on(self, runtime: CudaRuntime) -> DeviceMemory:
-        return self.memory_on(runtime)
+    def largest_device_memory(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
+        return self.memory_on(cuda_runtime)
 
     def report(self) -> Report:
         from .memory import report
 
-        memory_report = report(self.preset, self, self.fits, self.assumed)
+        memory_report = report(self.preset, self, self.fits, self.assumed_accelerator)
         return with_inputs(with_draft(memory_report, self.draft, is_counted=True), self.states.inputs)

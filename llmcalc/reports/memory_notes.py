@@ -30,7 +30,7 @@ TERM_NAMES = {"free blocks": "fragmentation"}
 """Term of a device's memory → its name in tables, where that differs."""
 
 
-def term_name(memory_term: MemoryTerm) -> str:
+def displayed_term_name(memory_term: MemoryTerm) -> str:
     """Returns the displayed name of a memory term."""
     return TERM_NAMES.get(memory_term.name, memory_term.name)
 
@@ -80,8 +80,8 @@ def settings_text(run_memory: Memory, attention_kernel: AttentionImplementation)
     quantization_scheme = run_memory.settings.fake_quantize
     rounding_text = "" if quantization_scheme is None else f"fake quantization {quantization_scheme}"
     layers = run_memory.settings.trainable_layers
-    trained_part = "" if layers is None else f"the last {plural(layers, 'layer')} alone"
-    setting_texts = (attention_kernel, optimizer_text, precision_text, trained_part, rounding_text)
+    trained_layers_text = "" if layers is None else f"the last {plural(layers, 'layer')} alone"
+    setting_texts = (attention_kernel, optimizer_text, precision_text, trained_layers_text, rounding_text)
     return f"{run_title}: " + ", ".join(setting_text for setting_text in setting_texts if setting_text)
 
 
@@ -91,7 +91,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
     for memory_term in device.terms:
         if memory_term.status == "untested":
             terms_by_reason.setdefault(memory_term.witness, []).append(memory_term.name)
-    return [f"untested: {', '.join(terms)} ({reason})" for reason, terms in terms_by_reason.items()]
+    return [f"untested: {', '.join(term_names)} ({reason})" for reason, term_names in terms_by_reason.items()]
 
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
@@ -170,15 +170,15 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
         )
     notes.insert(0, concatenation_note(run_memory))
     notes.append(_kernels_note(run_memory))
-    left_out = not_counted(memory_use)
-    notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary_unit_note(units.GIB)]
+    uncounted_texts = not_counted(memory_use)
+    notes += [f"not counted: {'; '.join(uncounted_texts)}" if uncounted_texts else "", binary_unit_note(units.GIB)]
     notes += host_notes(run_memory.device)
-    tested_terms = [
+    terms_with_status = [
         memory_term for memory_term in run_memory.device.terms if memory_term.bytes and memory_term.status != "untested"
     ]
     notes += [
-        f"{STATUS[memory_term.status]}: {term_name(memory_term)} ({memory_term.witness})"
-        for memory_term in tested_terms
+        f"{STATUS[memory_term.status]}: {displayed_term_name(memory_term)} ({memory_term.witness})"
+        for memory_term in terms_with_status
     ]
     if assumed_accelerator:
         notes.append(f"runtime of an {assumed_accelerator} (--hardware)")
@@ -195,8 +195,8 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
 
 def concatenation_note(run_memory: Memory) -> str:
     """Writes a note on blocks that a cache growing by concatenation leaves free; empty for other runs."""
-    is_concatenated = bool(run_memory.states.kv_dtype) and not cache_block(run_memory.settings, run_memory.states)
-    if run_memory.settings.phase != "decode" or not is_concatenated or not keeps_small_segments(run_memory):
+    is_cache_concatenated = bool(run_memory.states.kv_dtype) and not cache_block(run_memory.settings, run_memory.states)
+    if run_memory.settings.phase != "decode" or not is_cache_concatenated or not keeps_small_segments(run_memory):
         return ""
     free_bytes = run_memory.device.reserved_bytes - run_memory.device.peak_bytes
     return (
@@ -232,7 +232,8 @@ def _execution_note(run_memory: Memory) -> str:
         kernel_texts.append(f"recompute {choices_data['recompute']} (--recompute)")
         if choices_data["dropout"]:
             dropout_texts = ", ".join(
-                f"{probability:g} ({dropout_place})" for dropout_place, probability in choices_data["dropout"].items()
+                f"{dropout_probability:g} ({dropout_place})"
+                for dropout_place, dropout_probability in choices_data["dropout"].items()
             )
             kernel_texts.append(f"dropout {dropout_texts} (--dropout)")
         kernel_texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
@@ -282,8 +283,8 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     if memory_use.adapters is not None:
         return notes
     bytes_by_rule = ZERO_RULE * parameters
-    error_text = relative_error_text(bytes_by_rule / memory_use.total_bytes - 1, "what stays in memory")
-    same_text = (
+    rule_error_text = relative_error_text(bytes_by_rule / memory_use.total_bytes - 1, "what stays in memory")
+    master_weights_hint = (
         "; --master-weights fp32 counts that"
         if not memory_use.has_master and memory_use.dtype in ("bfloat16", "float16")
         else ""
@@ -291,6 +292,6 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     notes.append(
         f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "
         "states) = "
-        f"{units.GIB.write(bytes_by_rule)} {units.GIB.name}, {error_text}{same_text}"
+        f"{units.GIB.write(bytes_by_rule)} {units.GIB.name}, {rule_error_text}{master_weights_hint}"
     )
     return notes

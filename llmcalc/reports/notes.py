@@ -62,9 +62,9 @@ def relative_error_text(relative_difference: float, reference_text: str) -> str:
     )
 
 
-def several(device_count: int, title: str) -> str:
+def device_phrase(device_count: int, device_title: str) -> str:
     """Writes a number of accelerators, such as `8 × H100 SXM`."""
-    return f"{device_count:,} × {title}"
+    return f"{device_count:,} × {device_title}"
 
 
 def plural(noun_count: int, noun: str) -> str:

@@ -79,7 +79,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
         _params_notes(preset, parameter_count, rank_share),
     )
     table = Table(preset.display, COLUMNS, table_rows, model_text, notes, count_text(parameter_count))
-    return Report(document, [table]).for_target(preset.target)
+    return Report(document, [table]).with_target(preset.target)
 
 
 def count_text(parameter_count: ParameterCount) -> str:
@@ -98,21 +98,21 @@ Part: TypeAlias = tuple[str, Row]
 
 def _component_rows(node_tree: Node, total_params: int, included_parts: frozenset[str]) -> list[Row]:
     """Returns one row per part of the model and per sublayer of a layer group. The norms share a row."""
-    table_parts: list[Part] = []
+    components_and_rows: list[Part] = []
     for node_position in node_tree.place().children():
         if not node_position.optional or node_position.optional in included_parts:
-            _add_rows(table_parts, node_position, total_params, included_parts, 0)
-    return _with_bars(table_parts)
+            _add_rows(components_and_rows, node_position, total_params, included_parts, 0)
+    return _rows_with_bars(components_and_rows)
 
 
 def _add_rows(
-    table_parts: list[Part], node_position: Place, total_params: int, included_parts: frozenset[str], depth: int
+    components_and_rows: list[Part], node_position: Place, total_params: int, included_parts: frozenset[str], depth: int
 ) -> None:
     node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_params_of, included_parts)
     if not params_per_repeat:
         return
     node_name = f"{node.name} ({node.label})" if node.label else node.name
-    table_parts.append(
+    components_and_rows.append(
         (node_position.kind, _component_row(node_name, params_per_repeat, node_position.times, total_params, depth))
     )
     child_positions = list(node_position.children())
@@ -120,48 +120,48 @@ def _add_rows(
         norm_positions = [child_position for child_position in child_positions if child_position.node.kind == "norm"]
         for child_position in child_positions:
             if child_position.node.kind != "norm":
-                _add_rows(table_parts, child_position, total_params, included_parts, depth + 1)
+                _add_rows(components_and_rows, child_position, total_params, included_parts, depth + 1)
         if node.kind == "layer" and norm_positions:
             norm_total = sum(norm.total(total_params_of) for norm in norm_positions)
             if norm_total:
-                table_parts.append(
+                components_and_rows.append(
                     ("norm", _component_row("norms", norm_total, node_position.times, total_params, depth + 1))
                 )
         else:
             for norm in norm_positions:
-                _add_rows(table_parts, norm, total_params, included_parts, depth + 1)
+                _add_rows(components_and_rows, norm, total_params, included_parts, depth + 1)
     elif node.kind == "experts":
         for child_position in child_positions:
-            _add_rows(table_parts, child_position, total_params, included_parts, depth + 1)
+            _add_rows(components_and_rows, child_position, total_params, included_parts, depth + 1)
 
 
-def _component_row(row_name: str, params_per_repeat: int, repeat: int, total_params: int, depth: int) -> Row:
+def _component_row(row_name: str, params_per_repeat: int, repeat_count: int, total_params: int, depth: int) -> Row:
     return Row(
         [
             row_name,
             params_per_repeat,
-            repeat if repeat > 1 else None,
-            params_per_repeat * repeat,
-            params_per_repeat * repeat / total_params,
+            repeat_count if repeat_count > 1 else None,
+            params_per_repeat * repeat_count,
+            params_per_repeat * repeat_count / total_params,
         ],
         depth,
     )
 
 
-def _with_bars(table_parts: Sequence[Part]) -> list[Row]:
+def _rows_with_bars(components_and_rows: Sequence[Part]) -> list[Row]:
     """Adds a bar to each row of one component, proportional to the whole model."""
     table_rows: list[Row] = []
     covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
-    for row_index, (component_kind, table_row) in enumerate(table_parts):
+    for row_index, (component_kind, table_row) in enumerate(components_and_rows):
         covered_depth = -1 if table_row.depth <= covered_depth else covered_depth
         later_indices = (
             later_index
-            for later_index in range(row_index + 1, len(table_parts))
-            if table_parts[later_index][1].depth <= table_row.depth
+            for later_index in range(row_index + 1, len(components_and_rows))
+            if components_and_rows[later_index][1].depth <= table_row.depth
         )
-        nested_parts = table_parts[row_index + 1 : next(later_indices, len(table_parts))]
+        nested_rows = components_and_rows[row_index + 1 : next(later_indices, len(components_and_rows))]
         bar = None
-        if covered_depth < 0 and all(component == component_kind for component, _ in nested_parts):
+        if covered_depth < 0 and all(component == component_kind for component, _ in nested_rows):
             bar, covered_depth = (
                 TextBar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER)),
                 table_row.depth,
@@ -185,14 +185,14 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
     approximation_note = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
     notes += [CONVENTION, approximation_note, identity_experts_note(parameter_count.tree)]
     if parameter_count.active_at_least != parameter_count.active:
-        average_active, minimum_active = (
+        average_active_params, minimum_active_params = (
             units.count(parameter_count.active_evenly),
             units.count(parameter_count.active_at_least),
         )
         notes.append(
-            f"active per token with identity experts among its own: {average_active} on average if "
+            f"active per token with identity experts among its own: {average_active_params} on average if "
             "all experts are chosen "
-            f"alike, {minimum_active} at least"
+            f"alike, {minimum_active_params} at least"
         )
     if parameter_count.buffers:
         notes.append(
@@ -227,14 +227,14 @@ def _published_notes(preset: Preset, parameter_count: ParameterCount) -> list[st
     reason_text = f" ({published_note})" if published_note else ""
     if published_figures.parameters is not None:
         parameter_difference = parameter_count.total - published_figures.parameters
-        verdict = units.difference(parameter_difference) + (
+        difference_text = units.difference(parameter_difference) + (
             " (the published figure may exclude the optional modules you added)"
             if parameter_difference and parameter_count.include
             else ""
         )
         return [
             f"published {units.exact(published_figures.parameters)}: "
-            f"{verdict}{reason_text if parameter_difference else ''}"
+            f"{difference_text}{reason_text if parameter_difference else ''}"
         ]
     if not published_figures.nominal:
         return []

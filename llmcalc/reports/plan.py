@@ -14,10 +14,10 @@ from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, Plan
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.spread import TIE, TimeRange
-from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, without_repetitions
 from .memory_notes import run_text
 from .notes import plural, too_long_notes, warnings_of_notes
-from .seconds import class_text, duration_text, range_ends_text, range_text, unpriced_notes
+from .seconds import duration_text, range_ends_text, range_text, test_errors_text, unpriced_notes
 from .share import candidate_cell, shared_layout_words
 from .summary import model_data
 
@@ -32,7 +32,7 @@ LAYOUT_COLUMNS = (
 
 TIMED_COLUMNS = (
     *LAYOUT_COLUMNS[:2],
-    Column("seconds", "step", text_of_cell),
+    Column("seconds", "step", displayed_text),
     Column("range", "range", justify="left"),
     Column("tie", "tie"),
     LAYOUT_COLUMNS[2],
@@ -43,11 +43,14 @@ REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Colum
 
 
 def report(
-    preset: Preset, layout_plan: LayoutPlan, other_way_text: str = "", requested_sizes: Mapping[str, int] | None = None
+    preset: Preset,
+    layout_plan: LayoutPlan,
+    nearest_text: str = "",
+    requested_sizes: Mapping[str, int] | None = None,
 ) -> Report:
     """Returns the report: the best layouts, and the number of refused layouts per reason.
 
-    other_way_text: the nearest possible layouts if no layout is possible; default empty.
+    nearest_text: the nearest possible layouts if no layout is possible; default empty.
     requested_sizes: sizes of a layout whose place in the order is shown; default none.
     """
     plan, run_memory = layout_plan.plan, layout_plan.memory
@@ -75,7 +78,7 @@ def report(
         [
             *notes_on_other_accelerators(layout_plan),
             *warnings,
-            other_way_text,
+            nearest_text,
             *unpriced_notes([] if layout_plan.times is None else layout_plan.times.unpriced),
             *([] if layout_position is None else [_order_position_text(layout_position)]),
             f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
@@ -112,7 +115,7 @@ def report(
     report = Report(
         document, tables, warnings=warnings_of_notes(preset, warnings), computed_last=lazy_fields, counts_notes=True
     )
-    return report.for_target(preset.target)
+    return report.with_target(preset.target)
 
 
 def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate, bool]]:
@@ -153,10 +156,10 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
             framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.other_plans)
         ]
         return f"it fits under {', '.join(framework_titles[:-1])} and {framework_titles[-1]}{time_text}"
-    return _fitting_count(layout_plan.plan) + time_text
+    return _fitting_layouts_text(layout_plan.plan) + time_text
 
 
-def _fitting_count(plan: Plan) -> str:
+def _fitting_layouts_text(plan: Plan) -> str:
     fits_verb = "fits" if len(plan.feasible) == 1 else "fit"
     if not plan.unreplayed and UNTRIED in plan.refused:
         return f"{len(plan.feasible):,} of {plan.tried - plan.refused[UNTRIED]:,} layouts that were tried {fits_verb}"
@@ -207,7 +210,7 @@ def _order_notes(layout_plan: LayoutPlan) -> list[str]:
     first_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     software_stack = fastest_plan.times.stack if fastest_plan.times is not None else layout_plan.times.stack
     return [
-        *([] if first_time is None else [class_text(first_time, software_stack.title)]),
+        *([] if first_time is None else [test_errors_text(first_time, software_stack.title)]),
         f"=: within {TIE * 100:g} % of the fastest of its tie, where the smallest cp and fewest kinds of parallelism "
         "come first; ranges move together, so the order is surer than the seconds: measure the first three",
     ]
@@ -234,19 +237,19 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
     if attention_of(layout_plan.memory, layout_plan.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if layout_plan.recomputed is not None:
-        fit_text = f"{layout_plan.recomputed:,} of {layout_plan.plan.tried:,} may fit"
-        notes.insert(0, f"with --recompute full {fit_text}: their tensors do")
+        recomputed_fit_text = f"{layout_plan.recomputed:,} of {layout_plan.plan.tried:,} may fit"
+        notes.insert(0, f"with --recompute full {recomputed_fit_text}: their tensors do")
     if layout_plan.plan.unreplayed:
         layout_count = len(layout_plan.plan.unreplayed)
         upper_bound = max(layout_candidate.upper_bound for layout_candidate in layout_plan.plan.unreplayed)
-        more_replays = f"--rows {layout_plan.rows + layout_count} counts more"
+        more_rows_hint = f"--rows {layout_plan.rows + layout_count} counts more"
         if layout_plan.plan.ended_early:
-            more_replays = f"the search ended early: {FEWER_LAYOUTS}"
+            more_rows_hint = f"the search ended early: {FEWER_LAYOUTS}"
         notes.insert(
             0,
             f"{layout_count:,} more of {plural(layout_plan.plan.tried, 'layout')} may fit: their tensors do, and "
             "unused blocks of the allocator come on top (at most "
-            f"{units.GIB.write(upper_bound)} {units.GIB.name} in all); {more_replays}",
+            f"{units.GIB.write(upper_bound)} {units.GIB.name} in all); {more_rows_hint}",
         )
     if not layout_plan.plan.tried:
         notes.insert(0, f"the given group sizes do not divide {plural(layout_plan.devices, 'device')}")

@@ -117,8 +117,8 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
         *(f"assumed: {assumption}" for assumption in preset.assumptions),
         *source_notes(preset.sources),
     ]
-    origin_text = ", ".join(origin_part for origin_part in (preset.developer, preset.released) if origin_part)
-    model_text = f"{headline(preset.model)} ({origin_text})" if origin_text else headline(preset.model)
+    developer_and_date = ", ".join(detail for detail in (preset.developer, preset.released) if detail)
+    model_text = f"{headline(preset.model)} ({developer_and_date})" if developer_and_date else headline(preset.model)
     title = f"{preset.display} [{preset.name}]"
     return Table(title, DETAIL_COLUMNS, table_rows, model_text, without_repetitions(notes), target=preset.name)
 

@@ -43,7 +43,7 @@ class RanksUse(MemoryAnswer, Cluster):
         """The memory of the largest rank."""
         return self.device_rank.device
 
-    def phases_on(self, hardware: Hardware) -> list[RolloutPhase]:
+    def phases_on_hardware(self, hardware: Hardware) -> list[RolloutPhase]:
         """Returns the phases of a reinforcement-learning run on an accelerator; none for any other run."""
         if self.launch is None or self.launch.rollout is None:
             return []
@@ -60,14 +60,16 @@ class RanksUse(MemoryAnswer, Cluster):
     @cached_property
     def phases(self) -> list[RolloutPhase]:
         """The reinforcement-learning phases on the first named or assumed accelerator."""
-        return self.phases_on(self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED.lower()}-sxm"))
+        return self.phases_on_hardware(
+            self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED.lower()}-sxm")
+        )
 
     @cached_property
     def fits(self) -> list[Fit]:
         """The verdict for each accelerator on whether all phases of the run fit."""
-        return [self._fit_over_phases(fit) for fit in super().fits if self._runs_on(fit.hardware)]
+        return [self._fit_of_highest_phase(fit) for fit in super().fits if self._fits_and_runs_on(fit.hardware)]
 
-    def _runs_on(self, hardware: Hardware) -> bool:
+    def _fits_and_runs_on(self, hardware: Hardware) -> bool:
         """Whether framework and rollout engine run on an accelerator; true if the question names accelerators.
 
         Ranks that train exchange tensors by NCCL or RCCL, which chips such as Apple's do not have.
@@ -86,9 +88,9 @@ class RanksUse(MemoryAnswer, Cluster):
 
         return engine(rollout.engine).runs_on(hardware)
 
-    def _fit_over_phases(self, accelerator_fit: Fit) -> Fit:
+    def _fit_of_highest_phase(self, accelerator_fit: Fit) -> Fit:
         """Returns the verdict for the phase of the run that needs most memory."""
-        peak_bytes = max((phase.bytes for phase in self.phases_on(accelerator_fit.hardware)), default=0)
+        peak_bytes = max((phase.bytes for phase in self.phases_on_hardware(accelerator_fit.hardware)), default=0)
         return accelerator_fit if peak_bytes <= accelerator_fit.needed else Fit(accelerator_fit.hardware, peak_bytes)
 
     @property
@@ -96,10 +98,10 @@ class RanksUse(MemoryAnswer, Cluster):
         """The bytes of the model's static memory on one device in closed form."""
         return self.memory.states
 
-    def largest_on(self, runtime: CudaRuntime) -> DeviceMemory:
-        return largest_need(self.memory_of_ranks(runtime)).device
+    def largest_device_memory(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
+        return largest_need(self.memory_of_ranks(cuda_runtime)).device
 
     def report(self) -> Report:
         from .cluster import report
 
-        return report(self.preset, self, self.fits, self.assumed, self.launch, self.chosen_for, self.phases)
+        return report(self.preset, self, self.fits, self.assumed_accelerator, self.launch, self.chosen_for, self.phases)

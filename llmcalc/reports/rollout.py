@@ -58,7 +58,7 @@ def engine_note(rollout: Rollout | None) -> str:
 
 
 def phases_table(
-    phases: Sequence[RolloutPhase], heading: str, heading_aside: str, answer_text: str, notes: Sequence[str]
+    phases: Sequence[RolloutPhase], heading: str, subtitle: str, answer_text: str, notes: Sequence[str]
 ) -> Table:
     """Returns a table of memory terms with one column per phase, and the sum of each column."""
     table_columns = [
@@ -67,16 +67,16 @@ def phases_table(
     ]
     bytes_of_phases = [{memory_term.name: memory_term.bytes for memory_term in phase.terms} for phase in phases]
     table_rows = []
-    for row_name, term_names in ROWS.items():
+    for memory_row_name, term_names in ROWS.items():
         phase_sums = [
             sum(term_bytes for memory_term, term_bytes in phase_bytes.items() if memory_term in term_names)
             for phase_bytes in bytes_of_phases
         ]
         if any(phase_sums):
-            table_rows.append(Row([row_name, *(term_bytes or None for term_bytes in phase_sums)]))
+            table_rows.append(Row([memory_row_name, *(term_bytes or None for term_bytes in phase_sums)]))
     phase_total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
     return Table(
-        heading, table_columns, [*table_rows, phase_total], heading_aside, [*notes, NOTE], answer_text, name="rollout"
+        heading, table_columns, [*table_rows, phase_total], subtitle, [*notes, NOTE], answer_text, name="rollout"
     )
 
 

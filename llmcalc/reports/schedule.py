@@ -72,7 +72,9 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     table_columns = [Column("rank", "rank"), *([Column("stage", "stage")] if has_several_chunks else [])]
     peak_column = Column("in_flight", "peak")
     in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
-    peak_texts = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunks)] for counts in in_flight]
+    peak_texts = [
+        [in_flight_text(stage_counts, chunk) for chunk in range(pipeline.chunks)] for stage_counts in in_flight
+    ]
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
     ]
@@ -82,7 +84,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     table_columns += [Column("time", "time →", justify="left", marks=COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
-        chart_lines = [chart.line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunks)]
+        chart_lines = [chart.draw_line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunks)]
         for chunk, chart_line in enumerate(chart_lines):
             stage_cells = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if has_several_chunks else [])]
             table_rows.append(Row([*stage_cells, chart_line, peak_texts[rank][chunk]]))
@@ -117,8 +119,8 @@ def _schedule_notes(timetable: Timetable, in_flight: Sequence[InFlightCounts], c
     yield f"peak: {peak_rank_text}{split_text}"
     if pipeline.two_way:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
-    if chart.left_out:
-        gap_start, gap_end = chart.left_out
+    if chart.omitted_interval:
+        gap_start, gap_end = chart.omitted_interval
         gap_text = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
         yield f"…: left out to fit the width, {gap_text}; -o FILE draws all"
 
@@ -143,20 +145,20 @@ class TimetableChart(NamedTuple):
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
         columns_per_unit = name_width / shortest_pass
-        total_width = round(timetable.time * columns_per_unit)
-        if total_width <= free_width:
-            return cls(columns_per_unit, (range(total_width),))
-        half_width = max(1, (free_width - len(LEFT_OUT)) // (2 * name_width)) * name_width
-        return cls(columns_per_unit, (range(half_width), range(total_width - half_width, total_width)))
+        total_columns = round(timetable.time * columns_per_unit)
+        if total_columns <= free_width:
+            return cls(columns_per_unit, (range(total_columns),))
+        half_columns = max(1, (free_width - len(LEFT_OUT)) // (2 * name_width)) * name_width
+        return cls(columns_per_unit, (range(half_columns), range(total_columns - half_columns, total_columns)))
 
     @property
-    def left_out(self) -> tuple[float, float] | None:
+    def omitted_interval(self) -> tuple[float, float] | None:
         """The (start, end) of the omitted time range; None if all is drawn."""
         if len(self.windows) == 1:
             return None
         return self.windows[0].stop / self.scale, self.windows[1].start / self.scale
 
-    def line(self, rank_spans: Sequence[ActionSpan], chunk: int) -> str:
+    def draw_line(self, rank_spans: Sequence[ActionSpan], chunk: int) -> str:
         """Draws a rank's passes through one chunk of layers, with blanks where the rank runs another chunk."""
         return LEFT_OUT.join(self._draw_span(rank_spans, chunk, window) for window in self.windows)
 

@@ -24,18 +24,18 @@ def trim_to_screen(report: Report) -> Report:
     """Returns the report with only the tables and rows that fit a screen."""
     table_groups: list[list[Table]] = []
     for table in report.tables:
-        begins_group = (
+        starts_answer = (
             table.answer and any(grouped_table.answer for grouped_table in table_groups[-1]) if table_groups else True
         )
-        if begins_group and not (table_groups and table.target and table.target == table_groups[-1][-1].target):
+        if starts_answer and not (table_groups and table.target and table.target == table_groups[-1][-1].target):
             table_groups.append([])
         table_groups[-1].append(table)
     if report.counts_notes:
-        table_groups = [_trim_with_notes(table_group, report.warnings) for table_group in table_groups]
+        table_groups = [_trim_tables_and_notes(table_group, report.warnings) for table_group in table_groups]
     return report._replace(tables=[table for table_group in table_groups for table in _trim_group(table_group)])
 
 
-def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table]:
+def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table]:
     """Shortens the longest table of a model, row by row, until tables and notes fit a screen.
 
     warnings: those of the report, which are shown beside the other notes.
@@ -45,7 +45,7 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
     shown_notes = [*shown_warnings, *[note for note in notes if note not in shown_warnings][:MOST_NOTES]]
     note_lines = sum(len(list(indented_lines(note, COLUMNS, hanging_indent=INDENT))) for note in shown_notes)
     free_lines = MOST_LINES - note_lines - FURTHER_LINES
-    left_out = 0
+    omitted_rows = 0
     shorter_tables = list(tables)
 
     def is_too_long() -> bool:
@@ -59,18 +59,18 @@ def _trim_with_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table
             range(len(shorter_tables)), key=lambda row_index: (len(shorter_tables[row_index].rows), row_index)
         )
         table = shorter_tables[longest_index]
-        plain_rows = [row_index for row_index, row in enumerate(table.rows) if not row.strong]
-        if not plain_rows or len(table.rows) <= FEWEST_ROWS:
+        removable_rows = [row_index for row_index, row in enumerate(table.rows) if not row.strong]
+        if not removable_rows or len(table.rows) <= FEWEST_ROWS:
             break
-        shown_rows = [row for row_index, row in enumerate(table.rows) if row_index != plain_rows[-1]]
+        shown_rows = [row for row_index, row in enumerate(table.rows) if row_index != removable_rows[-1]]
         shorter_tables[longest_index] = table._replace(rows=shown_rows)
-        left_out += 1
-    if left_out or left_out_tables:
-        shorter_tables[-1] = shorter_tables[-1]._replace(left_out=_left_out_text(left_out_tables, left_out))
+        omitted_rows += 1
+    if omitted_rows or left_out_tables:
+        shorter_tables[-1] = shorter_tables[-1]._replace(left_out=_omitted_rows_text(left_out_tables, omitted_rows))
     return shorter_tables
 
 
-def _left_out_text(table_count: int, row_count: int) -> str:
+def _omitted_rows_text(table_count: int, row_count: int) -> str:
     """Writes what a short screen leaves out: `1 more table, 2 more rows`."""
     left_out_counts = ((table_count, "table"), (row_count, "row"))
     return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in left_out_counts if count)
@@ -91,7 +91,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     left_out_tables = len(tables) - len(placed_tables)
     shown_tables = [placed_tables[row_index] for row_index in sorted(placed_tables)]
     if left_out_rows or left_out_tables:
-        left_out = _left_out_text(left_out_tables, left_out_rows)
+        left_out = _omitted_rows_text(left_out_tables, left_out_rows)
         notes = [
             *shown_tables[-1].notes,
             *(note for row_index, table in enumerate(tables) if row_index not in placed_tables for note in table.notes),

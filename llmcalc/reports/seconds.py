@@ -15,8 +15,8 @@ from ..timing.device import UNKNOWN_NIC, Device
 from ..timing.price import QUANTIZED
 from ..timing.records import TimeStack
 from ..timing.spread import TimeRange, rounded
-from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
-from .notes import float16_notes, plural, several, too_long_notes, warnings_of_notes
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
+from .notes import device_phrase, float16_notes, plural, too_long_notes, warnings_of_notes
 from .share import layout_cell
 from .summary import model_data
 
@@ -38,7 +38,7 @@ BOUND_NAMES = {"compute": "compute", "memory": "memory", "network": "network", "
 
 PART_COLUMNS = (
     Column("part", "where it goes", justify="left", wrap=True),
-    Column("seconds", "time", text_of_cell),
+    Column("seconds", "time", displayed_text),
     Column("share", "share", units.percent),
     Column("bound", "bound by", justify="left"),
     Column("bound_share", "share", units.percent),
@@ -49,7 +49,7 @@ BOUND_COLUMN = 3
 NODE_COLUMNS = (
     Column("node", "node", justify="left", wrap=True),
     Column("kind", "kind", justify="left"),
-    Column("seconds", "time", text_of_cell),
+    Column("seconds", "time", displayed_text),
     Column("share", "share", units.percent),
     Column("bound", "bound", justify="left"),
     Column("reached", "of its bound", lambda value: units.percent(value, 0)),
@@ -85,8 +85,8 @@ def range_unit(low_seconds: float, seconds: float) -> str:
     return {"h": "min", "min": "s"}.get(time_unit, time_unit) if low_seconds < FACTORS[time_unit] else time_unit
 
 
-def _exponent_of(number: float) -> int:
-    return 0 if number == 0 else int(f"{number:e}".partition("e")[2])
+def _exponent_of(positive_number: float) -> int:
+    return 0 if positive_number == 0 else int(f"{positive_number:e}".partition("e")[2])
 
 
 def range_text(seconds_range: TimeRange) -> str:
@@ -129,12 +129,12 @@ def decoding_cells(timed_run: TimedRun | None) -> list[Any]:
 
 
 DECODING_COLUMNS = (
-    Column("tpot", "TPOT", text_of_cell),
+    Column("tpot", "TPOT", displayed_text),
     Column("tokens_per_second", "tokens/s", lambda value: f"{value:,.0f}"),
 )
 
 
-def class_text(seconds_range: TimeRange, title: str) -> str:
+def test_errors_text(seconds_range: TimeRange, title: str) -> str:
     """Writes how this kind of estimate was tested: the number of measured rows and their errors, or never."""
     tested_errors = seconds_range.tested
     if tested_errors is None:
@@ -148,9 +148,9 @@ def class_text(seconds_range: TimeRange, title: str) -> str:
     )
 
 
-def unpriced_notes(unpriced: Sequence[str]) -> list[str]:
+def unpriced_notes(settings: Sequence[str]) -> list[str]:
     """Returns a note on settings that change a training step's kernels but not the estimated time."""
-    return [f"timed as without {', '.join(unpriced)}: what that changes is not estimated"] if unpriced else []
+    return [f"timed as without {', '.join(settings)}: what that changes is not estimated"] if settings else []
 
 
 MUCH_WAITING = 0.2
@@ -217,7 +217,7 @@ def report(
     answer_text = f"{SUBJECTS[timed_run.phase]} takes {range_text(timed_run.range)}"
     notes = [
         *warnings,
-        class_text(timed_run.range, timed_run.stack.title),
+        test_errors_text(timed_run.range, timed_run.stack.title),
         *unknown_link_notes(timed_run.hardware, timed_run.device, _messaging_devices(timed_run)),
         *unpriced_notes(timed_run.unpriced),
         *_host_notes(timed_run),
@@ -229,7 +229,7 @@ def report(
     parts_table = Table(
         preset.display,
         PART_COLUMNS,
-        list(_part_rows(timed_run)),
+        list(_time_part_rows(timed_run)),
         _run_text(timed_run),
         notes,
         answer_text,
@@ -241,7 +241,7 @@ def report(
     node_table = Table("Parts of the model", NODE_COLUMNS, table_rows, name="nodes", sooner=by_node is not None)
     document = _time_data(preset, timed_run, timed_nodes, measured_run)
     tables = [parts_table, node_table]
-    return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).for_target(
+    return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
         preset.target
     )
 
@@ -258,7 +258,7 @@ def _run_text(timed_run: TimedRun) -> str:
         "decode": f"decoding of {sequences_text} after {timed_run.context:,} tokens",
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
-    return f"{tokens} on {several(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
+    return f"{tokens} on {device_phrase(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
 
 
 def _formats_text(timed_run: TimedRun) -> str:
@@ -272,9 +272,9 @@ def _formats_text(timed_run: TimedRun) -> str:
     return f", {dtype} weights, multiplied in {'16 bits' if multiplied_format == 'bf16' else multiplied_format}"
 
 
-def _part_rows(timed_run: TimedRun) -> list[Row]:
+def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
-    run_unit = unit_of(timed_run.seconds)
+    unit_of_run = unit_of(timed_run.seconds)
     time_parts = [
         (part_name, seconds)
         for part_name, seconds in timed_run.parts.items()
@@ -282,17 +282,19 @@ def _part_rows(timed_run: TimedRun) -> list[Row]:
     ]
     seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda item: -item[1])
     table_rows: list[Row] = []
-    for time_part, bound in zip_longest(time_parts, seconds_by_bound):
+    for time_part, time_bound in zip_longest(time_parts, seconds_by_bound):
         bound_cells: list[Any] = [None, None, None]
         if time_part is not None:
             part_name, seconds = time_part
-            time_unit = run_unit if seconds >= FACTORS[run_unit] / 10 else unit_of(seconds)
+            time_unit = unit_of_run if seconds >= FACTORS[unit_of_run] / 10 else unit_of(seconds)
             bound_cells = [
                 PART_NAMES[part_name],
                 DisplayedValue(seconds, duration_text(seconds, time_unit, 3)),
                 seconds / timed_run.seconds,
             ]
-        bound_cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / timed_run.seconds]
+        bound_cells += (
+            [None, None] if time_bound is None else [BOUND_NAMES[time_bound[0]], time_bound[1] / timed_run.seconds]
+        )
         table_rows.append(Row(bound_cells))
     return table_rows
 

@@ -13,9 +13,9 @@ from ..studies.serving import Servers, ServeStudy
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
 from ..timing.spread import TIE, RangedAmount, TimeRange, rounded
-from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell
-from .notes import plural, several, too_long_notes, warnings_of_notes
-from .seconds import class_text, duration_text, exchange_notes, range_unit, unknown_link_notes
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
+from .notes import device_phrase, plural, too_long_notes, warnings_of_notes
+from .seconds import duration_text, exchange_notes, range_unit, test_errors_text, unknown_link_notes
 from .summary import model_data
 
 NOT_COUNTED = (
@@ -41,8 +41,8 @@ def users_text(users: float) -> str:
 
 SHARED_COLUMNS = (
     Column("concurrency", "users", users_text),
-    Column("ttft", "TTFT", text_of_cell),
-    Column("tpot", "TPOT", text_of_cell),
+    Column("ttft", "TTFT", displayed_text),
+    Column("tpot", "TPOT", displayed_text),
 )
 
 RATE_COLUMNS = (
@@ -62,9 +62,9 @@ SERVER_COLUMNS = (
 TRACE_COLUMNS = (
     Column("server", "server", justify="left", wrap=True),
     Column("devices", "devices", units.exact),
-    Column("ttft_50", "TTFT p50", text_of_cell),
-    Column("ttft_90", "TTFT p90", text_of_cell),
-    Column("tpot_90", "TPOT p90", text_of_cell),
+    Column("ttft_50", "TTFT p50", displayed_text),
+    Column("ttft_90", "TTFT p90", displayed_text),
+    Column("tpot_90", "TPOT p90", displayed_text),
     *RATE_COLUMNS,
     Column("keeps", "kept", justify="left", verdict=True),
 )
@@ -72,8 +72,8 @@ TRACE_COLUMNS = (
 
 CURVE_COLUMNS = (
     *SHARED_COLUMNS,
-    Column("tpot_likely", "likely", text_of_cell),
-    Column("end_to_end", "end to end", text_of_cell),
+    Column("tpot_likely", "likely", displayed_text),
+    Column("end_to_end", "end to end", displayed_text),
     *RATE_COLUMNS,
 )
 
@@ -87,9 +87,9 @@ def layout_text(server: Server) -> str:
     layout = (
         " ".join(f"{degree_name}{degree}" for degree_name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
     )
-    group_text = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
+    prefill_decode_text = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
     replicas_text = f"{server.replicas} × " if server.replicas > 1 else ""
-    replicas_text += group_text
+    replicas_text += prefill_decode_text
     format_texts = [server.quantize, None if server.kv_dtype is None else f"kv {server.kv_dtype}"]
     return ", ".join([f"{replicas_text}{layout}", *filter(None, format_texts)])
 
@@ -121,7 +121,7 @@ def report(study: ServeStudy, servers: Servers) -> Report:
             Table(f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, study), table_rows, name="curve")
         )
     document = _serve_data(study, servers)
-    return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).for_target(
+    return Report(document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
         preset.target
     )
 
@@ -149,11 +149,11 @@ def _answer_text(serve_study: ServeStudy, servers: Servers) -> str:
         return "no server keeps the limits" if servers.servers else "no server fits"
     server, token_price = servers.servers[chosen_server.index], chosen_server.point.cost_per_million
     if servers.traces:
-        token_price = _cost_of_trace(serve_study, server, servers.traces[chosen_server.index])
+        token_price = _token_cost_of_trace(serve_study, server, servers.traces[chosen_server.index])
     cost_text = "" if token_price is None else f", {money_text(token_price)} per million tokens"
     idle_devices = (serve_study.sizes.devices or server.devices) - server.devices
     idle_text = f", {idle_devices} of {serve_study.sizes.devices} left idle" if idle_devices else ""
-    return f"{layout_text(server)} on {several(server.devices, serve_study.hardware.title)}{idle_text}{cost_text}"
+    return f"{layout_text(server)} on {device_phrase(server.devices, serve_study.hardware.title)}{idle_text}{cost_text}"
 
 
 def _aside_text(serve_study: ServeStudy) -> str:
@@ -222,14 +222,16 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
             )
         ]
         output_rate = trace_times.output_tokens_per_second
-        last_cell = output_rate / server.devices if study.price is None else _cost_of_trace(study, server, trace_times)
+        last_cell = (
+            output_rate / server.devices if study.price is None else _token_cost_of_trace(study, server, trace_times)
+        )
         verdict = "ok" if servers.keeps_limits[server_index] else "no"
         row_cells = [layout_text(server), server.devices, *seconds, output_rate, last_cell, verdict]
         table_rows.append(Row(row_cells, strong=chosen_server is not None and server_index == chosen_server.index))
     return table_rows
 
 
-def _cost_of_trace(serve_study: ServeStudy, server: Server, trace_times: TraceTimes) -> float | None:
+def _token_cost_of_trace(serve_study: ServeStudy, server: Server, trace_times: TraceTimes) -> float | None:
     """Returns the money per million output tokens of the trace; None without a price."""
     if serve_study.price is None:
         return None
@@ -253,23 +255,23 @@ def _range_cell(seconds: TimeRange | RangedAmount) -> str:
     """Writes a range of seconds in the upper end's unit (`range_unit`): `0.42-12 s`."""
     low_seconds, high_seconds = float(seconds.low), float(seconds.high)
     time_unit = range_unit(low_seconds, high_seconds)
-    range_ends = (
+    range_end_texts = (
         duration_text(range_end, time_unit).removesuffix(f" {time_unit}") for range_end in (low_seconds, high_seconds)
     )
-    return f"{'-'.join(range_ends)} {time_unit}"
+    return f"{'-'.join(range_end_texts)} {time_unit}"
 
 
 def _curve_cells(server_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rate_cells = _point_cells(server_point, serve_study)
-    likely_tpot, total_latency = float(server_point.tpot.estimate), server_point.load.end_to_end
+    likely_tpot, end_to_end_latency = float(server_point.tpot.estimate), server_point.load.end_to_end
     seconds = [
         DisplayedValue(likely_tpot, duration_text(likely_tpot)),
-        DisplayedValue(total_latency, duration_text(total_latency)),
+        DisplayedValue(end_to_end_latency, duration_text(end_to_end_latency)),
     ]
     return [concurrency, ttft, tpot, *seconds, *rate_cells]
 
 
-def _classified_point(servers: Servers) -> LoadPoint | None:
+def _point_with_shown_errors(servers: Servers) -> LoadPoint | None:
     """Returns the load point whose test errors are shown: the chosen point, else the first server's largest load."""
     if servers.chosen is not None:
         return servers.chosen.point
@@ -289,23 +291,23 @@ def _most_requests_notes(serve_study: ServeStudy, servers: Servers) -> list[str]
     if not rates:
         return []
     rate, server = max(rates, key=lambda rate_of_server: rate_of_server[0])
-    devices_text = several(server.devices, serve_study.hardware.title)
+    devices_text = device_phrase(server.devices, serve_study.hardware.title)
     limits_text = "" if limits.ttft is None and limits.tpot is None else " within the limits"
     return [f"at most {rate:.3g} requests/s can be served{limits_text}: {layout_text(server)} on {devices_text}"]
 
 
 def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     chosen_server = servers.chosen
-    shown_point = _classified_point(servers)
+    shown_point = _point_with_shown_errors(servers)
     reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
     notes = _cheaper_tie_notes(serve_study, servers)
-    notes += [] if shown_point is None else [class_text(shown_point.tpot, serve_study.stack.title)]
+    notes += [] if shown_point is None else [test_errors_text(shown_point.tpot, serve_study.stack.title)]
     notes += [speculation_text(serve_study.speculation)] if serve_study.speculation is not None else []
     notes += [f"ruled out: {reasons_text}"] if reasons_text else []
     notes = [*_most_requests_notes(serve_study, servers), *notes]
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
-        notes += [] if server.group is None else [_group_text(server.group)]
+        notes += [] if server.group is None else [_disaggregation_text(server.group)]
         notes += unknown_link_notes(serve_study.hardware, serve_study.device, server.replica.layout.replica_devices)
         notes += exchange_notes(serve_study.stack, server.replica.layout)
         sequence_count = server.most_sequences // (1 if server.group is None else server.group.decode)
@@ -328,7 +330,7 @@ def _serve_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     notes += ["arrivals are evenly spread; bursts wait longer"] if serve_study.limits.rate is not None else []
     if serve_study.trace is not None:
         notes.append("limits hold for nine of ten requests; requests go to replicas in turn, in the order of arrival")
-    notes += [] if shown_point is None else [f"TTFT: {class_text(shown_point.ttft, serve_study.stack.title)}"]
+    notes += [] if shown_point is None else [f"TTFT: {test_errors_text(shown_point.ttft, serve_study.stack.title)}"]
     notes += [serve_study.version.note] if serve_study.version.note else []
     if list(serve_study.runs) == [(None, None)]:
         notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
@@ -353,13 +355,13 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: Servers) -> list[str]:
     if rounded(cheapest_rate) <= rounded(chosen_server.point.per_device):
         return []
     return [
-        f"{layout_text(cheapest_server)} on {several(cheapest_server.devices, serve_study.hardware.title)} has "
+        f"{layout_text(cheapest_server)} on {device_phrase(cheapest_server.devices, serve_study.hardware.title)} has "
         f"{units.percent(cheapest_rate / chosen_server.point.per_device - 1, 1)} more tokens/s of a device, within "
         f"{TIE * 100:g} %: a tie"
     ]
 
 
-def _group_text(group: DisaggregatedServer) -> str:
+def _disaggregation_text(group: DisaggregatedServer) -> str:
     """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
         f"(P+D): {plural(group.prefill, 'replica')} for prompts, {group.decode} that decode; a prompt's cache is sent "
@@ -431,7 +433,7 @@ def _serve_data(serve_study: ServeStudy, servers: Servers) -> dict[str, Any]:
         }
         for server_index, (server, server_curve) in enumerate(zip(servers.servers, servers.curves, strict=True))
     ]
-    shown_point = _classified_point(servers)
+    shown_point = _point_with_shown_errors(servers)
     return {
         "model": model_data(serve_study.preset),
         "hardware": serve_study.hardware.name,
@@ -465,7 +467,7 @@ def _trace_data(serve_study: ServeStudy) -> dict[str, Any] | None:
 
 
 def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes) -> dict[str, Any]:
-    token_cost = _cost_of_trace(serve_study, server, trace_times)
+    token_cost = _token_cost_of_trace(serve_study, server, trace_times)
     return {
         **{
             latency_name: {

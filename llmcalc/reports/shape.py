@@ -57,25 +57,29 @@ LITERATURE_COLUMNS = (
 
 
 def report(
-    study: ShapeStudy, preset: Preset, is_target: bool = True, literature: bool = False, is_flat: bool = False
+    shape_study: ShapeStudy,
+    preset: Preset,
+    is_target: bool = True,
+    with_literature: bool = False,
+    has_raw_table: bool = False,
 ) -> Report:
     """Returns the report of a study of shapes as data and as tables.
 
     preset: the model whose ratios the shapes have.
     is_target: whether that model is the TARGET; False if no TARGET was given.
-    literature: whether a second table compares with published studies; the data always do.
-    is_flat: whether there is one table of raw values, for CSV.
+    with_literature: whether a second table compares with published studies; the data always do.
+    has_raw_table: whether there is one table of raw values, for CSV.
     """
-    shapes_data = [_shape_data(model_shape) for model_shape in study.shapes]
+    shapes_data = [_shape_data(model_shape) for model_shape in shape_study.shapes]
     document: dict[str, Any] = {"model": model_data(preset)} if is_target else {}
     document |= {
-        "budget": _budget_text(study),
+        "budget": _budget_text(shape_study),
         "ratios_of": preset.name,
-        "proportions": _proportions_text(study),
+        "proportions": _proportions_text(shape_study),
         "shapes": shapes_data,
-        "literature": _literature_data(study),
+        "literature": _literature_data(shape_study),
     }
-    if is_flat:
+    if has_raw_table:
         raw_rows = [
             {**shape_data, **shape_data["literature"], "head_sizes": " ".join(map(str, shape_data["head_sizes"]))}
             for shape_data in shapes_data
@@ -89,26 +93,26 @@ def report(
                     [Row([shape_data[column.title] for column in FULL_COLUMNS]) for shape_data in raw_rows],
                 )
             ],
-        ).for_target(preset.target if is_target else "")
-    budget_value = study.budget.value
+        ).with_target(preset.target if is_target else "")
+    budget_value = shape_study.budget.value
     title = (
         f"{units.count(budget_value)} parameters"
-        if study.budget.kind == "parameters"
+        if shape_study.budget.kind == "parameters"
         else f"{budget_value:.3g} FLOPs of training".replace("e+", "e")
     )
     cost_table = Table(
         f"{title}, same ratios as {preset.display}",
-        _cost_columns(study),
-        [_cost_row(model_shape, _has_windows(study)) for model_shape in study.shapes],
-        notes=_shape_notes(study, preset, is_target, literature),
+        _cost_columns(shape_study),
+        [_cost_row(model_shape, _has_windows(shape_study)) for model_shape in shape_study.shapes],
+        notes=_shape_notes(shape_study, preset, is_target, with_literature),
     )
-    if not literature:
+    if not with_literature:
         return Report(document, [cost_table])
     findings_table = Table(
         "What studies of depth and width say",
         LITERATURE_COLUMNS,
-        [_literature_row(described_shape) for described_shape in study.shapes],
-        notes=_source_notes(study, preset),
+        [_literature_row(described_shape) for described_shape in shape_study.shapes],
+        notes=_source_notes(shape_study, preset),
     )
     return Report(document, [cost_table, findings_table])
 
@@ -191,13 +195,13 @@ def _shape_data(model_shape: ModelShape) -> dict[str, Any]:
 
 def _budget_text(shape_study: ShapeStudy) -> dict[str, Any]:
     budget = shape_study.budget
-    is_training = budget.kind == "train_flops"
+    is_training_budget = budget.kind == "train_flops"
     return {
         "kind": budget.kind,
         "value": budget.value,
         "tolerance": shape_study.tolerance,
         "tokens": budget.tokens,
-        "tokens_per_active_parameter": TOKENS_PER_PARAMETER if is_training and budget.tokens is None else None,
+        "tokens_per_active_parameter": TOKENS_PER_PARAMETER if is_training_budget and budget.tokens is None else None,
         "seq": shape_study.seq,
         "pairs": "full",
         "dtype": shape_study.dtype,

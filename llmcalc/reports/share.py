@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def layout_text(layout: Layout) -> str:
     """Writes the groups with more than one rank: `tp 2 · sp · pp 4 · dp 8`; sp is sequence parallelism."""
-    return " · ".join(_group_sizes(layout)) or ALONE
+    return " · ".join(_parallel_size_texts(layout)) or ALONE
 
 
 def layout_cell(layout: Layout) -> str:
     """Writes `tp2 sp pp4 dp8` for a table, where lines break only between groups."""
-    return " ".join(group_size.replace(" ", "") for group_size in _group_sizes(layout)) or ALONE
+    return " ".join(group_size.replace(" ", "") for group_size in _parallel_size_texts(layout)) or ALONE
 
 
 def candidate_cell(layout: Layout, recompute: str, shared_words: Sequence[str] = ()) -> str:
@@ -31,10 +31,10 @@ def candidate_cell(layout: Layout, recompute: str, shared_words: Sequence[str] =
 
     shared_words: words of all layouts of a table, which its heading has; default none.
     """
-    group_words = [group for group in _group_sizes(layout) if group not in shared_words]
-    groups = " ".join(group.replace(" ", "") for group in group_words) or ALONE
+    size_texts = [size_text for size_text in _parallel_size_texts(layout) if size_text not in shared_words]
+    sizes_text = " ".join(size_text.replace(" ", "") for size_text in size_texts) or ALONE
     recompute_text = f"recompute {recompute}" if recompute not in ("", "none") else ""
-    return groups if not recompute_text or recompute_text in shared_words else f"{groups} {recompute_text}"
+    return sizes_text if not recompute_text or recompute_text in shared_words else f"{sizes_text} {recompute_text}"
 
 
 def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
@@ -44,16 +44,18 @@ def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
     """
     if len(candidates) < 2:
         return []
-    cells = [
-        {*_group_sizes(candidate.layout), f"recompute {candidate.recompute}"}
-        | ({"sp", WHOLE_EXPERTS} if candidate.layout.tp == 1 else set())
-        for candidate in candidates
+    words_by_candidate = [
+        {*_parallel_size_texts(layout_candidate.layout), f"recompute {layout_candidate.recompute}"}
+        | ({"sp", WHOLE_EXPERTS} if layout_candidate.layout.tp == 1 else set())
+        for layout_candidate in candidates
     ]
-    shared = set.intersection(*cells)
-    words = ["sp", WHOLE_EXPERTS] if any(candidate.layout.tp > 1 for candidate in candidates) else []
-    words += [f"ZeRO-{stage}" for stage in (1, 2, 3)]
-    words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
-    return [shared_word for shared_word in words if shared_word in shared]
+    shared_words = set.intersection(*words_by_candidate)
+    layout_words = (
+        ["sp", WHOLE_EXPERTS] if any(layout_candidate.layout.tp > 1 for layout_candidate in candidates) else []
+    )
+    layout_words += [f"ZeRO-{stage}" for stage in (1, 2, 3)]
+    layout_words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
+    return [shared_word for shared_word in layout_words if shared_word in shared_words]
 
 
 ALONE = "one device"
@@ -62,7 +64,7 @@ WHOLE_EXPERTS = "etp 1"
 """Says that ranks of tensor parallelism divide no expert, as `--etp 1` does."""
 
 
-def _group_sizes(layout: Layout) -> list[str]:
+def _parallel_size_texts(layout: Layout) -> list[str]:
     degree_names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
     group_texts = [
         f"{group_name} {degree}"
@@ -110,7 +112,7 @@ def counted_rank_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
 
 def replicated_parameters_text(copied_params: dict[str, Number]) -> str:
     """Writes the parameters that tensor parallelism replicates; empty if there are none."""
-    copies_texts = ", ".join(
+    params_text = ", ".join(
         f"{component_name} {units.exact(parameters)}" for component_name, parameters in copied_params.items()
     )
-    return f"other ranks of its tensor group have these parameters too: {copies_texts}" if copies_texts else ""
+    return f"other ranks of its tensor group have these parameters too: {params_text}" if params_text else ""

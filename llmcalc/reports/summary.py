@@ -26,7 +26,7 @@ def headline(spec: ModelSpec) -> str:
     )  # those beside the others after the others
     for parts_of_kind in ([layer_block.attention for layer_block in layer_specs], *ffn_texts):
         summary_parts += _merge_texts(
-            unique_texts(describe_part(described_part, spec.hidden_size) for described_part in parts_of_kind)
+            unique_texts(describe_part(model_part, spec.hidden_size) for model_part in parts_of_kind)
         )
     summary_parts += unique_texts(norm_style(layer_block) for layer_block in layer_specs)
     summary_parts += unique_texts(position_encodings(spec))
@@ -36,12 +36,12 @@ def headline(spec: ModelSpec) -> str:
 def _merge_texts(phrases: list[str]) -> list[str]:
     """Merges texts that differ only by an added phrase: `GQA 16/8 × 256 with and without window 4096`."""
     added_phrases = {
-        longer_text: longer_text.removeprefix(f"{base_text}, ")
-        for base_text in phrases
+        longer_text: longer_text.removeprefix(f"{shorter_text}, ")
+        for shorter_text in phrases
         for longer_text in phrases
-        if longer_text.startswith(f"{base_text}, ")
+        if longer_text.startswith(f"{shorter_text}, ")
     }
-    additions_by_base = {
+    additions_by_shorter_text = {
         longer_text: [
             added_phrase
             for longer_name, added_phrase in added_phrases.items()
@@ -50,8 +50,8 @@ def _merge_texts(phrases: list[str]) -> list[str]:
         for longer_text in phrases
     }
     return [
-        f"{longer_text} with and without {additions_to_base[0]}" if len(additions_to_base) == 1 else longer_text
-        for longer_text, additions_to_base in additions_by_base.items()
+        f"{longer_text} with and without {additions[0]}" if len(additions) == 1 else longer_text
+        for longer_text, additions in additions_by_shorter_text.items()
         if longer_text not in added_phrases or len(added_phrases) > 1
     ]
 
@@ -66,19 +66,19 @@ def unique_texts(phrases: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(unique_text for unique_text in phrases if unique_text))
 
 
-def norm_name(block: Layer) -> str:
+def norm_name(layer: Layer) -> str:
     """Returns `RMSNorm` or `LayerNorm`."""
-    return "RMSNorm" if block.norm.type == "rmsnorm" else "LayerNorm"
+    return "RMSNorm" if layer.norm.type == "rmsnorm" else "LayerNorm"
 
 
-def norm_placement_of(block: Layer) -> str:
+def norm_placement_of(layer: Layer) -> str:
     """Returns the norm placement, such as `pre` or `parallel, shared`."""
-    return f"parallel, {block.parallel}" if block.parallel else block.norm_placement
+    return f"parallel, {layer.parallel}" if layer.parallel else layer.norm_placement
 
 
-def norm_style(block: Layer) -> str:
+def norm_style(layer: Layer) -> str:
     """Writes the kind and placement of the norms, such as `RMSNorm (pre)`."""
-    return f"{norm_name(block)} ({norm_placement_of(block)})"
+    return f"{norm_name(layer)} ({norm_placement_of(layer)})"
 
 
 def position_encodings(spec: ModelSpec) -> list[str]:

@@ -8,14 +8,14 @@ from typing import Any
 from .. import units
 from ..sources.preset import Preset
 from ..studies.time_formulas import SYMBOLS, TimeFormula
-from .document import Column, DisplayedValue, Report, Row, Table, text_of_cell, without_repetitions
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, without_repetitions
 from .seconds import duration_text
 from .summary import headline, model_data
 
 COLUMNS = (
     Column("node", "node", justify="left", wrap=True),
     Column("formula", "formula", justify="left", wrap=True),
-    Column("seconds", "value", text_of_cell),
+    Column("seconds", "value", displayed_text),
     Column("repeat", "times", units.exact),
 )
 
@@ -40,7 +40,7 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], inputs: dict[str, An
     answer_text = f"{duration_text(total_seconds)} of kernels"
     table_rows = [_formula_row(formula) for formula in formulas]
     table = Table(preset.display, COLUMNS, table_rows, f"{run_title}; {headline(preset.model)}", notes, answer_text)
-    return Report(document, [table]).for_target(preset.target)
+    return Report(document, [table]).with_target(preset.target)
 
 
 def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:

@@ -31,8 +31,12 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
         for dtype in utilization.hardware.peak_flops
         if dtype.startswith("float") and units.DTYPE_BITS[dtype] < dtype_bits
     ]
-    widest = max(narrower_formats, key=units.DTYPE_BITS.__getitem__, default="")
-    advice_text = f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest)})" if widest else ""
+    widest_format = max(narrower_formats, key=units.DTYPE_BITS.__getitem__, default="")
+    advice_text = (
+        f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest_format)})"
+        if widest_format
+        else ""
+    )
     return [
         "more than 100 %: above the peak of these devices; --tokens-per-second is of all of them together" + advice_text
     ]
@@ -77,9 +81,15 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
             if utilization_row.source
         ),
     ]
-    rate = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
+    rate_text = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
     return Table(
-        title, columns, table_rows, f"{rate}, {headline}", notes, "utilization of a measured run", "utilization"
+        title,
+        columns,
+        table_rows,
+        f"{rate_text}, {headline}",
+        notes,
+        "utilization of a measured run",
+        "utilization",
     )
 
 

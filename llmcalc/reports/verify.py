@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import units
 from ..witnesses.checks import LOSS, MEMORY, QUANTITIES, Check, Verdict
-from .document import Column, Report, Row, Table, single_or_list
+from .document import Column, Report, Row, Table, single_document_or_list
 from .notes import plural
 
 SHORT = {
@@ -48,7 +48,7 @@ def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
         for model_name, reason in skipped_models.items()
     ]
     return Report(
-        single_or_list(documents),
+        single_document_or_list(documents),
         [_summary_table(verdicts, skipped_models), *_failure_tables(verdicts)],
         warnings=_untested_warnings(verdicts),
     )
@@ -56,16 +56,16 @@ def report(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Report:
 
 def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
     """Returns one warning for parts without a memory measurement, with the models that have them."""
-    models: dict[str, list[str]] = {}
+    targets_by_part: dict[str, list[str]] = {}
     for verdict in verdicts:
         for untested_part in verdict.untested:
-            models.setdefault(str(untested_part), []).append(verdict.target)
-    has_several = len(verdicts) > 1
-    part_texts = [
-        f"{part_name} ({plural(len(targets), 'model')})" if has_several else part_name
-        for part_name, targets in models.items()
+            targets_by_part.setdefault(str(untested_part), []).append(verdict.target)
+    has_several_models = len(verdicts) > 1
+    untested_texts = [
+        f"{part_name} ({plural(len(targets), 'model')})" if has_several_models else part_name
+        for part_name, targets in targets_by_part.items()
     ]
-    return [f"untested: {', '.join(part_texts)}: no measurement of its memory is stated"] if part_texts else []
+    return [f"untested: {', '.join(untested_texts)}: no measurement of its memory is stated"] if untested_texts else []
 
 
 def _summary_table(verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
@@ -132,7 +132,7 @@ def _verdict_sign(verdict: Verdict, quantity: str) -> str | None:
     None if nothing was compared.
     """
     comparisons = [comparison for comparison in verdict.checks if _quantity_group(comparison) == quantity]
-    wrong_count = sum(not comparison.ok for comparison in comparisons)
+    failed_count = sum(not comparison.ok for comparison in comparisons)
     agreement_sign = (
         "±"
         if any(comparison.explained for comparison in comparisons)
@@ -140,7 +140,7 @@ def _verdict_sign(verdict: Verdict, quantity: str) -> str | None:
         if any(comparison.within for comparison in comparisons)
         else "="
     )
-    return None if not comparisons else f"≠ {wrong_count}" if wrong_count else agreement_sign
+    return None if not comparisons else f"≠ {failed_count}" if failed_count else agreement_sign
 
 
 def _verify_notes(verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
@@ -269,7 +269,9 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
     layout = run_info["layout"]
     degree_titles = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
     degree_titles["dp"] = "shards" if layout["zero"] == 3 else "replicas"
-    scratch_sizes = sorted({pair for verdict in verdicts for pair in verdict.info["scratch_bytes"].items()})
+    scratch_sizes = sorted(
+        {kernel_and_bytes for verdict in verdicts for kernel_and_bytes in verdict.info["scratch_bytes"].items()}
+    )
     parallel_kinds = ", ".join(
         f"{layout[degree_key]} {degree_name}"
         for degree_key, degree_name in degree_titles.items()
@@ -290,7 +292,7 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
 def _coverage_note(verdicts: list[Verdict]) -> str:
     """Writes the number of individually compared parts with parameters, and lists the others."""
     covered_models = [(verdict, verdict.coverage) for verdict in verdicts if verdict.coverage is not None]
-    single_count, summed_count = (
+    direct_count, summed_count = (
         sum(len(comparison.alone) for _, comparison in covered_models),
         sum(len(comparison.summed) for _, comparison in covered_models),
     )
@@ -301,7 +303,7 @@ def _coverage_note(verdicts: list[Verdict]) -> str:
     ]
     ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (
-        f"{single_count:,} of {plural(single_count + summed_count + len(missing_paths), 'part')} that hold parameters "
+        f"{direct_count:,} of {plural(direct_count + summed_count + len(missing_paths), 'part')} that hold parameters "
         "are compared individually"
         + (f", {summed_count:,} as sums, where the class fuses several modules into one" if summed_count else "")
         + (
@@ -313,7 +315,7 @@ def _coverage_note(verdicts: list[Verdict]) -> str:
     )
 
 
-def _node_or_moment(comparison: Check) -> str:
+def _node_path_or_peak_moment(comparison: Check) -> str:
     """Returns the node of a failed check, or a memory check's moment, such as `training: backward peak`."""
     peak_moment = comparison.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
     if not comparison.node:
@@ -323,7 +325,7 @@ def _node_or_moment(comparison: Check) -> str:
 
 def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of differing nodes for each quantity of each model."""
-    remaining_lines = MOST_FAILURES
+    lines_left = MOST_FAILURES
     table_columns = (
         Column("node", "node", justify="left"),
         Column("closed_form", "closed form", units.exact),
@@ -333,14 +335,14 @@ def _failure_tables(verdicts: list[Verdict]) -> Iterator[Table]:
     for verdict in verdicts:
         for quantity, quantity_group in groupby(verdict.failures, key=_quantity_group):
             comparisons = list(quantity_group)
-            listed_checks, remaining_lines = (
-                comparisons[:remaining_lines],
-                remaining_lines - len(comparisons[:remaining_lines]),
+            listed_checks, lines_left = (
+                comparisons[:lines_left],
+                lines_left - len(comparisons[:lines_left]),
             )
             table_rows = [
                 Row(
                     [
-                        _node_or_moment(comparison),
+                        _node_path_or_peak_moment(comparison),
                         comparison.closed_form,
                         "none" if comparison.measured is None else comparison.measured,
                         comparison.explanation(verdict.sizes),

@@ -67,7 +67,7 @@ class Adapters:
         return is_older(self.bitsandbytes, FREES_INPUTS)
 
     @property
-    def decodes_to_half(self) -> bool:
+    def decodes_to_float16(self) -> bool:
         """Whether a 4-bit weight is first decoded to float16, and then copied to the compute format."""
         return is_older(self.bitsandbytes, KEEPS_DTYPE)
 

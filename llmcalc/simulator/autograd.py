@@ -16,7 +16,7 @@ from typing import Protocol
 from ..algebra import Number, is_zero
 from ..errors import InputError
 from .reductions import scratch_bytes
-from .strides import Shape, Strides, count, elementwise, is_dense, is_size_one
+from .strides import Shape, Strides, count, elementwise_strides, is_dense, is_size_one
 from .tensor import UINT8, AutogradNode, Backward, Dtype, Gradient, Meter, SavedTensor, Storage, Tensor, empty
 
 
@@ -75,9 +75,9 @@ class AutogradGraph:
         If x has more axes, the result is a view of the sum.
         """
         summed_tensor = self.new_tensor(shape, x.dtype)
-        outputs = count(shape)
-        if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(outputs):
-            scratch_sizes = scratch_bytes(outputs, count(x.shape) // outputs, self.multiprocessors)
+        output_count = count(shape)
+        if self.multiprocessors and shape and x.shape[-1] == shape[-1] and not is_zero(output_count):
+            scratch_sizes = scratch_bytes(output_count, count(x.shape) // output_count, self.multiprocessors)
             scratch_tensors = [self.new_tensor((byte_count,), UINT8) for byte_count in scratch_sizes if byte_count]
             while scratch_tensors:
                 scratch_tensors.pop()
@@ -94,9 +94,9 @@ class AutogradGraph:
 
     def save(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass."""
-        return self.pack_hooks[-1](tensor) if self.pack_hooks else self.keep(tensor)
+        return self.pack_hooks[-1](tensor) if self.pack_hooks else self.save_uncheckpointed(tensor)
 
-    def keep(self, tensor: Tensor) -> SavedTensor:
+    def save_uncheckpointed(self, tensor: Tensor) -> SavedTensor:
         """Saves a tensor for the backward pass, even inside a checkpointed region."""
         if self.pack_elsewhere is not None:
             return self.pack_elsewhere(tensor)
@@ -117,7 +117,7 @@ class AutogradGraph:
             self.enabled = was_enabled
 
 
-def recorded(autograd_graph: AutogradGraph, inputs: Sequence[Tensor]) -> bool:
+def is_recorded(autograd_graph: AutogradGraph, inputs: Sequence[Tensor]) -> bool:
     """Whether autograd records a node for an operation on these tensors."""
     if autograd_graph.enabled:
         for tensor in inputs:
@@ -138,7 +138,7 @@ def record(
 
     output: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
     """
-    if not recorded(autograd_graph, inputs):
+    if not is_recorded(autograd_graph, inputs):
         return output() if callable(output) else output
     graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward)
     if tensors_to_save:
@@ -156,7 +156,7 @@ def record_all(
     backward: Backward,
 ) -> None:
     """Records one node for several outputs."""
-    if recorded(autograd_graph, inputs):
+    if is_recorded(autograd_graph, inputs):
         graph_node = AutogradNode(autograd_graph, operation_name, inputs, backward, len(outputs))
         for output_index, output in enumerate(outputs):
             output.node, output.output = graph_node, output_index
@@ -186,50 +186,50 @@ def backward(
     torch's engine), nothing by default.
     """
     assert output.node is not None
-    pending_uses = _leaf_use_counts(output.node)
+    pending_uses = _count_leaf_uses(output.node)
     gradients: dict[tuple[int, int], Tensor] = {(id(output.node), output.output): gradient}
     ready_nodes, queued_ids = [(-output.node.number, output.node)], {id(output.node)}
     node_attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
-    current_place = None
+    forward_place = None
     with autograd_graph.no_grad():
         while ready_nodes:
             _, graph_node = heapq.heappop(ready_nodes)
-            if graph_node.place is not current_place:
-                current_place = graph_node.place
-                autograd_graph.meter.place = current_place.in_backward()
-            outputs = _run_node(autograd_graph, graph_node, gradients)
+            if graph_node.place is not forward_place:
+                forward_place = graph_node.place
+                autograd_graph.meter.place = forward_place.place_in_backward()
+            input_gradients = _run_node(autograd_graph, graph_node, gradients)
             node_attributes += graph_node.attributes
             graph_node.saved = []
             graph_node.backward = None
             graph_edges, graph_node.edges = graph_node.edges, []
             del graph_node
             for input_index, graph_edge in enumerate(graph_edges):
-                output_gradient_of_node, outputs[input_index] = outputs[input_index], None
+                input_gradient, input_gradients[input_index] = input_gradients[input_index], None
                 if graph_edge is None:
                     continue
                 gradient_key = (
                     (id(graph_edge), 0) if isinstance(graph_edge, Tensor) else (id(graph_edge[0]), graph_edge[1])
                 )
-                if output_gradient_of_node is not None:
+                if input_gradient is not None:
                     if gradient_key in gradients:
                         _add_gradient(
                             autograd_graph,
                             gradients,
                             gradient_key,
-                            output_gradient_of_node,
+                            input_gradient,
                             None if isinstance(graph_edge, Tensor) else graph_edge[0],
                         )
                     else:
-                        gradients[gradient_key] = output_gradient_of_node
+                        gradients[gradient_key] = input_gradient
                         if not isinstance(graph_edge, Tensor) and gradient_key[0] not in queued_ids:
                             queued_ids.add(gradient_key[0])
                             heapq.heappush(ready_nodes, (-graph_edge[0].number, graph_edge[0]))
-                del output_gradient_of_node
+                del input_gradient
                 if isinstance(graph_edge, Tensor):
                     node_attributes.append(graph_edge)  # by the node that accumulates its gradient
                     pending_uses[gradient_key[0]] -= 1
                     if not pending_uses[gradient_key[0]] and gradient_key in gradients:
-                        _accumulate_leaf(autograd_graph, graph_edge, gradients.pop(gradient_key))
+                        _accumulate_leaf_gradient(autograd_graph, graph_edge, gradients.pop(gradient_key))
             del graph_edges, graph_edge
         if end_callback is not None:
             end_callback()
@@ -251,28 +251,26 @@ def _run_node(
     if graph_node.outputs == 1:
         output_gradients = gradients.pop((id(graph_node), 0), None)
     else:
-        output_gradients = [
-            gradients.pop((id(graph_node), output_index), None) for output_index in range(graph_node.outputs)
-        ]
+        output_gradients = [gradients.pop((id(graph_node), index), None) for index in range(graph_node.outputs)]
     saved_tensors = [tensor.unpack() for tensor in graph_node.saved] if graph_node.saved else ()
     needs_input_grad = [graph_edge is not None for graph_edge in graph_node.edges]
-    outputs = list(graph_node.backward(output_gradients, needs_input_grad, *saved_tensors))
+    input_gradients = list(graph_node.backward(output_gradients, needs_input_grad, *saved_tensors))
     del saved_tensors  # what was made again goes now; what the node keeps stays until it has run
-    for output_index, (shape, dtype) in enumerate(graph_node.inputs):
-        if not needs_input_grad[output_index]:
-            outputs[output_index] = None
+    for index, (shape, dtype) in enumerate(graph_node.inputs):
+        if not needs_input_grad[index]:
+            input_gradients[index] = None
             continue
-        gradient = outputs[output_index]
+        gradient = input_gradients[index]
         if gradient is None:
             continue
         if gradient.shape != shape:  # the gradient of what was broadcast is summed
-            outputs[output_index] = gradient = autograd_graph.sum_to_shape(shape, gradient)
+            input_gradients[index] = gradient = autograd_graph.sum_to_shape(shape, gradient)
         if gradient.dtype is not dtype:  # the order of axes stays
-            outputs[output_index] = autograd_graph.new_tensor(
-                shape, dtype, elementwise(((gradient.shape, gradient.strides),), shape)
+            input_gradients[index] = autograd_graph.new_tensor(
+                shape, dtype, elementwise_strides(((gradient.shape, gradient.strides),), shape)
             )
         del gradient
-    return outputs
+    return input_gradients
 
 
 def _reference_count(referenced_object: object) -> int:
@@ -309,28 +307,28 @@ def _add_gradient(
     is_only_reference = is_only_reference and (
         not first_gradient.has_base or (graph_node is not None and graph_node.compiled)
     )
-    in_place = (
+    adds_in_place = (
         autograd_graph.adds_in_place
         and is_only_reference
         and is_dense(first_gradient.shape, first_gradient.strides)
         and (graph_node is None or not graph_node.never_adds_in_place)
     )
     if autograd_graph.on_sum is not None:
-        autograd_graph.on_sum(first_gradient.bytes, in_place)
-    if not in_place:
-        strides = elementwise(
+        autograd_graph.on_sum(first_gradient.bytes, adds_in_place)
+    if not adds_in_place:
+        strides = elementwise_strides(
             ((first_gradient.shape, first_gradient.strides), (gradient.shape, gradient.strides)), first_gradient.shape
         )
         gradients[gradient_key] = autograd_graph.new_tensor(first_gradient.shape, first_gradient.dtype, strides)
 
 
-def _accumulate_leaf(autograd_graph: AutogradGraph, leaf: Tensor, gradient: Tensor) -> None:
+def _accumulate_leaf_gradient(autograd_graph: AutogradGraph, leaf: Tensor, gradient: Tensor) -> None:
     """Stores the gradient of a trained tensor in its `grad`.
 
     A gradient that something else refers to, or that has another order of axes than the tensor, is copied first.
     """
     if leaf.grad is None and autograd_graph.keeps_gradients:
-        if sys.getrefcount(gradient) > OWN_REFERENCES or not _has_leaf_strides(gradient, leaf):
+        if sys.getrefcount(gradient) > OWN_REFERENCES or not _has_strides_of_leaf(gradient, leaf):
             gradient = autograd_graph.new_tensor(leaf.shape, gradient.dtype, leaf.strides)
         leaf.grad = gradient.detached() if gradient.has_base else gradient
         autograd_graph.meter.reclassify(gradient.storage.block, "gradients")
@@ -338,16 +336,16 @@ def _accumulate_leaf(autograd_graph: AutogradGraph, leaf: Tensor, gradient: Tens
         autograd_graph.on_leaf_gradient(leaf)
 
 
-def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
+def _has_strides_of_leaf(gradient: Tensor, leaf: Tensor) -> bool:
     """Whether a gradient has the strides of its trained tensor."""
     axes = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
     return all(is_size_one(axis_size) or a == b for axis_size, a, b in axes)
 
 
-def _leaf_use_counts(root: AutogradNode) -> dict[int, int]:
+def _count_leaf_uses(root_node: AutogradNode) -> dict[int, int]:
     """Counts the uses of each trained tensor in a node's graph, by the tensor's id."""
     use_counts: dict[int, int] = {}
-    visited_ids, pending_nodes = {id(root)}, [root]
+    visited_ids, pending_nodes = {id(root_node)}, [root_node]
     while pending_nodes:
         for graph_edge in pending_nodes.pop().edges:
             if isinstance(graph_edge, Tensor):

@@ -13,11 +13,11 @@ from .tensor import FLOAT32, Dtype, Tensor, counted_as, empty
 class CacheTensors(ParameterTensors):
     """The tensors that a module caches for later passes: keys and values, recurrent states, convolution inputs."""
 
-    def cached(self, cache_name: str) -> tuple[Tensor, ...] | None:
+    def cached_tensors(self, cache_name: str) -> tuple[Tensor, ...] | None:
         """Returns the tensors that the current module has cached under a name; None in the first pass."""
         return None if self.store is None else self.store.get((*self.cache_path, cache_name))
 
-    def keep(self, cache_name: str, *tensors: Tensor) -> None:
+    def store_in_cache(self, cache_name: str, *tensors: Tensor) -> None:
         """Caches copies of tensors for later passes."""
         if self.store is None:
             return
@@ -28,29 +28,29 @@ class CacheTensors(ParameterTensors):
             )
             self.store[(*self.cache_path, cache_name)] = copied_tensors
 
-    def states(self, operation: Step, *shapes: Shape) -> tuple[Tensor, ...]:
+    def state_tensors(self, operation: Step, *state_shapes: Shape) -> tuple[Tensor, ...]:
         """Returns the tensors of a recurrent state, allocated in the first pass; an empty tuple without a cache.
 
-        shapes: shapes for one sequence.
+        state_shapes: shapes for one sequence.
         """
         if self.store is None:
             return ()
-        cached_states = self.cached(operation.name)
+        cached_states = self.cached_tensors(operation.name)
         if cached_states is not None:
             return cached_states
         assert isinstance(operation.op, State)
-        assert sum(map(count, shapes)) == operation.op.size, (shapes, operation.op)
+        assert sum(map(count, state_shapes)) == operation.op.size, (state_shapes, operation.op)
         dtype, batch = self.dtype if operation.op.bits is None else FLOAT32, self.run_config.batch
         with counted_as(self.graph.meter, "cache"):
             new_tensor = self.new_pool_tensor if self.paged else self.graph.new_tensor
-            states = tuple(new_tensor((batch, *shape), dtype) for shape in shapes)
-        self.store[(*self.cache_path, operation.name)] = states
-        return states
+            state_tensors = tuple(new_tensor((batch, *shape), dtype) for shape in state_shapes)
+        self.store[(*self.cache_path, operation.name)] = state_tensors
+        return state_tensors
 
     def new_pool_tensor(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Creates a tensor in the block pool of a paged cache, whose bytes are counted elsewhere."""
         return empty(NoMeter(), shape, dtype)
 
-    def pooled(self, tensor: Tensor) -> bool:
+    def is_pooled(self, tensor: Tensor) -> bool:
         """Whether a tensor is stored in the block pool of a paged cache."""
         return self.paged and isinstance(tensor.storage.meter, NoMeter)

@@ -71,9 +71,9 @@ RepeatedSteps: TypeAlias = list[tuple[list[Step], range]]
 """Steps, each with the offsets of their storage numbers with which they occur in turn."""
 
 
-def encode_allocation(storage_number: int, bytes: int) -> Step:
+def encode_allocation(storage_number: int, nbytes: int) -> Step:
     """Encodes the allocation of storage `storage_number` with at least one byte."""
-    return storage_number, (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
+    return storage_number, (nbytes + MIN_BLOCK_SIZE - 1) >> UNIT
 
 
 def encode_release(storage_number: int) -> Step:
@@ -100,12 +100,12 @@ class BlockPool:
 
     __slots__ = ("bound", "by_size", "ends", "least_rest", "page", "sizes", "starts")
 
-    def __init__(self, is_small: bool, expandable: bool) -> None:
+    def __init__(self, is_small: bool, is_expandable: bool) -> None:
         self.starts: dict[int, int] = {}
         self.ends: dict[int, int] = {}
         self.sizes: list[int] = [NO_SIZE]
         self.by_size: dict[int, list[int]] = {NO_SIZE: [0]}
-        self.least_rest: int = 1 if is_small or expandable else SMALL + 1
+        self.least_rest: int = 1 if is_small or is_expandable else SMALL + 1
         self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
         self.bound: int = 0
 
@@ -136,10 +136,10 @@ class BlockPool:
         self.by_size[block_size].remove(block_start)
         return block_size
 
-    def first_size(self, first_index: int) -> int:
+    def smallest_free_size(self, size_index: int) -> int:
         """Returns the first size with free blocks from an index of `sizes` on, and removes sizes without blocks."""
-        while not self.by_size[block_size := self.sizes[first_index]]:
-            del self.by_size[block_size], self.sizes[first_index]
+        while not self.by_size[block_size := self.sizes[size_index]]:
+            del self.by_size[block_size], self.sizes[size_index]
         return block_size
 
     def reserve(self, block_units: int) -> tuple[int, int]:
@@ -224,100 +224,100 @@ class CachingAllocator:
             self._pools += [BlockPool(is_small, self.expandable_segments) for is_small in (True, False)]
         return self._pool_of_stream[stream]
 
-    def play(self, allocator_steps: Collection[Step], count: int, storage_offset: int = 0) -> None:  # noqa: PLR0915
+    def play(self, allocator_steps: Collection[Step], storage_count: int, storage_offset: int = 0) -> None:  # noqa: PLR0915
         """Performs encoded steps. Storages keep their numbers across calls.
 
-        count: the number of storages so far.
+        storage_count: the number of storages so far.
         storage_offset: offset of the storage numbers in these steps, default 0.
         """
         EFFORT.units += len(allocator_steps)
-        blocks_by_number, expandable = self._block_of, self.expandable_segments
-        blocks_by_number += [NO_BLOCK] * (count - len(blocks_by_number))
+        blocks_by_number, is_expandable = self._block_of, self.expandable_segments
+        blocks_by_number += [NO_BLOCK] * (storage_count - len(blocks_by_number))
         allocated_units, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
-        small_pool = self._small_pool(self._stream)
+        small_pool_number = self._small_pool(self._stream)
         pool_tables = [
             (block_pool.starts, block_pool.ends, block_pool.sizes, block_pool.by_size, block_pool.least_rest)
             for block_pool in self._pools
         ]
-        for storage_number, units in allocator_steps:
-            if units > 0:
-                pool_number = small_pool if units <= SMALL else small_pool + 1
-                block_starts, block_ends, block_sizes, starts_by_size, least_rest = pool_tables[pool_number]
-                starts_of_size = None if expandable else starts_by_size.get(units)
-                if starts_of_size:
-                    block_start = starts_of_size.pop()
-                    del block_starts[block_start], block_ends[block_start + units]
-                    blocks_by_number[storage_number + storage_offset] = block_start, units, pool_number
-                    allocated_units += units
+        for storage_number, encoded_units in allocator_steps:
+            if encoded_units > 0:
+                pool_number = small_pool_number if encoded_units <= SMALL else small_pool_number + 1
+                block_starts, block_ends, block_sizes, block_starts_by_size, least_remainder = pool_tables[pool_number]
+                block_starts_of_size = None if is_expandable else block_starts_by_size.get(encoded_units)
+                if block_starts_of_size:
+                    block_start = block_starts_of_size.pop()
+                    del block_starts[block_start], block_ends[block_start + encoded_units]
+                    blocks_by_number[storage_number + storage_offset] = block_start, encoded_units, pool_number
+                    allocated_units += encoded_units
                 else:
-                    size_index = bisect_left(block_sizes, units)
+                    size_index = bisect_left(block_sizes, encoded_units)
                     block_size = block_sizes[size_index]
-                    starts_of_size = starts_by_size[block_size]
-                    while not starts_of_size:
-                        del starts_by_size[block_size], block_sizes[size_index]
+                    block_starts_of_size = block_starts_by_size[block_size]
+                    while not block_starts_of_size:
+                        del block_starts_by_size[block_size], block_sizes[size_index]
                         block_size = block_sizes[size_index]
-                        starts_of_size = starts_by_size[block_size]
-                    if block_size == NO_SIZE or expandable:
-                        block_size = self._choose_block(pool_number, units)
-                        starts_of_size = starts_by_size[block_size]
-                    block_start = starts_of_size.pop()
-                    rest_size = block_size - units
+                        block_starts_of_size = block_starts_by_size[block_size]
+                    if block_size == NO_SIZE or is_expandable:
+                        block_size = self._choose_block(pool_number, encoded_units)
+                        block_starts_of_size = block_starts_by_size[block_size]
+                    block_start = block_starts_of_size.pop()
+                    remainder_size = block_size - encoded_units
                     del block_ends[block_start + block_size]
-                    if rest_size < least_rest:
+                    if remainder_size < least_remainder:
                         del block_starts[block_start]
                         blocks_by_number[storage_number + storage_offset] = block_start, block_size, pool_number
                         allocated_units += block_size
                     else:
-                        block_end = block_start + rest_size
-                        block_starts[block_start], block_ends[block_end] = rest_size, block_start
-                        blocks_by_number[storage_number + storage_offset] = block_end, units, pool_number
-                        allocated_units += units
-                        starts_of_size = starts_by_size.get(rest_size)
-                        if starts_of_size is None:
-                            starts_by_size[rest_size] = [block_start]
-                            insort(block_sizes, rest_size)
-                        elif not starts_of_size or starts_of_size[-1] < block_start:
-                            starts_of_size.append(block_start)
+                        block_end = block_start + remainder_size
+                        block_starts[block_start], block_ends[block_end] = remainder_size, block_start
+                        blocks_by_number[storage_number + storage_offset] = block_end, encoded_units, pool_number
+                        allocated_units += encoded_units
+                        block_starts_of_size = block_starts_by_size.get(remainder_size)
+                        if block_starts_of_size is None:
+                            block_starts_by_size[remainder_size] = [block_start]
+                            insort(block_sizes, remainder_size)
+                        elif not block_starts_of_size or block_starts_of_size[-1] < block_start:
+                            block_starts_of_size.append(block_start)
                         else:
-                            insort(starts_of_size, block_start)
+                            insort(block_starts_of_size, block_start)
                 if allocated_units > peak_allocated:  # noqa: PLR1730
                     peak_allocated = allocated_units
-            elif not units:
+            elif not encoded_units:
                 block_start, block_size, pool_number = blocks_by_number[storage_number + storage_offset]
-                block_starts, block_ends, block_sizes, starts_by_size, _ = pool_tables[pool_number]
+                block_starts, block_ends, block_sizes, block_starts_by_size, _ = pool_tables[pool_number]
                 allocated_units -= block_size
                 block_end = block_start + block_size
                 merged_size = block_starts.pop(block_end, 0)
                 if merged_size:  # the block after it is free too
-                    starts_of_size = starts_by_size[merged_size]
-                    if starts_of_size[-1] == block_end:
-                        starts_of_size.pop()
+                    block_starts_of_size = block_starts_by_size[merged_size]
+                    if block_starts_of_size[-1] == block_end:
+                        block_starts_of_size.pop()
                     else:
-                        del starts_of_size[bisect_left(starts_of_size, block_end)]
+                        del block_starts_of_size[bisect_left(block_starts_of_size, block_end)]
                     block_size += merged_size
                     block_end += merged_size
                 merged_start = block_ends.pop(block_start, None)
                 if merged_start is not None:
                     merged_size = block_start - merged_start
-                    starts_of_size = starts_by_size[merged_size]
-                    if starts_of_size[-1] == merged_start:
-                        starts_of_size.pop()
+                    block_starts_of_size = block_starts_by_size[merged_size]
+                    if block_starts_of_size[-1] == merged_start:
+                        block_starts_of_size.pop()
                     else:
-                        del starts_of_size[bisect_left(starts_of_size, merged_start)]
+                        del block_starts_of_size[bisect_left(block_starts_of_size, merged_start)]
                     block_start = merged_start
                     block_size += merged_size
                 block_starts[block_start], block_ends[block_end] = block_size, block_start
-                starts_of_size = starts_by_size.get(block_size)
-                if starts_of_size is None:
-                    starts_by_size[block_size] = [block_start]
+                block_starts_of_size = block_starts_by_size.get(block_size)
+                if block_starts_of_size is None:
+                    block_starts_by_size[block_size] = [block_start]
                     insort(block_sizes, block_size)
-                elif not starts_of_size or starts_of_size[-1] < block_start:
-                    starts_of_size.append(block_start)
+                elif not block_starts_of_size or block_starts_of_size[-1] < block_start:
+                    block_starts_of_size.append(block_start)
                 else:
-                    insort(starts_of_size, block_start)
+                    insort(block_starts_of_size, block_start)
             else:
-                self._stream = -1 - units
-                small_pool = self._small_pool(self._stream)
+                self._stream = -1 - encoded_units
+                small_pool_number = self._small_pool(self._stream)
                 pool_tables += [
                     (block_pool.starts, block_pool.ends, block_pool.sizes, block_pool.by_size, block_pool.least_rest)
                     for block_pool in self._pools[len(pool_tables) :]
@@ -330,14 +330,14 @@ class CachingAllocator:
         The block is the last one of its size. One that can grow counts with the size that it can grow to, so that
         others come first. Without a block, memory is reserved.
         """
-        block_pool, expandable = self._pools[pool_number], self.expandable_segments
+        block_pool, is_expandable = self._pools[pool_number], self.expandable_segments
         size_index = bisect_left(block_pool.sizes, block_units)
-        block_size = block_pool.first_size(size_index)
-        if expandable and block_size != NO_SIZE and block_pool.by_size[block_size] == [block_pool.bound]:
-            next_size = block_pool.first_size(size_index + 1)
+        block_size = block_pool.smallest_free_size(size_index)
+        if is_expandable and block_size != NO_SIZE and block_pool.by_size[block_size] == [block_pool.bound]:
+            next_size = block_pool.smallest_free_size(size_index + 1)
             block_size = block_size if next_size == NO_SIZE else next_size
         if block_size == NO_SIZE:
-            block_size, reserved_units = (block_pool.grow if expandable else block_pool.reserve)(block_units)
+            block_size, reserved_units = (block_pool.grow if is_expandable else block_pool.reserve)(block_units)
             self.reserved += reserved_units << UNIT
         return block_size
 
@@ -369,34 +369,34 @@ class PrefixCache:
     expandable: whether segments are expandable, as in `CachingAllocator`.
     """
 
-    def __init__(self, expandable: bool) -> None:
-        self._expandable = expandable
+    def __init__(self, is_expandable: bool) -> None:
+        self._expandable = is_expandable
         self._latest_pieces: Sequence[Stretch] = ()
         self._states_by_pieces: dict[int, CachingAllocator] = {}
 
-    def play_pieces(self, pieces: Sequence[Stretch], storage_count: int, opening_pieces: int) -> CachingAllocator:
+    def play_step_lists(
+        self, step_lists: Sequence[Stretch], storage_count: int, opening_list_count: int
+    ) -> CachingAllocator:
         """Returns the allocator after these pieces of a run.
 
         storage_count: the number of storages.
-        opening_pieces: the number of pieces with which other runs may begin.
+        opening_list_count: the number of pieces with which other runs may begin.
         """
-        equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._latest_pieces, pieces, strict=False))
-        shared_pieces = sum(1 for _ in equal_pairs)
+        equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(self._latest_pieces, step_lists, strict=False))
+        equal_lists = sum(1 for _ in equal_pairs)
         self._states_by_pieces = {
-            piece_count: saved_allocator
-            for piece_count, saved_allocator in self._states_by_pieces.items()
-            if piece_count <= shared_pieces
+            list_count: saved_allocator
+            for list_count, saved_allocator in self._states_by_pieces.items()
+            if list_count <= equal_lists
         }
-        played_pieces = max(self._states_by_pieces, default=0)
-        allocator = (
-            self._states_by_pieces[played_pieces].copy() if played_pieces else CachingAllocator(self._expandable)
-        )
-        piece_distance = -(-opening_pieces // MOST_STATES)
-        for piece_count, (allocator_steps, first_storage) in enumerate(pieces[played_pieces:], played_pieces + 1):
-            allocator.play(allocator_steps, storage_count, first_storage)
-            if piece_count <= opening_pieces and not piece_count % piece_distance:
-                self._states_by_pieces[piece_count] = allocator.copy()
-        self._latest_pieces = pieces[:opening_pieces]
+        played_lists = max(self._states_by_pieces, default=0)
+        allocator = self._states_by_pieces[played_lists].copy() if played_lists else CachingAllocator(self._expandable)
+        lists_between_states = -(-opening_list_count // MOST_STATES)
+        for list_count, (allocator_steps, storage_offset) in enumerate(step_lists[played_lists:], played_lists + 1):
+            allocator.play(allocator_steps, storage_count, storage_offset)
+            if list_count <= opening_list_count and not list_count % lists_between_states:
+                self._states_by_pieces[list_count] = allocator.copy()
+        self._latest_pieces = step_lists[:opening_list_count]
         return allocator
 
 
@@ -410,21 +410,21 @@ class LatestRun:
     def __init__(self) -> None:
         self.states: list[tuple[RepeatedSteps, CachingAllocator]] = []
 
-    def play(self, allocator: CachingAllocator, pieces: Sequence[RepeatedSteps], count: int) -> None:
-        """Plays a run's allocations and releases, in pieces, on an empty allocator. count: the number of storages."""
-        shared_pieces = 0
-        for steps_piece, (earlier_piece, saved_allocator) in zip(pieces, self.states, strict=False):
-            if steps_piece != earlier_piece or saved_allocator.expandable_segments != allocator.expandable_segments:
+    def play(self, allocator: CachingAllocator, step_lists: Sequence[RepeatedSteps], storage_count: int) -> None:
+        """Plays a run's allocations and releases, in pieces, on an empty allocator of `storage_count` storages."""
+        equal_list_count = 0
+        for repeated_steps, (earlier_steps, saved_allocator) in zip(step_lists, self.states, strict=False):
+            if repeated_steps != earlier_steps or saved_allocator.expandable_segments != allocator.expandable_segments:
                 break
-            shared_pieces += 1
-        del self.states[shared_pieces:]
-        if shared_pieces:
+            equal_list_count += 1
+        del self.states[equal_list_count:]
+        if equal_list_count:
             allocator.restore(self.states[-1][1])
-        for steps_piece in pieces[shared_pieces:]:
-            for allocator_steps, repeat_offsets in steps_piece:
-                for repeat_index in repeat_offsets:
-                    allocator.play(allocator_steps, count, repeat_index)
-            self.states.append((steps_piece, allocator.copy()))
+        for repeated_steps in step_lists[equal_list_count:]:
+            for allocator_steps, storage_offsets in repeated_steps:
+                for storage_offset in storage_offsets:
+                    allocator.play(allocator_steps, storage_count, storage_offset)
+            self.states.append((repeated_steps, allocator.copy()))
 
 
 class RequestedBytes:
@@ -452,19 +452,19 @@ class RequestedBytes:
         self.peak_requested = requested_before
         allocator_steps = self.steps(
             [
-                (storage_number + first_repeat, block_size, event_detail)
-                for storage_number, block_size, event_detail in memory_events
+                (storage_number + first_repeat, nbytes, event_detail)
+                for storage_number, nbytes, event_detail in memory_events
             ]
         )
-        further_bytes = (repeat_count - 1) * (self.requested - requested_before)
-        self.requested += further_bytes
-        self.peak_requested = max(peak_before, self.peak_requested + max(0, further_bytes))
-        for storage_number, block_size, _ in memory_events:
-            if block_size >= 0:
+        bytes_of_later_repeats = (repeat_count - 1) * (self.requested - requested_before)
+        self.requested += bytes_of_later_repeats
+        self.peak_requested = max(peak_before, self.peak_requested + max(0, bytes_of_later_repeats))
+        for storage_number, nbytes, _ in memory_events:
+            if nbytes >= 0:
                 self._bytes[storage_number + lowest_repeat : storage_number + lowest_repeat + repeat_count] = [
-                    block_size
+                    nbytes
                 ] * repeat_count
-        return [(storage_number - first_repeat, repeat_index) for storage_number, repeat_index in allocator_steps]
+        return [(storage_number - first_repeat, encoded_units) for storage_number, encoded_units in allocator_steps]
 
     def steps(self, memory_events: Sequence[Event]) -> list[Step]:
         """Encodes the next events as allocator steps."""
@@ -473,8 +473,8 @@ class RequestedBytes:
         allocator_steps: list[Step] = []
         append_step = allocator_steps.append
         storage_number: Any
-        for storage_number, block_size, event_detail in memory_events:
-            if block_size == FREED:
+        for storage_number, nbytes, event_detail in memory_events:
+            if nbytes == FREED:
                 if renamed_storages:
                     storage_number = renamed_storages.get(storage_number, storage_number)
                 storage_bytes = bytes_of_storage[storage_number]
@@ -482,21 +482,21 @@ class RequestedBytes:
                     append_step((storage_number, 0))
                     requested_bytes -= storage_bytes
                 continue
-            if block_size == TAKEN:
+            if nbytes == TAKEN:
                 if bytes_of_storage[storage_number] is not None:
                     continue
-                block_size = event_detail
-            if block_size > 0:
-                bytes_of_storage[storage_number] = block_size
+                nbytes = event_detail
+            if nbytes > 0:
+                bytes_of_storage[storage_number] = nbytes
                 if renamed_storages:
                     renamed_storages.pop(storage_number, None)
-                append_step((storage_number, (block_size + MIN_BLOCK_SIZE - 1) >> UNIT))
-                requested_bytes += block_size
+                append_step((storage_number, (nbytes + MIN_BLOCK_SIZE - 1) >> UNIT))
+                requested_bytes += nbytes
                 if requested_bytes > peak_requested:  # noqa: PLR1730
                     peak_requested = requested_bytes
-            elif block_size == NAMED:
+            elif nbytes == NAMED:
                 renamed_storages[storage_number] = renamed_storages.get(event_detail, event_detail)
-            elif block_size == STREAMED:
+            elif nbytes == STREAMED:
                 append_step(encode_stream_switch(event_detail))
             else:
                 bytes_of_storage[storage_number] = 0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 from weakref import ref
 
-from .autograd import AutogradGraph, backward, record, recorded
+from .autograd import AutogradGraph, backward, is_recorded, record
 from .tensor import AutogradNode, Dtype, Gradient, Needs, SavedTensor, Tensor
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
@@ -22,7 +22,7 @@ class _AllRecomputed(Exception):
     """Raised to stop recomputation when every tensor that the backward pass needs is recomputed."""
 
 
-class Region:
+class CheckpointedRegion:
     """A non-reentrant checkpointed call, whose arguments stay referenced until the last node has run.
 
     compute: computes the call's result from its arguments.
@@ -48,9 +48,9 @@ class Region:
         if (
             autograd_graph.pack_elsewhere is not None
         ):  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
-            autograd_graph.keep(Tensor((0,), input_tensors[0].dtype, input_tensors[0].storage))
+            autograd_graph.save_uncheckpointed(Tensor((0,), input_tensors[0].dtype, input_tensors[0].storage))
         self.arguments: list[tuple[SavedTensor, bool, bool]] = [
-            (autograd_graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in input_tensors
+            (autograd_graph.save_uncheckpointed(tensor), tensor.leaf, tensor.needs_grad) for tensor in input_tensors
         ]
         self.autocast: Dtype | None = autograd_graph.autocast
         self.packed: list[ref[_RecomputedTensor]] = []
@@ -60,7 +60,7 @@ class Region:
             tuple[str, int, int]
         ] = []  # (operation, number of its result, saved tensors before it)
 
-    def keeps_next_result(self, operation_name: str, calls_by_operation: Counter[str]) -> bool:
+    def stores_next_result(self, operation_name: str, calls_by_operation: Counter[str]) -> bool:
         """Whether an operation's next result is stored. calls_by_operation: numbers of calls, incremented here."""
         calls_by_operation[operation_name] += 1
         return operation_name in self.saved_operations and (
@@ -73,10 +73,10 @@ class Region:
         self.packed.append(ref(recomputed_tensor))
         return recomputed_tensor
 
-    def drop_unread_results(self) -> None:
+    def free_unread_results(self) -> None:
         """Frees the stored results that follow the last saved tensor, which the backward pass does not need."""
-        for operation_name, result_number, saved_before in self.result_positions:
-            if saved_before == len(self.packed):
+        for operation_name, result_number, saved_tensors_before in self.result_positions:
+            if saved_tensors_before == len(self.packed):
                 self.results[operation_name][result_number] = None
 
     def unpack(self, tensor_number: int) -> Tensor:
@@ -92,30 +92,30 @@ class Region:
     def _recompute_region(self) -> None:
         """Runs the call again, until all saved tensors are recomputed."""
         autograd_graph, self.recomputed = self.graph, []
-        outer_packs, autograd_graph.pack_hooks = autograd_graph.pack_hooks, [self._pack_recomputed]
+        outer_pack_hooks, autograd_graph.pack_hooks = autograd_graph.pack_hooks, [self._save_recomputed_tensor]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
-        previous_results = autograd_graph.results
+        outer_results = autograd_graph.results
         autograd_graph.results = _StoredResults(self) if self.saved_operations else None
-        autocast, cached_casts = autograd_graph.autocast, autograd_graph.cast_copies
+        outer_autocast, outer_cast_copies = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
         try:
             self.run(
                 [
-                    _detached_result(autograd_graph, saved_argument.unpack(), *grad_flags)
-                    for saved_argument, *grad_flags in self.arguments
+                    _detached_result(autograd_graph, argument.unpack(), *grad_flags)
+                    for argument, *grad_flags in self.arguments
                 ]
             )
         except _AllRecomputed:
             pass
         finally:
-            autograd_graph.pack_hooks = outer_packs
+            autograd_graph.pack_hooks = outer_pack_hooks
             autograd_graph.enabled = was_enabled
             autograd_graph.meter.place = outer_place
-            autograd_graph.results = previous_results
-            autograd_graph.autocast, autograd_graph.cast_copies = autocast, cached_casts
+            autograd_graph.results = outer_results
+            autograd_graph.autocast, autograd_graph.cast_copies = outer_autocast, outer_cast_copies
 
-    def _pack_recomputed(self, tensor: Tensor) -> SavedTensor:
+    def _save_recomputed_tensor(self, tensor: Tensor) -> SavedTensor:
         """Stores a recomputed tensor, if the node that saved the original still exists."""
         assert self.recomputed is not None
         detached_tensor = tensor.detached()
@@ -131,7 +131,7 @@ class _RecomputedTensor(SavedTensor):
 
     __slots__ = ("__weakref__", "number", "region")
 
-    def __init__(self, checkpointed_region: Region, tensor_number: int) -> None:
+    def __init__(self, checkpointed_region: CheckpointedRegion, tensor_number: int) -> None:
         self.region, self.number = checkpointed_region, tensor_number
 
     def unpack(self) -> Tensor:
@@ -142,13 +142,13 @@ class _RecomputedTensor(SavedTensor):
 class _ResultRecorder:
     """Stores the results of a region's selected operations (selective checkpointing)."""
 
-    def __init__(self, checkpointed_region: Region) -> None:
+    def __init__(self, checkpointed_region: CheckpointedRegion) -> None:
         self.region, self.calls = checkpointed_region, Counter[str]()
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Computes a result, and stores the results of selected operations."""
         operation_output = make_tensor()
-        if self.region.keeps_next_result(operation_name, self.calls):
+        if self.region.stores_next_result(operation_name, self.calls):
             self.region.graph.meter.reclassify(operation_output.storage.block, "activations")
             stored_results = self.region.results.setdefault(operation_name, [])
             self.region.result_positions.append((operation_name, len(stored_results), len(self.region.packed)))
@@ -159,12 +159,12 @@ class _ResultRecorder:
 class _StoredResults:
     """Returns stored results instead of recomputing them."""
 
-    def __init__(self, checkpointed_region: Region) -> None:
+    def __init__(self, checkpointed_region: CheckpointedRegion) -> None:
         self.region, self.calls, self.next = checkpointed_region, Counter[str](), dict[str, int]()
 
     def operation_result(self, operation_name: str, make_tensor: Callable[[], Tensor]) -> Tensor:
         """Returns an operation's stored result, or computes the result."""
-        if not self.region.keeps_next_result(operation_name, self.calls):
+        if not self.region.stores_next_result(operation_name, self.calls):
             return make_tensor()
         result_number = self.next.get(operation_name, 0)
         self.next[operation_name] = result_number + 1
@@ -213,19 +213,19 @@ def checkpoint(
     """
     if not autograd_graph.enabled:
         return run_region(input_tensors)
-    checkpointed_region = Region(
+    checkpointed_region = CheckpointedRegion(
         autograd_graph, run_region, input_tensors, stops_early, kept_operations, alternate_operations
     )
     autograd_graph.pack_hooks.append(checkpointed_region.pack)
-    previous_results = autograd_graph.results
+    outer_results = autograd_graph.results
     autograd_graph.results = _ResultRecorder(checkpointed_region) if kept_operations else None
     try:
         region_output = run_region(input_tensors)
     finally:
         autograd_graph.pack_hooks.pop()
-        autograd_graph.results = previous_results
+        autograd_graph.results = outer_results
     if compiled:
-        checkpointed_region.drop_unread_results()
+        checkpointed_region.free_unread_results()
     return region_output
 
 
@@ -234,7 +234,7 @@ def reentrant(autograd_graph: AutogradGraph, run_region: Run, input_tensors: Seq
 
     The inner backward pass runs inside the outer one (`use_reentrant=True`).
     """
-    if not recorded(autograd_graph, input_tensors):
+    if not is_recorded(autograd_graph, input_tensors):
         return run_region(input_tensors)
 
     forward_autocast = autograd_graph.autocast
@@ -247,10 +247,10 @@ def reentrant(autograd_graph: AutogradGraph, run_region: Run, input_tensors: Seq
         ]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
         outer_place = autograd_graph.meter.place
-        autocast, cached_casts = autograd_graph.autocast, autograd_graph.cast_copies
+        outer_autocast, outer_cast_copies = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = forward_autocast, {}
         recomputed_output = run_region(detached_arguments)
-        autograd_graph.autocast, autograd_graph.cast_copies = autocast, cached_casts
+        autograd_graph.autocast, autograd_graph.cast_copies = outer_autocast, outer_cast_copies
         backward(autograd_graph, recomputed_output, gradient)
         autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
         return [

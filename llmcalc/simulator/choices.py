@@ -89,7 +89,7 @@ class KernelChoices:
     multiprocessors: int = 0
 
     @property
-    def on_gpu(self) -> bool:
+    def is_on_gpu(self) -> bool:
         """Whether kernels run on a GPU, where they allocate temporary memory."""
         return self.multiprocessors > 0
 

@@ -21,9 +21,9 @@ EFFORT = SimulatedWork()
 class WorkBudget:
     """The limit on simulated work in a search. units: the work that the search may do, in units of `SimulatedWork`."""
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, work_units: int) -> None:
         self._start = EFFORT.units
-        self._units = units
+        self._units = work_units
 
     def is_spent(self, budget_share: float = 1) -> bool:
         """Whether this share of the budget is spent, by default all of it."""

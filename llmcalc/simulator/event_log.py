@@ -105,8 +105,8 @@ class EventRecorder:
             block.kind = memory_kind
             self.events.append((block.handle, KEPT, memory_kind))
 
-    def cut(self) -> list[Event]:
-        """Returns the events since the last `cut`. The next event records module and phase."""
+    def take_events(self) -> list[Event]:
+        """Returns the events since the last `take_events`. The next event records module and phase."""
         memory_events, self.events = self.events, []
         self._place = NOWHERE
         return memory_events
@@ -128,14 +128,14 @@ class RecordedEvents:
     reported_step: Sequence[Sequence[Event]]
     phases: Sequence[str]
 
-    def with_workspace(self, workspace: int) -> RecordedEvents:
+    def with_workspace(self, workspace_bytes: int) -> RecordedEvents:
         """Returns the same events with workspaces of another size, in bytes; 0 removes the workspaces."""
 
         def with_bytes(memory_events: Sequence[Event]) -> list[Event]:
             return [
-                (storage_number, nbytes, workspace if nbytes == TAKEN else event_detail)
+                (storage_number, nbytes, workspace_bytes if nbytes == TAKEN else event_detail)
                 for storage_number, nbytes, event_detail in memory_events
-                if workspace or nbytes != TAKEN
+                if workspace_bytes or nbytes != TAKEN
             ]
 
         first_step, reported_step = (
@@ -163,23 +163,26 @@ def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> l
 
 
 def is_repeatable(
-    batch: Sequence[Event], pass_events: Sequence[Event], zero_grad: Sequence[Event], next_batch: Sequence[Event]
+    batch_events: Sequence[Event],
+    pass_events: Sequence[Event],
+    zero_grad_events: Sequence[Event],
+    next_batch_events: Sequence[Event],
 ) -> bool:
     """Whether the passes of the next training step produce the same events.
 
     They have if only gradients, workspaces and the tokens of a batch outlive a pass.
 
-    batch: events that allocate the tokens.
+    batch_events: events that allocate the tokens.
     pass_events: events of the passes.
-    zero_grad: events that free the gradients.
-    next_batch: events that allocate the next tokens.
+    zero_grad_events: events that free the gradients.
+    next_batch_events: events that allocate the next tokens.
     """
-    pass_storages, batch_storages = allocated_bytes(pass_events).keys(), allocated_bytes(batch).keys()
+    pass_storages, batch_storages = allocated_bytes(pass_events).keys(), allocated_bytes(batch_events).keys()
     return (
         released_storages(pass_events) <= pass_storages | batch_storages
-        and pass_storages - released_storages(pass_events) - released_storages(next_batch)
-        == released_storages(zero_grad)
-        and list(allocated_bytes(batch).values()) == list(allocated_bytes(next_batch).values())
+        and pass_storages - released_storages(pass_events) - released_storages(next_batch_events)
+        == released_storages(zero_grad_events)
+        and list(allocated_bytes(batch_events).values()) == list(allocated_bytes(next_batch_events).values())
     )
 
 

@@ -22,14 +22,14 @@ def evidence_of_kernels(profile: type[Lowering], program: Flow, kernel_choices: 
     )
     kernel_methods = [(kernel_name, getattr(profile, kernel_name, None)) for kernel_name in kernel_names]
     evidence = [
-        Evidence("kernel", kernel_title(kernel_name), _stated_witness(kernel))
+        Evidence("kernel", kernel_title(kernel_name), _witness_of_kernel(kernel))
         for kernel_name, kernel in kernel_methods
         if kernel is not None
     ]
-    return [*evidence, *chosen_kernels(profile, kernel_choices)]
+    return [*evidence, *evidence_of_chosen_kernels(profile, kernel_choices)]
 
 
-def chosen_kernels(profile: type[Lowering], kernel_choices: KernelChoices) -> Iterator[Evidence]:
+def evidence_of_chosen_kernels(profile: type[Lowering], kernel_choices: KernelChoices) -> Iterator[Evidence]:
     """Yields the evidence of kernels chosen instead of the default. Kernels without a stated check are untested."""
     kernels = [
         vars(profile_class)[kernel_name] for profile_class in profile.__mro__ for kernel_name in vars(profile_class)
@@ -44,7 +44,7 @@ def chosen_kernels(profile: type[Lowering], kernel_choices: KernelChoices) -> It
         yield Evidence(
             "kernel",
             choice_name(choice_field.name, chosen_kernel),
-            next(map(_stated_witness, matching_kernels), UNTESTED),
+            next(map(_witness_of_kernel, matching_kernels), UNTESTED),
         )
 
 
@@ -67,11 +67,11 @@ def kernels_of(operation: Step) -> Iterator[str]:
     if operation.verb == "core":
         yield from (f"core_{op_name}", f"module_{op_name}", f"decode_{op_name}")
     if operation.verb == "scan":
-        op_class = operation.options["kind"]
-        yield from (f"scan_{op_class}", f"module_{op_class}", f"next_{op_class}", f"decode_{op_class}")
+        scan_class = operation.options["kind"]
+        yield from (f"scan_{scan_class}", f"module_{scan_class}", f"next_{scan_class}", f"decode_{scan_class}")
 
 
-def _stated_witness(kernel: object) -> Witness:
+def _witness_of_kernel(kernel: object) -> Witness:
     """Returns the independent check that a method's decorator states, or `UNTESTED`."""
     witness = witness_of(kernel)
     return witness if isinstance(witness, Witness) else UNTESTED

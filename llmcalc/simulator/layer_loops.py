@@ -7,7 +7,7 @@ from math import lcm
 from ..flow.program import Scope
 from ..frozen import frozen
 from ..model import ModelSpec
-from .layer_pattern import RECORDED_REPEATS, find_pattern, layer_kinds
+from .layer_pattern import RECORDED_REPEATS, find_layer_pattern, layer_kinds
 from .meter import AllocationPlace
 
 SHORT_RUN_REPEATS = 3
@@ -69,13 +69,13 @@ class LayerStack:
         """Returns the path of a module in a layer, with the layer's index."""
         return f"{self.path}.{allocation_place.layer_index}{allocation_place.path[len(self.path) :]}"
 
-    def end(self, repeat_count: int) -> int:
+    def end(self, pattern_repeats: int) -> int:
         """Returns the index after the last layer, in a run with another number of repeats."""
-        return self.before + self.period * repeat_count + self.rest * (self.period // self.times) + self.after
+        return self.before + self.period * pattern_repeats + self.rest * (self.period // self.times) + self.after
 
-    def repeats_of_layer_types(self, repeat_count: int) -> int:
+    def repeats_of_layer_types(self, pattern_repeats: int) -> int:
         """Converts repeats of this stack's pattern to repeats of the shorter pattern of layer types."""
-        return repeat_count * self.times + self.rest
+        return pattern_repeats * self.times + self.rest
 
     @property
     def is_extrapolated(self) -> bool:
@@ -91,14 +91,14 @@ def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStac
     return program_stacks(spec.shared_program.root, recompute_interval)
 
 
-def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:
+def program_stacks(root_scope: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:
     """Returns the layers of each stack of a program. first_layer_index: number of model layers before the program."""
     stacks = []
-    for parents, layer_scopes in _stacks_of_scope(root):
+    for parent_path, layer_scopes in _stacks_of_scope(root_scope):
         layer_order = layer_kinds(layer_scopes)
-        layers_before, period, repeat_count = find_pattern(layer_order)
+        layers_before, period, repeat_count = find_layer_pattern(layer_order)
         layers_after = len(layer_order) - layers_before - period * repeat_count
-        stack_path = ".".join((*parents, layer_scopes[0].name))
+        stack_path = ".".join((*parent_path, layer_scopes[0].name))
         pattern_multiple = lcm(period, recompute_interval) // period
         repeat_count, remaining_repeats = divmod(repeat_count, pattern_multiple)
         if repeat_count > RECORDED_REPEATS and any(map(_shares_tensors, layer_scopes)):
@@ -117,12 +117,12 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
     return stacks
 
 
-def long_stacks(root: Scope, recompute_interval: int, first_layer_index: int) -> list[LayerStack]:
+def long_stacks(root_scope: Scope, recompute_interval: int, first_layer_index: int) -> list[LayerStack]:
     """Returns a program's only layer stack if the stack has more repeats than are recorded; otherwise no stack.
 
     recompute_interval, first_layer_index: as in `program_stacks`.
     """
-    stacks = program_stacks(root, recompute_interval, first_layer_index)
+    stacks = program_stacks(root_scope, recompute_interval, first_layer_index)
     return stacks if len(stacks) == 1 and stacks[0].repeats > RECORDED_REPEATS else []
 
 
@@ -137,15 +137,17 @@ def _shares_tensors(layer_scope: Scope) -> bool:
     return layer_scope.about.get("role") == "shared"
 
 
-def _stacks_of_scope(module_scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
+def _stacks_of_scope(
+    module_scope: Scope, parent_path: tuple[str, ...] = ()
+) -> list[tuple[tuple[str, ...], list[Scope]]]:
     """Returns every executed stack: the parent module's path and the layer kinds."""
     layer_scopes = [
         scope_item
         for scope_item in module_scope.items
         if isinstance(scope_item, Scope) and scope_item.first_input is not None and not scope_item.about.get("optional")
     ]
-    stacks = [(parents, layer_scopes)] if layer_scopes else []
+    stacks = [(parent_path, layer_scopes)] if layer_scopes else []
     for scope_item in module_scope.items:
         if isinstance(scope_item, Scope) and scope_item.first_input is None and not scope_item.about.get("optional"):
-            stacks += _stacks_of_scope(scope_item, (*parents, scope_item.name))
+            stacks += _stacks_of_scope(scope_item, (*parent_path, scope_item.name))
     return stacks

@@ -46,7 +46,7 @@ RECORDED_REPEATS = 4
 """Repeats of a pattern in a recorded run: the first, two between, and the last."""
 
 
-def find_pattern(layer_order: Sequence[object]) -> LayerPattern:
+def find_layer_pattern(layer_order: Sequence[object]) -> LayerPattern:
     """Returns the repeating pattern of layer types for which `RECORDED_REPEATS` repeats have the fewest layers.
 
     If the layers do not repeat, the pattern is the whole stack.
@@ -73,13 +73,13 @@ def find_pattern(layer_order: Sequence[object]) -> LayerPattern:
     return best_pattern
 
 
-def shortened_layers(layer_order: list[Kind], new_repeats: int | None) -> list[Kind]:
-    """Returns the layers with fewer repeats of the pattern, or all layers if `new_repeats` is None."""
-    if new_repeats is None:
+def shortened_layers(layer_order: list[Kind], repeats_to_keep: int | None) -> list[Kind]:
+    """Returns the layers with fewer repeats of the pattern, or all layers if `repeats_to_keep` is None."""
+    if repeats_to_keep is None:
         return layer_order
-    first_layer, period, repeat_count = find_pattern(layer_order)
+    first_layer, period, repeat_count = find_layer_pattern(layer_order)
     return [
         *layer_order[:first_layer],
-        *layer_order[first_layer : first_layer + period] * new_repeats,
+        *layer_order[first_layer : first_layer + period] * repeats_to_keep,
         *layer_order[first_layer + period * repeat_count :],
     ]

@@ -72,21 +72,21 @@ def is_view_of(flow_value: Value | None, base_value: Value | None) -> bool:
 
 
 def last_readers(
-    root: Scope, branch: Callable[[Alternatives], Scope], is_skipped: Callable[[Scope], bool]
+    root_scope: Scope, branch_of: Callable[[Alternatives], Scope], is_module_skipped: Callable[[Scope], bool]
 ) -> tuple[dict[int, int], set[int]]:
     """Returns the last reader of each value's storage, and the values that several layers read.
 
-    branch: which of several forms runs. is_skipped: whether a module does not.
+    branch_of: which of several forms runs. is_module_skipped: whether a module does not.
     """
-    last_reader: dict[int, int] = {}
-    last_layer: dict[int, Scope] = {}
-    layers_by_value: dict[int, Scope] = {}
+    last_reader_ids: dict[int, int] = {}
+    last_reading_layers: dict[int, Scope] = {}
+    layer_of_value: dict[int, Scope] = {}
     shared_values: set[int] = set()
 
     def visit(scope_items: Sequence[Item], layer: Scope) -> None:
         for scope_item in scope_items:
             if isinstance(scope_item, Alternatives):
-                executed_branch, first_branch = branch(scope_item), next(iter(scope_item.branches.values()))
+                executed_branch, first_branch = branch_of(scope_item), next(iter(scope_item.branches.values()))
                 visit(executed_branch.items, layer)
                 if executed_branch is not first_branch and executed_branch.output is not None:
                     # the first branch stands for it
@@ -94,35 +94,35 @@ def last_readers(
             elif isinstance(scope_item, Step):
                 for flow_value in scope_item.ins:
                     storage_id = id(flow_value.storage)
-                    last_reader[storage_id], last_layer[storage_id] = id(scope_item), layer
+                    last_reader_ids[storage_id], last_reading_layers[storage_id] = id(scope_item), layer
                     if (
-                        layer is not root
-                        and layers_by_value.get(storage_id, layer) is not layer
+                        layer is not root_scope
+                        and layer_of_value.get(storage_id, layer) is not layer
                         and not is_view_of(flow_value, layer.first_input)
                     ):
                         shared_values.add(storage_id)
                 for flow_value in scope_item.outs:
-                    layers_by_value[id(flow_value)] = layer
-            elif not is_skipped(scope_item):
+                    layer_of_value[id(flow_value)] = layer
+            elif not is_module_skipped(scope_item):
                 visit(scope_item.items, scope_item if scope_item.first_input is not None else layer)
                 if scope_item.stacked_axis is not None:  # each of its runs reads what comes from outside
                     operations = list(scope_item.steps())
-                    inner_values = {id(output_value) for operation in operations for output_value in operation.outs}
+                    inner_value_ids = {id(output_value) for operation in operations for output_value in operation.outs}
                     storages_read = {
                         id(input_value.storage) for operation in operations for input_value in operation.ins
                     }
-                    last_reader.update(dict.fromkeys(storages_read - inner_values, id(scope_item)))
+                    last_reader_ids.update(dict.fromkeys(storages_read - inner_value_ids, id(scope_item)))
 
-    visit(root.items, root)
-    for module_scope in root.scopes():
+    visit(root_scope.items, root_scope)
+    for module_scope in root_scope.scopes():
         if (
             module_scope.first_input is not None
             and module_scope.output is not None
-            and last_layer.get(id(module_scope.output.storage)) is module_scope
+            and last_reading_layers.get(id(module_scope.output.storage)) is module_scope
         ):
             shared_values.add(id(module_scope.output.storage))  # the loop over the layers reads it after all steps
     return {
-        storage_id: last_operation
-        for storage_id, last_operation in last_reader.items()
+        storage_id: last_reader_id
+        for storage_id, last_reader_id in last_reader_ids.items()
         if storage_id not in shared_values
     }, shared_values

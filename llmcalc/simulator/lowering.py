@@ -59,7 +59,7 @@ class Lowering(ProgramLowering):
     @property
     def autocasts_to_float32(self) -> bool:
         """Whether autocast runs powers and softmax in float32, as on a GPU (aten/src/ATen/autocast_mode.h)."""
-        return self.graph.autocast is not None and self.choices.on_gpu
+        return self.graph.autocast is not None and self.choices.is_on_gpu
 
     def find_dataflow(self, root: Scope) -> None:
         """Finds each layer's external inputs and outputs, and the modules that are recomputed."""
@@ -73,13 +73,13 @@ class Lowering(ProgramLowering):
         for module_scope in root.scopes():
             if module_scope.first_input is not None:
                 operations = list(module_scope.steps(includes_idle=False))
-                outputs = {id(output_value) for operation in operations for output_value in operation.outs}
+                computed_values = {id(output_value) for operation in operations for output_value in operation.outs}
                 storages_read = {id(input_value.storage) for operation in operations for input_value in operation.ins}
                 layer_input_ids = {id(module_scope.first_input.storage)} - self.shared_values
-                self.values_computed[id(module_scope)] = outputs
-                self.storages_read[id(module_scope)] = storages_read - outputs - layer_input_ids
+                self.values_computed[id(module_scope)] = computed_values
+                self.storages_read[id(module_scope)] = storages_read - computed_values - layer_input_ids
 
-    def refuse_recomputed(self, operation: Step) -> None:
+    def refuse_recomputed_module(self, operation: Step) -> None:
         """Raises `Unsupported` for an operation in a module that the backward pass recomputes."""
         if self.recompute.layers or any(
             id(module_call.scope) in self.recomputed_modules for module_call in self.frames
@@ -89,33 +89,33 @@ class Lowering(ProgramLowering):
                 operation.name,
             )
 
-    def _find_recomputed_modules(self, root: Scope) -> None:
+    def _find_recomputed_modules(self, root_scope: Scope) -> None:
         """Finds the modules selected for recomputation. Raises `InputError` for an unknown module."""
         modules = [
             module
-            for module_scope in root.scopes()
+            for module_scope in root_scope.scopes()
             if is_stack_layer(module_scope)
             for module in modules_below(module_scope)
         ]
         check_nodes(self.recompute.nodes, (module_path for module_path, _ in modules))
         for module_path, module_scope in modules:
             if module_path in self.recompute.nodes:
-                self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root)
+                self.recomputed_modules[id(module_scope)] = self._recomputed_module(module_scope, root_scope)
 
-    def _recomputed_module(self, module_scope: Scope, root: Scope) -> RecomputedModule:
+    def _recomputed_module(self, module_scope: Scope, root_scope: Scope) -> RecomputedModule:
         """Returns the inputs and outputs of a module that is recomputed."""
         operations = list(module_scope.steps(includes_idle=False))
         step_ids = {id(operation) for operation in operations}
-        outputs = {id(output_value) for operation in operations for output_value in operation.outs}
+        computed_values = {id(output_value) for operation in operations for output_value in operation.outs}
         values_read = {
             id(input_value): input_value
             for operation in operations
             for input_value in operation.ins
-            if nearest_base_id(input_value, outputs) is None
+            if nearest_base_id(input_value, computed_values) is None
         }
-        outside_reads = (
+        values_read_outside = (
             input_value
-            for operation in root.steps(includes_idle=False)
+            for operation in root_scope.steps(includes_idle=False)
             if id(operation) not in step_ids
             for input_value in operation.ins
         )
@@ -123,7 +123,7 @@ class Lowering(ProgramLowering):
             tuple(
                 flow_value for flow_value in values_read.values() if not is_view_of(flow_value, module_scope.argument)
             ),
-            frozenset(nearest_base_id(flow_value, outputs) or 0 for flow_value in outside_reads)
+            frozenset(nearest_base_id(flow_value, computed_values) or 0 for flow_value in values_read_outside)
             - {0, id(module_scope.output)},
             tuple(
                 flow_value for flow_value in values_read.values() if self.last.get(id(flow_value.storage)) in step_ids
@@ -137,7 +137,7 @@ class Lowering(ProgramLowering):
         which the reference passes to every module.
         """
         module_input, module_output = module_scope.call_values
-        outer_frames, values_once_computed = self._frames_copy(), self.memo
+        outer_frames, values_once_computed = self._copy_frames(), self.memo
         shared_values = {value_id: self.values[value_id] for value_id in self.shared_values if value_id in self.values}
         shared_values |= {
             id(read_value): self.values[id(read_value)]
@@ -150,7 +150,7 @@ class Lowering(ProgramLowering):
             self.values, self.bound = {**shared_values, id(module_input): arguments[0]}, {}
             self.frames, self.memo = list(outer_frames), values_once_computed
             try:
-                self._module(ModuleFrame(module_scope))
+                self._run_module_items(ModuleFrame(module_scope))
                 caller_state[0].update(
                     {
                         value_id: self.values[value_id]
@@ -168,7 +168,7 @@ class Lowering(ProgramLowering):
         self.bind(module_output, output)
 
     @property
-    def carried(self) -> dict[Any, Tensor]:
+    def carried_tensors(self) -> dict[Any, Tensor]:
         """The tensors that a layer passes to the next layer besides its output."""
         return {
             carried_name: tensor
@@ -176,9 +176,9 @@ class Lowering(ProgramLowering):
             if self.carries_tensors and carried_name[0] == CARRIED
         }
 
-    def replace_carried(self, tensors: dict[Any, Tensor]) -> None:
+    def replace_carried_tensors(self, tensors: dict[Any, Tensor]) -> None:
         """Replaces the tensors carried to the next layer."""
-        for carried_name in self.carried:
+        for carried_name in self.carried_tensors:
             del self.memo[carried_name]
         self.memo.update(tensors)
 
@@ -188,8 +188,8 @@ class Lowering(ProgramLowering):
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
         are now.
         """
-        outer_frames, values_once_computed = self._frames_copy(), self.memo
-        carried_keys, is_first_run = tuple(self.carried), True
+        outer_frames, values_once_computed = self._copy_frames(), self.memo
+        carried_names, is_first_run = tuple(self.carried_tensors), True
         shared_values = {
             value_id: self.values[value_id]
             for value_id in self.storages_read[id(module_call.scope)]
@@ -205,10 +205,10 @@ class Lowering(ProgramLowering):
             self.bound = {}
             self.frames = list(outer_frames)
             self.memo = values_once_computed
-            carried_tensors, is_recomputed, is_first_run = self.carried, not is_first_run, False
-            self.replace_carried(dict(zip(carried_keys, input_tensors[1:], strict=True)))
+            carried_tensors, is_recomputed, is_first_run = self.carried_tensors, not is_first_run, False
+            self.replace_carried_tensors(dict(zip(carried_names, input_tensors[1:], strict=True)))
             try:
-                self.module(
+                self.run_module(
                     ModuleFrame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
                 )
                 output_tensor = self.tensor_of(layer_output)
@@ -218,7 +218,7 @@ class Lowering(ProgramLowering):
                 return output_tensor
             finally:
                 if is_recomputed:
-                    self.replace_carried(carried_tensors)
+                    self.replace_carried_tensors(carried_tensors)
                 self.values, self.bound, self.frames, self.memo = caller_state
 
         return run_layer
@@ -237,15 +237,15 @@ class Lowering(ProgramLowering):
             compiled=compiled,
         )
 
-    def module(self, module_call: ModuleFrame) -> None:
+    def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module, with activation checkpointing if selected."""
         recomputed_module = self.recomputed_modules.get(id(module_call.scope))
         if recomputed_module is None:
-            super().module(module_call)
+            super().run_module(module_call)
         else:
             self._checkpointed_module(module_call.scope, recomputed_module)
 
-    def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
+    def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer. With recomputation, only its input is saved.
 
         The first trained layer's input wants a gradient, and no frozen layer is checkpointed
@@ -255,9 +255,9 @@ class Lowering(ProgramLowering):
         layer_index, first_trained_layer = module_call.layer_index, self.first_trained_layer
         if layer_index is not None and first_trained_layer is not None and recompute.layers:
             if layer_index < first_trained_layer:
-                return super().layer(module_call, x)
+                return super().run_layer(module_call, x)
             x.leaf = x.leaf or (layer_index == first_trained_layer and self.graph.enabled and x.node is None)
         if layer_index is None or not recompute.includes_layer(layer_index) or not is_stack_layer(module_scope):
-            return super().layer(module_call, x)
+            return super().run_layer(module_call, x)
         layer_runner = self.layer_runner(module_call, *module_scope.layer_values)
-        return self.run_checkpointed(layer_runner, [x, *self.carried.values()])
+        return self.run_checkpointed(layer_runner, [x, *self.carried_tensors.values()])

@@ -28,7 +28,7 @@ class AllocationPlace(NamedTuple):
     layer_index: int = -1
     path: str = ""
 
-    def in_backward(self) -> AllocationPlace:
+    def place_in_backward(self) -> AllocationPlace:
         """Returns the place of the same module in the backward pass."""
         return AllocationPlace("backward", self.layer_index, self.path)
 

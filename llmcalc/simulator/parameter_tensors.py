@@ -33,10 +33,10 @@ class ParameterTensors(ValueTensors):
         layer_indices = (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None)
         return next(layer_indices, -1) >= self.first_trained_layer
 
-    def expert_weight(self, operation: Step, shape: Shape, matrices: int = 1) -> Tensor:
+    def expert_weight(self, operation: Step, shape: Shape, matrix_count: int = 1) -> Tensor:
         """Returns the stacked weights of all experts.
 
-        shape: experts, rows and columns. matrices: the number of linear layers that are fused in it, default 1.
+        shape: experts, rows and columns. matrix_count: the number of linear layers that are fused in it, default 1.
         """
         return self.weight(f"{operation.name}.weight", shape)
 
@@ -46,7 +46,7 @@ class ParameterTensors(ValueTensors):
         self.buffers.add(parameter_key)
         return self.parameter(parameter_key, shape, INT64 if indices else self.dtype, trained=False)
 
-    def matrix(self, operation: Step) -> Tensor:
+    def linear_weight(self, operation: Step) -> Tensor:
         """Returns the weight [out, in] of a linear layer, which other operations may share."""
         assert operation.weight is not None
         shape = element_count(operation.weight.out), element_count(operation.weight.ins)
@@ -55,7 +55,7 @@ class ParameterTensors(ValueTensors):
             return self.weight(f"{lending_layer}.weight", shape, self.module_path(levels_up=1))
         return self._shared_weight(operation.weight, operation.name, shape)
 
-    def table(self, operation: Step) -> Tensor:
+    def embedding_table(self, operation: Step) -> Tensor:
         """Returns the weight [rows, width] of an embedding table, which other operations may share."""
         assert operation.weight is not None
         return self._shared_weight(
@@ -64,15 +64,15 @@ class ParameterTensors(ValueTensors):
 
     def _shared_weight(self, weight: Weight, parameter_name: str, shape: Shape) -> Tensor:
         """Returns a parameter that several operations of a layer or of the model may share."""
-        model_key = ("", id(weight))
-        layer_key = (
-            *model_key,
+        shared_key = ("", id(weight))
+        shared_key_in_layer = (
+            *shared_key,
             *(module_call.layer_index for module_call in self.frames if module_call.layer_index is not None),
         )
-        for parameter_key in (model_key, layer_key):
+        for parameter_key in (shared_key, shared_key_in_layer):
             if parameter_key in self.weights:
                 return self.weights[parameter_key]
-        self.weights[layer_key] = parameter = self.weight(f"{parameter_name}.weight", shape)
+        self.weights[shared_key_in_layer] = parameter = self.weight(f"{parameter_name}.weight", shape)
         return parameter
 
     def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
@@ -96,7 +96,7 @@ class ParameterTensors(ValueTensors):
         """Allocates a parameter or buffer. template: a tensor with the same shape and number format."""
         return empty(self.graph.meter, template.shape, template.dtype, is_leaf=template.leaf)
 
-    def prepare_unread(self, program: Flow) -> None:
+    def allocate_unread_parameters(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
         with counted_as(self.graph.meter, "weights"):
             for module_name, parameter_use, copy_count in unused_modules(program.root):

@@ -44,14 +44,14 @@ class OutputTensor(NamedTuple):
     dtype: Dtype
     strides: Strides
 
-    def storage(self, memory_meter: Meter, first_storage: int) -> Storage:
-        """Creates the tensor's storage in a replayed pass. first_storage: the number of the pass's first storage."""
+    def create_storage(self, memory_meter: Meter, first_storage_number: int) -> Storage:
+        """Creates the tensor's storage in a replayed pass. first_storage_number: that of the pass's first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = memory_meter, self.bytes
-        storage.block = Block(self.bytes, self.kind, first_storage + self.number)
+        storage.block = Block(self.bytes, self.kind, first_storage_number + self.number)
         return storage
 
-    def tensor(self, storage: Storage) -> Tensor:
+    def create_tensor(self, storage: Storage) -> Tensor:
         """Returns the output tensor with shape and format, on a given storage."""
         return Tensor(self.shape, self.dtype, storage, self.strides)
 
@@ -87,33 +87,33 @@ class PassTrace:
     outputs: tuple[tuple[int, OutputTensor], ...] = ()
     input_kind: str | None = None
 
-    def relative_to(self, pass_id: PassId, previous_pass: PassId | None) -> PassTrace:
+    def with_relative_numbers(self, pass_id: PassId, previous_pass_id: PassId | None) -> PassTrace:
         """Returns the trace with micro-batch numbers relative to this pass.
 
-        previous_pass: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
+        previous_pass_id: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
         """
         chunk, _, pass_number = pass_id
         releases: dict[PassId, list[tuple[int, int]]] = {}
-        for other_pass, pass_releases in self.releases_of_other_passes.items():
-            other_chunk, pass_kind, other_number = other_pass
+        for other_pass_id, pass_releases in self.releases_of_other_passes.items():
+            other_chunk, pass_kind, other_pass_number = other_pass_id
             if other_chunk != chunk:
                 raise NotRepeating
-            is_previous = other_pass == previous_pass
-            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_number - pass_number)] = (
+            is_previous = other_pass_id == previous_pass_id
+            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, pass_kind, other_pass_number - pass_number)] = (
                 pass_releases
             )
         return replace(self, releases_of_other_passes=releases)
 
     def has_equal_events(self, other_trace: PassTrace) -> bool:
         """Whether another trace has the same events, except for numbers of the previous pass's storages."""
-        without_numbers = (
+        releases_of_traces = (
             {
                 pass_id: [release_step for release_step, _ in releases] if pass_id[1] == PREVIOUS else releases
                 for pass_id, releases in pass_trace.releases_of_other_passes.items()
             }
             for pass_trace in (self, other_trace)
         )
-        first_trace, second_trace = without_numbers
+        first_trace, second_trace = releases_of_traces
         return (
             first_trace == second_trace
             and replace(self, releases_of_other_passes=other_trace.releases_of_other_passes) == other_trace
@@ -123,16 +123,16 @@ class PassTrace:
         """Returns the releases of the previous pass's storages, as (index of the event, storage)."""
         return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
-    def with_storages_of_previous_pass(self, chunk: int, new_numbers: Mapping[int, int]) -> PassTrace | None:
+    def with_previous_storage_numbers(self, chunk: int, new_storage_numbers: Mapping[int, int]) -> PassTrace | None:
         """Returns the trace with new numbers for the previous pass's storages; None if a storage is unknown."""
         releases = self.releases_of_previous_pass(chunk)
         if not releases:
             return self
-        if any(storage_number not in new_numbers for _, storage_number in releases):
+        if any(storage_number not in new_storage_numbers for _, storage_number in releases):
             return None
         renumbered_releases = {
             (chunk, PREVIOUS, 0): [
-                (event_index, new_numbers[storage_number]) for event_index, storage_number in releases
+                (step_index, new_storage_numbers[storage_number]) for step_index, storage_number in releases
             ]
         }
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

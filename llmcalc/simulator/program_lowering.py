@@ -36,7 +36,7 @@ class ProgramLowering(CacheTensors):
         self.absent_values = set()
         run = self.run_config, self.include
         if self.read_program is not program or self.read_run != run:  # else an earlier pass has found the same
-            self.last, self.shared_values = last_readers(program.root, self.branch, self.skips)
+            self.last, self.shared_values = last_readers(program.root, self.choose_branch, self.skips_module)
             self.last.pop(id(program.result.storage), None)
             self.read_program, self.read_run = program, run
         self.further_outputs = []
@@ -44,7 +44,7 @@ class ProgramLowering(CacheTensors):
         self.stack_number: int = 0
         if program.entry is not None:
             self.bind(program.entry, self.inputs.pop(ENTRY))
-        self.module(ModuleFrame(program.root))
+        self.run_module(ModuleFrame(program.root))
         program_result = self.tensor_of(program.result)
         self.values.clear()
         self.bound.clear()
@@ -54,7 +54,7 @@ class ProgramLowering(CacheTensors):
     def find_dataflow(self, root: Scope) -> None:
         """Analyses a program's dataflow before a run with recomputation. It does nothing without recomputation."""
 
-    def prepare(self, program: Flow) -> None:
+    def allocate_parameters(self, program: Flow) -> None:
         """Allocates all parameters in the program's order of use."""
         if self.known_parameters is None:
             self.known_parameters = self._find_parameters(program)
@@ -67,7 +67,7 @@ class ProgramLowering(CacheTensors):
                     parameters[id(weight)] = self.create_parameter(parameter_key, weight)
                 self.weights[parameter_key] = parameters[id(weight)]
             self.graph.meter.parameter_path = None
-        self.prepare_unread(program)
+        self.allocate_unread_parameters(program)
 
     def _find_parameters(self, program: Flow) -> ParameterSet:
         """Returns the parameters of a program, from a run without memory."""
@@ -84,15 +84,15 @@ class ProgramLowering(CacheTensors):
         dry_run.run_only, dry_run.first_layer_index = self.run_only, self.first_layer_index
         dry_run.first_trained_layer, dry_run.trained_dtype = self.first_trained_layer, self.trained_dtype
         dry_run.inputs = {
-            input_rows: empty(dry_run.graph.meter, (self.run_config.batch, self.run_config.new_rows(input_rows)), INT64)
-            for input_rows in INPUTS
+            id_rows: empty(dry_run.graph.meter, (self.run_config.batch, self.run_config.new_rows(id_rows)), INT64)
+            for id_rows in INPUTS
         }
-        dry_run.take_frames(program)
-        dry_run.enter(program)
+        dry_run.create_input_frames(program)
+        dry_run.create_stage_input(program)
         dry_run.run(program)
         return dry_run.weights, dry_run.buffers
 
-    def take_frames(self, program: Flow) -> None:
+    def create_input_frames(self, program: Flow) -> None:
         """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
         if program.frames is None:
             return
@@ -103,7 +103,7 @@ class ProgramLowering(CacheTensors):
             input_frames = self.graph.new_tensor((batch, values_per_frame, frame_count), self.dtype)
             self.inputs[program.frames.rows] = self.t.transpose(input_frames, 1, 2)
 
-    def enter(self, program: Flow) -> Tensor | None:
+    def create_stage_input(self, program: Flow) -> Tensor | None:
         """Allocates the input of a later pipeline stage; None for programs with the first layers."""
         if program.entry is None:
             return None
@@ -114,14 +114,14 @@ class ProgramLowering(CacheTensors):
 
     # --- modules and layers -----------------------------------------------------------------------------------------
 
-    def module(self, module_call: ModuleFrame) -> None:
+    def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module, while the caller still references the module's input."""
-        self._module(module_call)
+        self._run_module_items(module_call)
 
-    def _module(self, module_call: ModuleFrame) -> None:
+    def _run_module_items(self, module_call: ModuleFrame) -> None:
         """Runs the items of a module, with the module on the stack."""
         module_scope = module_call.scope
-        argument_tensor = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
+        module_input = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
         self.frames.append(module_call)
         memory_meter = self.graph.meter
         outer_place, memory_meter.place = memory_meter.place, self.place
@@ -130,7 +130,7 @@ class ProgramLowering(CacheTensors):
         module_kernel = self.module_kernel(module_scope)
         with self.graph.no_grad() if module_scope.about.get("role") == "no_grad" else nullcontext():
             if module_kernel is None:
-                self.items(module_scope.items)
+                self.run_items(module_scope.items)
             else:
                 module_kernel()
         if module_scope.is_separate_model and module_scope.output is not None:  # what its layers read goes with it
@@ -141,40 +141,40 @@ class ProgramLowering(CacheTensors):
         self.memo = values_once_computed
         self.frames.pop()
         memory_meter.place = outer_place
-        del argument_tensor
+        del module_input
 
     def module_kernel(self, module_scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel of a whole module; None if the module's operations run one by one."""
         return None
 
-    def items(self, items: Sequence[Item]) -> None:
+    def run_items(self, items: Sequence[Item]) -> None:
         """Runs the operations and submodules of a module in order."""
         layer_scopes: list[Scope] = []
         for scope_item in items:
             if isinstance(scope_item, Scope):
-                if self.skips(scope_item) or self.has_run(scope_item):
-                    self._mark_as_absent(scope_item)
+                if self.skips_module(scope_item) or self.has_run(scope_item):
+                    self._mark_output_as_absent(scope_item)
                     continue
                 if scope_item.first_input is not None:
                     layer_scopes.append(scope_item)
                     continue
             if layer_scopes:
-                self.layers(layer_scopes)
+                self.run_layers(layer_scopes)
                 layer_scopes = []
             if isinstance(scope_item, Step):
-                self.step(scope_item)
+                self.run_step(scope_item)
             elif isinstance(scope_item, Alternatives):
-                self.alternatives(scope_item)
+                self.run_alternatives(scope_item)
             elif scope_item.first_layer_output is not None:
                 self.after_first = scope_item
             elif scope_item.stacked_axis is not None:
-                self.side_by_side(scope_item)
+                self.run_side_by_side(scope_item)
             else:
-                self.module(ModuleFrame(scope_item))
+                self.run_module(ModuleFrame(scope_item))
         if layer_scopes:
-            self.layers(layer_scopes)
+            self.run_layers(layer_scopes)
 
-    def skips(self, module_scope: Scope) -> bool:
+    def skips_module(self, module_scope: Scope) -> bool:
         """Whether a module does not run: an optional part that is excluded, or a part that never runs."""
         return (
             module_scope.about.get("optional", "") not in {"", *self.include}
@@ -189,42 +189,42 @@ class ProgramLowering(CacheTensors):
             and self.is_computed_earlier(module_scope.output.rows)
         )
 
-    def _mark_as_absent(self, module_scope: Scope) -> None:
+    def _mark_output_as_absent(self, module_scope: Scope) -> None:
         """Marks the output of a skipped module as absent."""
         if module_scope.output is not None:
             self.absent_values.add(id(module_scope.output.storage))
-        if not self.skips(module_scope):
+        if not self.skips_module(module_scope):
             self.stack_number += self._count_layer_stacks(module_scope)
 
     def _count_layer_stacks(self, module_scope: Scope) -> int:
         """Counts the layer stacks in a module."""
-        stacks, is_in_stack = 0, False
+        stack_count, is_in_stack = 0, False
         for scope_item in module_scope.items:
-            if isinstance(scope_item, Scope) and self.skips(scope_item):
+            if isinstance(scope_item, Scope) and self.skips_module(scope_item):
                 continue
             is_layer = isinstance(scope_item, Scope) and scope_item.first_input is not None
-            stacks += is_layer and not is_in_stack
+            stack_count += is_layer and not is_in_stack
             is_in_stack = is_layer
             if isinstance(scope_item, Scope) and not is_layer:
-                stacks += self._count_layer_stacks(scope_item)
-        return stacks
+                stack_count += self._count_layer_stacks(scope_item)
+        return stack_count
 
-    def branch(self, alternatives: Alternatives) -> Scope:
+    def choose_branch(self, alternatives: Alternatives) -> Scope:
         """Returns the executed alternative of a step."""
         return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
 
-    def alternatives(self, alternatives_item: Alternatives) -> None:
+    def run_alternatives(self, alternatives_item: Alternatives) -> None:
         """Runs one of the alternative branches, whose result replaces the first branch's result."""
         first_branch, *_ = alternatives_item.branches.values()
-        executed_branch = self.branch(alternatives_item)
-        self.items(executed_branch.items)
+        executed_branch = self.choose_branch(alternatives_item)
+        self.run_items(executed_branch.items)
         assert first_branch.output is not None
         assert executed_branch.output is not None
         if executed_branch is not first_branch:
             self.store_tensor(first_branch.output, self.tensor_of(executed_branch.output))
             self.forget(executed_branch.output.storage)
 
-    def side_by_side(self, module_scope: Scope) -> None:
+    def run_side_by_side(self, module_scope: Scope) -> None:
         """Runs equal modules in sequence, and collects the outputs for stacking."""
         assert module_scope.stacked_axis is not None
         module_input, module_output = module_scope.call_values
@@ -235,15 +235,17 @@ class ProgramLowering(CacheTensors):
         for copy_index in range(module_scope.stacked_axis.size):
             if argument_slices is not None and module_scope.argument_slice is not None:
                 self.values[id(module_scope.argument_slice)] = argument_slices[copy_index]
-            self.module(ModuleFrame(module_scope, layer_index=copy_index, owner=copy_index))
+            self.run_module(ModuleFrame(module_scope, layer_index=copy_index, owner=copy_index))
             outputs.append(self.tensor_of(module_output))
             self.forget(module_output.storage)
         if module_scope.argument_slice is not None:
             self.values.pop(id(module_scope.argument_slice))
         self.stacks[id(module_output)] = outputs
-        self.release(module_scope, (input_value for operation in module_scope.steps() for input_value in operation.ins))
+        self.release_last_reads(
+            module_scope, (input_value for operation in module_scope.steps() for input_value in operation.ins)
+        )
 
-    def layers(self, layer_scopes: list[Scope]) -> None:
+    def run_layers(self, layer_scopes: list[Scope]) -> None:
         """Runs a stack of layers in the model's order."""
         (first_input, _), (_, last_output) = layer_scopes[0].layer_values, layer_scopes[-1].layer_values
         hidden_states = self.tensor_of(first_input)
@@ -251,17 +253,17 @@ class ProgramLowering(CacheTensors):
         owners_of_layers: dict[str, int] = {}
         layer_order = shortened_layers(layer_kinds(layer_scopes), self.run_only.get(self.stack_number))
         self.stack_number += 1
-        module_after_first, self.after_first = self.after_first, None
+        module_after_first_layer, self.after_first = self.after_first, None
         for layer_index, layer_scope in enumerate(layer_order, self.first_layer_index):
             layer_name = layer_scope.about.get("label", "").removesuffix(SHARED)
             owner_index = owners_of_layers.setdefault("" if layer_name == BASE else layer_name, layer_index)
             layer_input = hidden_states
             del hidden_states
-            hidden_states = self.layer(
+            hidden_states = self.run_layer(
                 ModuleFrame(layer_scope, layer_index=layer_index, owner=owner_index), layer_input
             )
-            if module_after_first is not None and layer_index == self.first_layer_index:
-                hidden_states = self.run_after_layer(module_after_first, layer_input, hidden_states)
+            if module_after_first_layer is not None and layer_index == self.first_layer_index:
+                hidden_states = self.run_after_layer(module_after_first_layer, layer_input, hidden_states)
             del layer_input  # the stack's frame names a layer's input while the layer runs
         self.values[id(last_output)] = hidden_states
 
@@ -269,7 +271,7 @@ class ProgramLowering(CacheTensors):
         """Runs the module that follows the first layer. layer_input, layer_output: the layer's input and output."""
         (module_input, module_output), first_layer_output = module_scope.call_values, module_scope.first_layer_output
         self.values[id(module_input)], self.values[id(first_layer_output)] = layer_input, layer_output
-        self.module(ModuleFrame(module_scope))
+        self.run_module(ModuleFrame(module_scope))
         output_tensor = self.tensor_of(module_output)
         for flow_value in (module_input, first_layer_output):
             self.values.pop(id(flow_value), None)
@@ -282,11 +284,11 @@ class ProgramLowering(CacheTensors):
         if id(layer_input.storage) not in self.shared_values:
             self.forget(layer_input.storage)
 
-    def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
+    def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer on the output of the previous layer."""
         layer_input, layer_output = module_call.scope.layer_values
         self.values[id(layer_input)] = x
-        self.module(module_call)
+        self.run_module(module_call)
         output_tensor = self.tensor_of(layer_output)
         self._free_layer_input(layer_input)
         self.forget(layer_output.storage)
@@ -294,19 +296,19 @@ class ProgramLowering(CacheTensors):
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
-    def step(self, operation: Step) -> None:
+    def run_step(self, operation: Step) -> None:
         """Runs an operation with the profile's method of the same name, unless the results are cached."""
         if (self.has_earlier_tokens or self.absent_values) and self.is_cached_step(operation):
             self.absent_values.update(map(id, operation.outs))
             self.has_skipped_steps: bool = self.has_skipped_steps or not self.has_earlier_tokens
-            self.release(operation, operation.ins)
+            self.release_last_reads(operation, operation.ins)
             return
         kernel = self.kernel_of(operation)
         if kernel is None:
             raise self.not_modelled(operation, operation.verb)
         EFFORT.units += UNITS_PER_OPERATION
         kernel(operation)
-        self.release(operation, operation.ins)
+        self.release_last_reads(operation, operation.ins)
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
         """Returns the profile's method for an operation; None if the profile has none."""
@@ -324,10 +326,10 @@ class ProgramLowering(CacheTensors):
             and all(self.is_computed_earlier(output_value.rows) for output_value in operation.outs)
         )
 
-    def release(self, reading_item: Step | Scope, flow_values: Iterable[Value]) -> None:
+    def release_last_reads(self, last_reader: Step | Scope, flow_values: Iterable[Value]) -> None:
         """Frees the tensors that no later operation reads."""
         for flow_value in flow_values:
-            if self.last.get(id(flow_value.storage)) == id(reading_item):
+            if self.last.get(id(flow_value.storage)) == id(last_reader):
                 self.forget(flow_value.storage)
 
     # --- steps that need no kernels ---------------------------------------------------------------------------------

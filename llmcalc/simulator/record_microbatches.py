@@ -136,15 +136,13 @@ class PassRecorder(PassCounter):
     def _run(
         self, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None, compute_output: Callable[[], Tensor]
     ) -> Tensor:
-        first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        pass_start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         pass_output = compute_output()
         input_storage = None if input_tensor is None else input_tensor.storage.block.handle
         outputs = self._surviving_outputs(pass_case[0], pass_output)
-        event_after_last = len(self.meter.events)
+        pass_end = len(self.meter.events)
         self.passes.append(
-            RecordedPass(
-                pass_case, pass_id, first_event, event_after_last, start_place, input_storage, outputs, self.previous
-            )
+            RecordedPass(pass_case, pass_id, pass_start, pass_end, start_place, input_storage, outputs, self.previous)
         )
         return pass_output
 
@@ -155,25 +153,25 @@ class PassRecorder(PassCounter):
     def backward(self, chunk: int, gradient_leaves: Sequence[Any], compute: Callable[[], None]) -> None:
         """Runs and records a backward pass. gradient_leaves: tensors that may receive gradients."""
         pass_case, pass_id = self.next_backward(chunk)
-        first_event, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        pass_start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         compute()
         gradients = [
             output_without_storage(leaf_index, gradient_leaf.grad)
             for leaf_index, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        event_after_last = len(self.meter.events)
+        pass_end = len(self.meter.events)
         self.passes.append(
-            RecordedPass(pass_case, pass_id, first_event, event_after_last, start_place, None, gradients, self.previous)
+            RecordedPass(pass_case, pass_id, pass_start, pass_end, start_place, None, gradients, self.previous)
         )
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns one trace per case of passes. Raises `NotRepeating` if passes of a case differ."""
         return RecordedPasses(self.meter.events, self.passes).traces()
 
-    def recorded(self) -> RecordedPasses:
+    def recorded_passes(self) -> RecordedPasses:
         """Ends the recording and returns the recorded passes. Later events are not part of a pass."""
-        return RecordedPasses(self.meter.cut(), self.passes)
+        return RecordedPasses(self.meter.take_events(), self.passes)
 
 
 @frozen
@@ -190,15 +188,16 @@ class RecordedPasses:
         """
         memory_events, passes = self.events, self.passes
         if allocated_before:
-            indices = [
-                trace_index
-                for trace_index, (storage_number, nbytes, _) in enumerate(memory_events)
+            kept_indices = [
+                event_index
+                for event_index, (storage_number, nbytes, _) in enumerate(memory_events)
                 if nbytes == PLACED or storage_number not in allocated_before
             ]
-            memory_events = [memory_events[trace_index] for trace_index in indices]
+            memory_events = [memory_events[event_index] for event_index in kept_indices]
             passes = [
                 recorded_pass._replace(
-                    start=bisect_left(indices, recorded_pass.start), end=bisect_left(indices, recorded_pass.end)
+                    start=bisect_left(kept_indices, recorded_pass.start),
+                    end=bisect_left(kept_indices, recorded_pass.end),
                 )
                 for recorded_pass in passes
             ]
@@ -242,7 +241,7 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
                 )
         for (pass_kind, pass_state), pass_trace in later_traces.items():
             all_traces.setdefault((chunk, pass_kind, 1, pass_state), pass_trace)
-            second_trace = pass_trace.with_storages_of_previous_pass(chunk, storage_numbers.get(pass_state[-1], {}))
+            second_trace = pass_trace.with_previous_storage_numbers(chunk, storage_numbers.get(pass_state[-1], {}))
             if second_trace is not None:
                 for pass_number in (1, 2):
                     all_traces.setdefault((chunk, pass_kind, pass_number, pass_state + FIRST), second_trace)
@@ -251,8 +250,8 @@ def with_unrecorded_cases(pass_traces: Mapping[PassCase, PassTrace]) -> dict[Pas
 
 def output_without_storage(output_number: int, tensor: Tensor) -> PassOutput:
     """Returns the number of a pass's output, a copy of the output without memory, and the number of its storage."""
-    shape_only = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
-    return output_number, shape_only, tensor.storage.block.handle
+    shape_template = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
+    return output_number, shape_template, tensor.storage.block.handle
 
 
 _NO_STORAGE = Storage(NoMeter(), 0)
@@ -336,18 +335,18 @@ class TraceReader:
             storage for recorded_pass in passes for _, _, storage in recorded_pass.outputs
         }
         self.traces: dict[PassCase, PassTrace] = {}
-        previous_end = 0
+        previous_pass_end = 0
         for recorded_pass in passes:
-            self._read_between(memory_events[previous_end : recorded_pass.start])
-            previous_end = recorded_pass.end
+            self._read_events_between_passes(memory_events[previous_pass_end : recorded_pass.start])
+            previous_pass_end = recorded_pass.end
             pass_trace = self._trace_of_pass(recorded_pass)
             if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
-                pass_trace = pass_trace.relative_to(recorded_pass.pass_id, recorded_pass.previous)
+                pass_trace = pass_trace.with_relative_numbers(recorded_pass.pass_id, recorded_pass.previous)
             if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
                 raise NotRepeating
-        self._read_between(memory_events[previous_end:])
+        self._read_events_between_passes(memory_events[previous_pass_end:])
 
-    def _read_between(self, memory_events: Sequence[Event]) -> None:
+    def _read_events_between_passes(self, memory_events: Sequence[Event]) -> None:
         """Reads the events between passes, which may release only outputs of passes."""
         for storage_number, nbytes, event_detail in memory_events:
             if nbytes >= 0:
@@ -396,8 +395,8 @@ class TraceReader:
         pass_trace.peak_bytes = pass_bytes.peak_bytes
         pass_trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
         pass_trace.peaks = [
-            (allocation_place, bytes, bytes_by_kind)
-            for allocation_place, (bytes, bytes_by_kind) in pass_bytes.peaks.items()
+            (allocation_place, place_peak, bytes_by_kind)
+            for allocation_place, (place_peak, bytes_by_kind) in pass_bytes.peaks.items()
         ]
         pass_trace.end = pass_bytes.place
         pass_trace.outputs = tuple(
@@ -409,15 +408,15 @@ class TraceReader:
             raise NotRepeating
         return pass_trace
 
-    def _add_release(self, global_number: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
+    def _add_release(self, storage_in_run: int, storage_numbers: Mapping[int, int], pass_trace: PassTrace) -> None:
         """Adds the release of a storage, which another pass may have allocated."""
-        self._check_belongs_to_pass(global_number, storage_numbers)
-        if not self.sizes[global_number]:
+        self._check_belongs_to_pass(storage_in_run, storage_numbers)
+        if not self.sizes[storage_in_run]:
             return
-        if global_number not in storage_numbers:
-            pass_id, storage_number = self.origins[global_number]
+        if storage_in_run not in storage_numbers:
+            pass_id, storage_number = self.origins[storage_in_run]
             pass_trace.releases_of_other_passes.setdefault(pass_id, []).append((len(pass_trace.steps), storage_number))
-        pass_trace.steps.append(encode_release(storage_numbers.get(global_number, 0)))
+        pass_trace.steps.append(encode_release(storage_numbers.get(storage_in_run, 0)))
 
     def _check_belongs_to_pass(self, storage_number: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage that belongs to no pass, or is another pass's output."""
@@ -434,8 +433,13 @@ class TraceReader:
                 return storage_number  # type: ignore[no-any-return]
         return recorded_pass.place
 
-    def _describe_output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:
+    def _describe_output(self, output_template: Tensor, storage_number: int, storage_in_run: int) -> OutputTensor:
         """Creates the description of a pass's output."""
         return OutputTensor(
-            storage_number, self.sizes[storage], self.kinds[storage], template.shape, template.dtype, template.strides
+            storage_number,
+            self.sizes[storage_in_run],
+            self.kinds[storage_in_run],
+            output_template.shape,
+            output_template.dtype,
+            output_template.strides,
         )

@@ -33,27 +33,27 @@ def scratch_bytes(output_count: int, row_count: int, multiprocessors: int) -> tu
     vector_width = VECTOR
     while output_count % vector_width:
         vector_width //= 2
-    threads = THREADS // vector_width
+    thread_count = THREADS // vector_width
     block_columns, block_rows = (
-        min(_power_of_two(value_count), threads) for value_count in (output_count // vector_width, row_count)
+        min(_power_of_two(work_items), thread_count) for work_items in (output_count // vector_width, row_count)
     )
-    block_height = min(block_rows, threads // min(block_columns, WARP))
-    block_width = min(block_columns, threads // block_height)
+    block_height = min(block_rows, thread_count // min(block_columns, WARP))
+    block_width = min(block_columns, thread_count // block_height)
     values_per_thread = row_count
     if values_per_thread < block_height * FEWEST_VALUES and values_per_thread < MOST_VALUES:
         return 0, 0
     values_per_thread = ceil_div(values_per_thread, block_height)
     grid_blocks = ceil_div(output_count // vector_width, block_width)
-    target_blocks = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (block_width * block_height))
-    if values_per_thread < MOST_VALUES or grid_blocks > target_blocks:
+    blocks_of_full_gpu = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (block_width * block_height))
+    if values_per_thread < MOST_VALUES or grid_blocks > blocks_of_full_gpu:
         return 0, 0
-    blocks = max(
-        min(ceil_div(target_blocks, grid_blocks), ceil_div(values_per_thread, FEWEST_VALUES)),
+    blocks_per_output = max(
+        min(ceil_div(blocks_of_full_gpu, grid_blocks), ceil_div(values_per_thread, FEWEST_VALUES)),
         ceil_div(values_per_thread, MOST_VALUES),
     )
     return (
-        (SUM_BYTES * output_count * blocks * block_width * vector_width, COUNTER_BYTES * grid_blocks)
-        if blocks > 1
+        (SUM_BYTES * output_count * blocks_per_output * block_width * vector_width, COUNTER_BYTES * grid_blocks)
+        if blocks_per_output > 1
         else (0, 0)
     )
 

@@ -54,13 +54,18 @@ class AllocatorOverhead(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def measured(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
-        """Returns the overhead of an allocator after a replay. tensors: the requested bytes."""
-        slop, free_bytes = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
-        return AllocatorOverhead(tensors.peak_requested, slop, free_bytes, device.allocated - tensors.requested)
+    def from_replay(device: CachingAllocator, requested_bytes: RequestedBytes) -> AllocatorOverhead:
+        """Returns the overhead of an allocator after a replay. requested_bytes: the requested bytes."""
+        slop, free_bytes = (
+            device.peak_allocated - requested_bytes.peak_requested,
+            device.peak_reserved - device.peak_allocated,
+        )
+        return AllocatorOverhead(
+            requested_bytes.peak_requested, slop, free_bytes, device.allocated - requested_bytes.requested
+        )
 
     @staticmethod
-    def joined(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
+    def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
         requested_bytes, slop = (
             max(run_overhead.requested for run_overhead in run_overheads),
@@ -85,7 +90,7 @@ class AllocatorOverhead(NamedTuple):
         )
 
 
-class InnerEvent(NamedTuple):
+class InnerRepeatEvent(NamedTuple):
     """A memory event of every repeat between the first and the last, as a function of the repeat's index.
 
     owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
@@ -115,10 +120,10 @@ class LayerSweep:
     stack: int
     rising: bool
     repeats: list[list[Event]]
-    inner: list[InnerEvent] = field(default_factory=list)
+    inner: list[InnerRepeatEvent] = field(default_factory=list)
 
     @property
-    def ordered(self) -> list[list[Event]]:
+    def events_in_order(self) -> list[list[Event]]:
         """The events of each repeat in execution order."""
         return self.repeats if self.rising else self.repeats[::-1]
 
@@ -148,45 +153,45 @@ class RepeatAnalysis:
         self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
         self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
         self.repeat_cache: dict[Any, Repeat | None] = {}
-        directions = (range(RECORDED_REPEATS), range(LAST, -1, -1))
+        repeat_directions = (range(RECORDED_REPEATS), range(LAST, -1, -1))
         self.orders: list[list[tuple[int, int]]] = [
-            [(stack_index, pair_index) for pair_index in direction]
+            [(stack_index, repeat_index) for repeat_index in repeat_direction]
             for stack_index in repeating_stacks
-            for direction in directions
+            for repeat_direction in repeat_directions
         ]
         self.edge_events: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
-        for events_of_part in (recorded_events.set_up, *recorded_events.first_step, *recorded_events.reported_step):
-            if id(events_of_part) not in self.parts:
-                event_runs = list(self._split_by_repeat(events_of_part))
+        for section_events in (recorded_events.set_up, *recorded_events.first_step, *recorded_events.reported_step):
+            if id(section_events) not in self.parts:
+                event_groups = list(self._split_by_repeat(section_events))
                 self.edge_events += [
                     (repeat[1], memory_events)
-                    for repeat, memory_events in event_runs
+                    for repeat, memory_events in event_groups
                     if repeat is not None and repeat[1] in (0, LAST)
                 ]
-                self.parts[id(events_of_part)] = list(self._sweeps_and_events(event_runs))
+                self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
         sweeps = [
-            piece_events
-            for pieces_of_parts in self.parts.values()
-            for piece_events in pieces_of_parts
-            if isinstance(piece_events, LayerSweep)
+            sweep_or_events
+            for sweeps_and_events in self.parts.values()
+            for sweep_or_events in sweeps_and_events
+            if isinstance(sweep_or_events, LayerSweep)
         ]
         for layer_sweep in sweeps:
             self._pair_storages(layer_sweep)
         for layer_sweep in sweeps:
             repeat_pairs = zip(layer_sweep.repeats[1], layer_sweep.repeats[2], strict=True)
             layer_sweep.inner = [self._inner_event(layer_sweep.stack, *repeat_pair) for repeat_pair in repeat_pairs]
-        self._check_edges()
+        self._check_outer_repeats()
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
-    def _split_by_repeat(self, events_of_piece: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
+    def _split_by_repeat(self, section_events: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
         """Yields the events split at changes of the layer repeat; None marks events outside of repeats."""
         repeat_of_place: Repeat | None = None
         repeat_of_parameter: Repeat | None = None
         repeat: Repeat | None = None
         memory_events: list[Event] = []
-        for memory_event in events_of_piece:
+        for memory_event in section_events:
             storage_number, nbytes, _ = memory_event
             if nbytes >= 0:
                 self.allocated_in[storage_number] = repeat
@@ -219,29 +224,29 @@ class RepeatAnalysis:
         if repeat is not None or len(memory_events) < RECORDED_REPEATS - 1:
             yield repeat, memory_events
             return
-        event_runs = [
+        event_groups = [
             (origin_repeat, list(events_of_repeat))
             for origin_repeat, events_of_repeat in groupby(memory_events, self._allocating_repeat)
         ]
         pending_events: list[Event] = []
-        event_index = 0
-        while event_index < len(event_runs):
+        group_index = 0
+        while group_index < len(event_groups):
             release_order = self._order_of_releases(
-                [origin_repeat for origin_repeat, _ in event_runs[event_index : event_index + RECORDED_REPEATS]]
+                [origin_repeat for origin_repeat, _ in event_groups[group_index : group_index + RECORDED_REPEATS]]
             )
             if release_order:
                 if pending_events:
                     yield None, pending_events
                 pending_events = []
                 for origin_repeat in release_order:
-                    if event_index < len(event_runs) and event_runs[event_index][0] == origin_repeat:
-                        yield event_runs[event_index]
-                        event_index += 1
+                    if group_index < len(event_groups) and event_groups[group_index][0] == origin_repeat:
+                        yield event_groups[group_index]
+                        group_index += 1
                     else:
                         yield origin_repeat, []
             else:
-                pending_events += event_runs[event_index][1]
-                event_index += 1
+                pending_events += event_groups[group_index][1]
+                group_index += 1
         if pending_events:
             yield None, pending_events
 
@@ -249,12 +254,12 @@ class RepeatAnalysis:
         """Returns the repeats in the order of their first release of a storage; empty without releases."""
         if origin_repeats in self.orders:
             return origin_repeats  # type: ignore[return-value]
-        inner_origins = origin_repeats[: RECORDED_REPEATS - 1]
+        first_origins = origin_repeats[: RECORDED_REPEATS - 1]
         return next(
             (
                 release_order
                 for release_order in self.orders
-                if inner_origins in (release_order[1:], release_order[:-1])
+                if first_origins in (release_order[1:], release_order[:-1])
             ),
             [],
         )
@@ -296,50 +301,50 @@ class RepeatAnalysis:
                 return repeat
         return None
 
-    def _sweeps_and_events(self, event_runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
+    def _sweeps_and_events(self, event_groups: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
         """Yields each run of events through a stack's layers, and the events between the runs."""
-        run_index = 0
-        while run_index < len(event_runs):
-            repeat, memory_events = event_runs[run_index]
+        group_index = 0
+        while group_index < len(event_groups):
+            repeat, memory_events = event_groups[group_index]
             if repeat is None:
                 yield memory_events
-                run_index += 1
+                group_index += 1
                 continue
             if repeat[1] not in (0, LAST):
                 raise NotRepeating
-            layer_sweep, next_index = self._sweep_from(*repeat, event_runs, run_index)
+            layer_sweep, next_group_index = self._sweep_from(*repeat, event_groups, group_index)
             yield memory_events if layer_sweep is None else layer_sweep
-            run_index = next_index
+            group_index = next_group_index
 
     def _sweep_from(
         self,
         stack_index: int,
         repeat_index: int,
-        event_runs: Sequence[tuple[Repeat | None, list[Event]]],
-        first_index: int,
+        event_groups: Sequence[tuple[Repeat | None, list[Event]]],
+        first_group_index: int,
     ) -> tuple[LayerSweep | None, int]:
         """Returns the pass through a stack's layers that starts at this index (None without one), and the next index.
 
-        stack_index, repeat_index: of the run at `first_index`, which is that of the stack's first or last repeat.
+        stack_index, repeat_index: of the run at `first_group_index`, which is that of the stack's first or last repeat.
         """
-        is_rising = repeat_index == 0
-        direction_step, last_repeat = (1, LAST) if is_rising else (-1, 0)
+        is_ascending = repeat_index == 0
+        direction_step, last_repeat = (1, LAST) if is_ascending else (-1, 0)
         events_by_repeat: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
         events_between: list[Event] = []  # outside of all repeats, after the last run of a repeat
-        for run_index in range(first_index, len(event_runs)):
-            repeat_and_stack, memory_events = event_runs[run_index]
-            if repeat_and_stack is None:
+        for group_index in range(first_group_index, len(event_groups)):
+            stack_and_repeat, memory_events = event_groups[group_index]
+            if stack_and_repeat is None:
                 events_between += memory_events
                 continue
-            if repeat_and_stack not in ((stack_index, repeat_index), (stack_index, repeat_index + direction_step)):
+            if stack_and_repeat not in ((stack_index, repeat_index), (stack_index, repeat_index + direction_step)):
                 break
             events_by_repeat[repeat_index] += events_between
             events_between = []
-            repeat_index = repeat_and_stack[1]
+            repeat_index = stack_and_repeat[1]
             events_by_repeat[repeat_index] += memory_events
             if repeat_index == last_repeat:
-                return LayerSweep(stack_index, is_rising, events_by_repeat), run_index + 1
-        return None, first_index + 1
+                return LayerSweep(stack_index, is_ascending, events_by_repeat), group_index + 1
+        return None, first_group_index + 1
 
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
@@ -359,37 +364,37 @@ class RepeatAnalysis:
             elif nbytes in (TAKEN, NAMED):
                 raise NotRepeating
 
-    def _inner_event(self, stack_index: int, second_event: Event, third_event: Event) -> InnerEvent:
+    def _inner_event(self, stack_index: int, second_event: Event, third_event: Event) -> InnerRepeatEvent:
         """Derives the event of every inner repeat from the events of the second and third repeat."""
         (second_storage, nbytes, event_detail), (third_storage, _, _) = second_event, third_event
         if nbytes == PLACED:
-            return self._inner_place(second_storage, third_storage)
-        second_twin, third_twin = self.twins.get(second_storage), self.twins.get(third_storage)
-        if second_storage == third_storage and second_twin is None:
-            return InnerEvent(None, second_storage, second_storage, nbytes, event_detail)
+            return self._inner_place_event(second_storage, third_storage)
+        second_counterpart, third_counterpart = self.twins.get(second_storage), self.twins.get(third_storage)
+        if second_storage == third_storage and second_counterpart is None:
+            return InnerRepeatEvent(None, second_storage, second_storage, nbytes, event_detail)
         if any(
-            matching_storage is not None and self.stack_of[matching_storage[0]] != stack_index
-            for matching_storage in (second_twin, third_twin)
+            counterpart is not None and self.stack_of[counterpart[0]] != stack_index
+            for counterpart in (second_counterpart, third_counterpart)
         ):
             raise NotRepeating
         if (
-            second_twin is not None
-            and third_twin is not None
-            and second_twin[0] == third_twin[0]
-            and second_twin[1] < third_twin[1]
+            second_counterpart is not None
+            and third_counterpart is not None
+            and second_counterpart[0] == third_counterpart[0]
+            and second_counterpart[1] < third_counterpart[1]
         ):
-            return InnerEvent(0, second_storage, second_storage, nbytes, event_detail)
+            return InnerRepeatEvent(0, second_storage, second_storage, nbytes, event_detail)
         if (
-            second_twin is None and third_twin is not None and third_twin[1] == 1
+            second_counterpart is None and third_counterpart is not None and third_counterpart[1] == 1
         ):  # the third repeat uses a storage of the second
-            return InnerEvent(-1, third_storage, second_storage, nbytes, event_detail)
+            return InnerRepeatEvent(-1, third_storage, second_storage, nbytes, event_detail)
         if (
-            second_twin is not None and third_twin is None and second_twin[1] == 2
+            second_counterpart is not None and third_counterpart is None and second_counterpart[1] == 2
         ):  # the second repeat uses a storage of the third
-            return InnerEvent(1, second_twin[0], third_storage, nbytes, event_detail)
+            return InnerRepeatEvent(1, second_counterpart[0], third_storage, nbytes, event_detail)
         raise NotRepeating
 
-    def _check_edges(self) -> None:
+    def _check_outer_repeats(self) -> None:
         """Raises `NotRepeating` if an event outside of the inner repeats uses a storage that exists in every repeat.
 
         The first repeat may use storages of repeat 1, the last repeat those of repeat 2. Where both storages of a pair
@@ -401,72 +406,74 @@ class RepeatAnalysis:
             for storage_number, nbytes, _ in memory_events:
                 if nbytes != PLACED and storage_number in self.twins and self.twins[storage_number][1] == inner_repeat:
                     raise NotRepeating
-        outside_events: set[tuple[int, int, int]] = set()
-        for part_events in (part_events for all_parts in self.parts.values() for part_events in all_parts):
+        outer_events: set[tuple[int, int, int]] = set()
+        for sweep_or_events in (
+            sweep_or_events for sweeps_and_events in self.parts.values() for sweep_or_events in sweeps_and_events
+        ):
             for memory_events in (
-                (part_events.repeats[0], part_events.repeats[LAST])
-                if isinstance(part_events, LayerSweep)
-                else (part_events,)
+                (sweep_or_events.repeats[0], sweep_or_events.repeats[LAST])
+                if isinstance(sweep_or_events, LayerSweep)
+                else (sweep_or_events,)
             ):
                 if any(
                     nbytes == NAMED and (storage_number in self.twins or named_storage in self.twins)
                     for storage_number, nbytes, named_storage in memory_events
                 ):
                     raise NotRepeating
-                outside_events |= {
+                outer_events |= {
                     (*self.twins[storage_number], nbytes)
                     for storage_number, nbytes, _ in memory_events
                     if nbytes in NAMING and storage_number in self.twins
                 }
         if any(
-            (storage_number, 2, nbytes) in outside_events
-            for storage_number, repeat, nbytes in outside_events
+            (storage_number, 2, nbytes) in outer_events
+            for storage_number, repeat, nbytes in outer_events
             if repeat == 1
         ):
             raise NotRepeating
 
-    def _inner_place(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerEvent:
+    def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
         """Combines the modules of an event in the second and the third repeat."""
         repeat = self._repeat_of_place(second_place)
         if repeat is None and second_place == third_place:
-            return InnerEvent(None, second_place, second_place, PLACED, None)
+            return InnerRepeatEvent(None, second_place, second_place, PLACED, None)
         if repeat is None or self.stacks[repeat[0]].place_in_later_repeat(second_place, 1) != third_place:
             raise NotRepeating
-        return InnerEvent(0, second_place, second_place, PLACED, None)
+        return InnerRepeatEvent(0, second_place, second_place, PLACED, None)
 
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
-    def counted(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
+    def count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
         """Counts the bytes of a run without an allocator. repeats_by_stack: repeats of each stack, by default all."""
         repeated_events = RepeatedEvents(self, repeats_by_stack)
         memory_meter = Meter()
         blocks: list[Any] = [None] * repeated_events.count
-        _replay_on_meter(memory_meter, repeated_events.events_of_long_run(self.recorded.set_up), blocks)
+        _replay_on_meter(memory_meter, repeated_events.events_of_full_run(self.recorded.set_up), blocks)
         replay_result = ReplayResult(set_up=memory_meter.now)
-        for events_of_part in self.recorded.first_step:
-            _replay_on_meter(memory_meter, repeated_events.events_of_long_run(events_of_part), blocks)
+        for section_events in self.recorded.first_step:
+            _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
         first_peaks, memory_meter.peaks = memory_meter.peaks, {}
         memory_meter.place = AllocationPlace()
-        for events_of_part in self.recorded.reported_step:
-            _replay_on_meter(memory_meter, repeated_events.events_of_long_run(events_of_part), blocks)
+        for section_events in self.recorded.reported_step:
+            _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
         memory_meter.place = AllocationPlace("after")
-        replay_result.keep_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
+        replay_result.store_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
         replay_result.after = memory_meter.now
         return replay_result
 
-    def overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
+    def allocator_overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
         repeated_events = RepeatedEvents(self, repeats_by_stack)
-        tensors = RequestedBytes(repeated_events.count)
-        event_pieces = [
+        requested_bytes = RequestedBytes(repeated_events.count)
+        steps_by_section = [
             [
-                (tensors.steps_of_repeats(*event_stretch), event_stretch[1])
-                for event_stretch in repeated_events.event_stretches(memory_peaks)
+                (requested_bytes.steps_of_repeats(*events_and_repeats), events_and_repeats[1])
+                for events_and_repeats in repeated_events.events_with_repeats(section_events)
             ]
-            for memory_peaks in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
+            for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step)
         ]
-        _latest_run.play(device, event_pieces, repeated_events.count)
-        return AllocatorOverhead.measured(device, tensors)
+        _latest_run.play(device, steps_by_section, repeated_events.count)
+        return AllocatorOverhead.from_replay(device, requested_bytes)
 
 
 class RepeatedEvents:
@@ -484,51 +491,51 @@ class RepeatedEvents:
         self.count: int = max(analysis.allocated_in, default=-1) + 1
         self.starts: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
-        for storage_number, layer_stack in analysis.stack_of.items():
+        for storage_number, stack_number in analysis.stack_of.items():
             self.starts[storage_number] = self.numbers[storage_number] = self.count
-            self.count += self.inner_repeats[layer_stack]
-        for storage_number, (twin_storage, repeat) in analysis.twins.items():
+            self.count += self.inner_repeats[stack_number]
+        for storage_number, (counterpart_storage, repeat) in analysis.twins.items():
             if repeat == 2:
                 self.numbers[storage_number] = (
-                    self.starts[twin_storage] + self.inner_repeats[analysis.stack_of[twin_storage]] - 1
+                    self.starts[counterpart_storage] + self.inner_repeats[analysis.stack_of[counterpart_storage]] - 1
                 )
         self.pieces: dict[int, list[Event]] = {}
 
-    def events_of_long_run(self, events_of_part: Sequence[Event]) -> list[Event]:
+    def events_of_full_run(self, section_events: Sequence[Event]) -> list[Event]:
         """Returns the events of the full run that correspond to these recorded events."""
-        if id(events_of_part) not in self.pieces:
-            events = self.pieces[id(events_of_part)] = []
-            for part_events in self.analysis.parts[id(events_of_part)]:
-                if isinstance(part_events, LayerSweep):
+        if id(section_events) not in self.pieces:
+            full_run_events = self.pieces[id(section_events)] = []
+            for sweep_or_events in self.analysis.parts[id(section_events)]:
+                if isinstance(sweep_or_events, LayerSweep):
                     for repeat_events in self._events_of_sweep(
-                        part_events, [self._event_by_repeat(memory_event) for memory_event in part_events.inner]
+                        sweep_or_events, [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner]
                     ):
-                        events += repeat_events
+                        full_run_events += repeat_events
                 else:
-                    events += self._renumbered_events(part_events)
-        return self.pieces[id(events_of_part)]
+                    full_run_events += self._renumbered_events(sweep_or_events)
+        return self.pieces[id(section_events)]
 
-    def event_stretches(self, events_of_part: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
+    def events_with_repeats(self, section_events: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
         """Yields the allocator's events, with the consecutive repeats in which they occur.
 
         The events are those of repeat 0; a storage x of it is x + r in repeat r.
         """
-        for part_events in self.analysis.parts[id(events_of_part)]:
-            if not isinstance(part_events, LayerSweep):
-                yield _events_of_allocator(self._renumbered_events(part_events)), ONCE
+        for sweep_or_events in self.analysis.parts[id(section_events)]:
+            if not isinstance(sweep_or_events, LayerSweep):
+                yield _events_of_allocator(self._renumbered_events(sweep_or_events)), ONCE
                 continue
-            inner_events = [self._event_by_repeat(memory_event) for memory_event in part_events.inner]
-            repeat_order = self._repeat_order(part_events)
-            layer_sweep = self._events_of_sweep(part_events, inner_events)
+            inner_events = [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner]
+            repeat_order = self._repeat_order(sweep_or_events)
+            repeat_events = self._events_of_sweep(sweep_or_events, inner_events)
             if (
                 any(not storage_increment and nbytes == FREED for _, storage_increment, nbytes, _ in inner_events)
                 or len(repeat_order) <= 2
             ):
-                yield from ((_events_of_allocator(memory_events), ONCE) for memory_events in layer_sweep)
+                yield from ((_events_of_allocator(memory_events), ONCE) for memory_events in repeat_events)
                 continue
             for memory_events in (
-                next(layer_sweep),
-                next(layer_sweep),
+                next(repeat_events),
+                next(repeat_events),
             ):  # the first repeat, and the next one, which may use storages of it
                 yield _events_of_allocator(memory_events), ONCE
             yield (
@@ -537,14 +544,14 @@ class RepeatedEvents:
                 ),
                 repeat_order[1:-1],
             )
-            yield _events_of_allocator(self._events_of_repeat(part_events, inner_events, repeat_order[-1])), ONCE
-            yield _events_of_allocator(self._renumbered_events(part_events.ordered[-1])), ONCE
+            yield _events_of_allocator(self._events_of_repeat(sweep_or_events, inner_events, repeat_order[-1])), ONCE
+            yield _events_of_allocator(self._renumbered_events(sweep_or_events.events_in_order[-1])), ONCE
 
     def _renumbered_events(self, memory_events: Sequence[Event]) -> list[Event]:
         """Returns the events of the first or last repeat, or of no repeat, with the full run's storage numbers."""
         storage_number = self.numbers.get
         return [
-            (self.place_in_long_run(recorded_storage), nbytes, event_detail)
+            (self.place_in_full_run(recorded_storage), nbytes, event_detail)
             if nbytes == PLACED
             else (storage_number(recorded_storage, recorded_storage), nbytes, event_detail)
             for recorded_storage, nbytes, event_detail in memory_events
@@ -557,10 +564,10 @@ class RepeatedEvents:
 
     def _events_of_sweep(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
         """Yields the events of each repeat in execution order. inner_events: the inner repeats' events."""
-        yield self._renumbered_events(layer_sweep.ordered[0])
+        yield self._renumbered_events(layer_sweep.events_in_order[0])
         for repeat_index in self._repeat_order(layer_sweep):
             yield self._events_of_repeat(layer_sweep, inner_events, repeat_index)
-        yield self._renumbered_events(layer_sweep.ordered[-1])
+        yield self._renumbered_events(layer_sweep.events_in_order[-1])
 
     def _events_of_repeat(
         self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine], repeat_index: int
@@ -590,7 +597,7 @@ class RepeatedEvents:
                         )
         return memory_events
 
-    def _event_by_repeat(self, memory_event: InnerEvent) -> EventLine:
+    def _event_by_repeat(self, memory_event: InnerRepeatEvent) -> EventLine:
         """Returns an event as a function of the inner repeat."""
         if memory_event.owner is None:
             return memory_event.number, 0, memory_event.size, memory_event.value
@@ -598,14 +605,14 @@ class RepeatedEvents:
             return memory_event.number, 1, memory_event.size, memory_event.value
         return self.starts[memory_event.number] + memory_event.owner, 1, memory_event.size, memory_event.value
 
-    def place_in_long_run(self, allocation_place: AllocationPlace) -> AllocationPlace:
+    def place_in_full_run(self, allocation_place: AllocationPlace) -> AllocationPlace:
         """Returns a recorded module with its layer index increased by the added repeats."""
         for stack_index, inner_repeats in self.inner_repeats.items():
             layer_stack = self.analysis.stacks[stack_index]
-            first_of_last_repeat = layer_stack.before + LAST * layer_stack.period
+            first_layer_of_last_repeat = layer_stack.before + LAST * layer_stack.period
             if layer_stack.contains(
                 allocation_place
-            ) and first_of_last_repeat <= allocation_place.layer_index < layer_stack.end(RECORDED_REPEATS):
+            ) and first_layer_of_last_repeat <= allocation_place.layer_index < layer_stack.end(RECORDED_REPEATS):
                 return layer_stack.place_in_later_repeat(allocation_place, inner_repeats + 2 - RECORDED_REPEATS)
         return allocation_place
 

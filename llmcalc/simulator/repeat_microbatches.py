@@ -63,87 +63,94 @@ class EventMeter(Meter):
         if block.bytes:
             self._steps.append(encode_release(block.handle))
 
-    def cut(self) -> None:
+    def end_step_list(self) -> None:
         """Ends the current list of events, and starts the next."""
         if self._steps:
             self.pieces.append((self._steps, 0))
             self._steps = []
 
-    def play(
+    def play_pass(
         self,
         pass_trace: PassTrace,
         pass_id: PassId,
-        more_layers: int,
-        first_storages: Mapping[PassId, int],
-        previous_pass: PassId | None = None,
+        added_layers: int,
+        first_storage_numbers: Mapping[PassId, int],
+        previous_pass_id: PassId | None = None,
     ) -> int:
         """Replays a recorded pass, and returns the number of the pass's first storage.
 
-        more_layers: layers before the pass's chunk that the recorded run did not have.
-        first_storages: pass → the number of its first storage, for the passes so far.
-        previous_pass: the chunk's previous pass; None (default) where the trace does not refer to it.
+        added_layers: layers before the pass's chunk that the recorded run did not have.
+        first_storage_numbers: pass → the number of its first storage, for the passes so far.
+        previous_pass_id: the chunk's previous pass; None (default) where the trace does not refer to it.
         """
-        start_place, end_place, peaks = self._places_in_later_layer(pass_trace, more_layers)
+        start_place, end_place, peaks = self._places_in_later_layer(pass_trace, added_layers)
         self.place = start_place
-        base_storage = self.count
+        first_storage_number = self.count
         self.count += pass_trace.count
-        self.cut()
+        self.end_step_list()
         allocator_steps = pass_trace.steps
         if pass_trace.releases_of_other_passes:
             allocator_steps = list(allocator_steps)
-            for (chunk, memory_kind, pass_distance), releases in pass_trace.releases_of_other_passes.items():
-                other_pass = (
-                    previous_pass if memory_kind == PREVIOUS else (chunk, memory_kind, pass_id[2] + pass_distance)
+            for (chunk, pass_kind, pass_distance), releases in pass_trace.releases_of_other_passes.items():
+                other_pass_id = (
+                    previous_pass_id if pass_kind == PREVIOUS else (chunk, pass_kind, pass_id[2] + pass_distance)
                 )
-                first_storage = base_storage if other_pass == pass_id else first_storages.get(other_pass or pass_id)
-                if first_storage is None:
+                other_first_storage = (
+                    first_storage_number
+                    if other_pass_id == pass_id
+                    else first_storage_numbers.get(other_pass_id or pass_id)
+                )
+                if other_first_storage is None:
                     raise NotRepeating
-                first_storage -= base_storage
-                for event_index, storage_number in releases:
-                    allocator_steps[event_index] = first_storage + storage_number, 0  # `encode_release`
-        self.pieces.append((allocator_steps, base_storage))
-        self._count(pass_trace, more_layers, end_place, peaks)
-        return base_storage
+                other_first_storage -= first_storage_number
+                for step_index, storage_number in releases:
+                    allocator_steps[step_index] = other_first_storage + storage_number, 0  # `encode_release`
+        self.pieces.append((allocator_steps, first_storage_number))
+        self._count(pass_trace, added_layers, end_place, peaks)
+        return first_storage_number
 
-    def _places_in_later_layer(self, pass_trace: PassTrace, more_layers: int) -> ShiftedPlaces:
-        """Returns a trace's places with the layer indices increased by `more_layers`; results are cached."""
-        trace_and_layers = id(pass_trace), more_layers
+    def _places_in_later_layer(self, pass_trace: PassTrace, added_layers: int) -> ShiftedPlaces:
+        """Returns a trace's places with the layer indices increased by `added_layers`; results are cached."""
+        trace_and_layers = id(pass_trace), added_layers
         shifted_places = self._shifted_places.get(trace_and_layers)
         if shifted_places is None:
             peaks = [
-                (place_in_later_layer(allocation_place, more_layers), bytes, added_bytes)
-                for allocation_place, bytes, added_bytes in pass_trace.peaks
+                (place_in_later_layer(allocation_place, added_layers), peak_bytes, bytes_by_kind)
+                for allocation_place, peak_bytes, bytes_by_kind in pass_trace.peaks
             ]
             start_place, end_place = (
-                place_in_later_layer(end, more_layers) for end in (pass_trace.start, pass_trace.end)
+                place_in_later_layer(recorded_place, added_layers)
+                for recorded_place in (pass_trace.start, pass_trace.end)
             )
             shifted_places = self._shifted_places[trace_and_layers] = start_place, end_place, peaks
         return shifted_places
 
-    def _count(self, pass_trace: PassTrace, more_layers: int, end_place: AllocationPlace, peaks: PeaksOfPass) -> None:
+    def _count(self, pass_trace: PassTrace, added_layers: int, end_place: AllocationPlace, peaks: PeaksOfPass) -> None:
         """Counts the bytes of a replayed pass, and the peak of each module.
 
         end_place, peaks: those of the trace, with all layer indices shifted.
         """
-        bytes_before, kinds_before = self.now, self.by_kind
+        bytes_before, bytes_by_kind_before = self.now, self.by_kind
         if self._peak_is_unsettled:
-            self._current_peak.by_kind = _sum_counts(kinds_before, pass_trace.kinds_at_first_release)
+            self._current_peak.by_kind = _sum_counts(bytes_by_kind_before, pass_trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
-        place_and_layers = id(pass_trace), more_layers
+        trace_and_layers = id(pass_trace), added_layers
         is_rising = False
-        if bytes_before > self._highest.get(place_and_layers, -1):  # else each place had as much before
-            self._highest[place_and_layers] = bytes_before
-            for allocation_place, bytes, added_bytes in peaks:
+        if bytes_before > self._highest.get(trace_and_layers, -1):  # else each place had as much before
+            self._highest[trace_and_layers] = bytes_before
+            for allocation_place, peak_bytes, bytes_by_kind in peaks:
                 peak = self.peaks.get(allocation_place)
                 if peak is None:
                     peak = self.peaks[allocation_place] = Peak()
-                if bytes_before + bytes > peak.bytes:
-                    self.peaks[allocation_place] = SummedPeak(bytes_before + bytes, kinds_before, added_bytes)
+                if bytes_before + peak_bytes > peak.bytes:
+                    self.peaks[allocation_place] = SummedPeak(
+                        bytes_before + peak_bytes, bytes_by_kind_before, bytes_by_kind
+                    )
                     is_rising = is_rising or (allocation_place == end_place and pass_trace.ends_rising)
         self.peak: int = max(self.peak, bytes_before + pass_trace.peak_bytes)
         self.now += pass_trace.bytes
-        self.by_kind = _sum_counts(kinds_before, pass_trace.kinds)
+        self.by_kind = _sum_counts(bytes_by_kind_before, pass_trace.kinds)
         self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
 
 
@@ -169,16 +176,18 @@ class SummedPeak(Peak):
         self._by_kind = bytes_by_kind
 
 
-def place_in_later_layer(allocation_place: AllocationPlace, layers: int) -> AllocationPlace:
+def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -> AllocationPlace:
     """Returns the place of the same module in a later layer."""
-    if allocation_place.layer_index < 0 or not layers:
+    if allocation_place.layer_index < 0 or not added_layers:
         return allocation_place
-    return allocation_place._replace(layer_index=allocation_place.layer_index + layers)
+    return allocation_place._replace(layer_index=allocation_place.layer_index + added_layers)
 
 
 def _sum_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
-    """Adds two tables of bytes by kind."""
-    return {pass_kind: bytes + second_counts.get(pass_kind, 0) for pass_kind, bytes in first_counts.items()}
+    """Adds two tables of byte_count by kind."""
+    return {
+        memory_kind: byte_count + second_counts.get(memory_kind, 0) for memory_kind, byte_count in first_counts.items()
+    }
 
 
 class PassPlayer(PassCounter):
@@ -212,28 +221,30 @@ class PassPlayer(PassCounter):
 
     def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
         """Replays a forward pass and returns the output."""
-        pass_trace, first_storage = self._play(chunk, pass_case, pass_id)
+        pass_trace, first_storage_number = self._play_pass(chunk, pass_case, pass_id)
         if input_tensor is not None and pass_trace.input_kind is not None:
             input_tensor.storage.block.kind = pass_trace.input_kind
         ((_, pass_output),) = pass_trace.outputs
-        return pass_output.tensor(pass_output.storage(self.meter, first_storage))
+        return pass_output.create_tensor(pass_output.create_storage(self.meter, first_storage_number))
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], compute: Callable[[], None]) -> None:
         """Replays a backward pass."""
         if not any(self.backwards):
             self.meter.pieces_before_backward = len(self.meter.pieces)
-        pass_trace, first_storage = self._play(chunk, *self.next_backward(chunk))
+        pass_trace, first_storage_number = self._play_pass(chunk, *self.next_backward(chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for output_index, gradient in pass_trace.outputs:
             if gradient.number not in storages:
-                storages[gradient.number] = gradient.storage(self.meter, first_storage)
-            gradient_leaves[output_index].grad = gradient.tensor(storages[gradient.number])
+                storages[gradient.number] = gradient.create_storage(self.meter, first_storage_number)
+            gradient_leaves[output_index].grad = gradient.create_tensor(storages[gradient.number])
 
-    def _play(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
+    def _play_pass(self, chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""
-        trace = self.traces.get(pass_case)
-        if trace is None:
+        pass_trace = self.traces.get(pass_case)
+        if pass_trace is None:
             raise NotRepeating
-        first_storage = self.meter.play(trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous)
-        self.first_storages[pass_id] = first_storage
-        return trace, first_storage
+        first_storage_number = self.meter.play_pass(
+            pass_trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous
+        )
+        self.first_storages[pass_id] = first_storage_number
+        return pass_trace, first_storage_number

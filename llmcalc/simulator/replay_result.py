@@ -40,18 +40,18 @@ class ReplayResult:
         """Returns a copy of the result."""
         return replace(self, peaks={allocation_place: peak.copy() for allocation_place, peak in self.peaks.items()})
 
-    def read(self, device: Device | CachingAllocator, requested_bytes: int, peak_requested_bytes: int) -> None:
+    def read_allocator(self, allocator: Device | CachingAllocator, requested_bytes: int, peak_requested: int) -> None:
         """Reads an allocator's counters. requested, peak_requested: requested bytes at the end and at the peak."""
-        self.reserved = device.peak_reserved
-        self.slop = device.peak_allocated - peak_requested_bytes
-        self.slop_after = device.allocated - requested_bytes
+        self.reserved = allocator.peak_reserved
+        self.slop = allocator.peak_allocated - peak_requested
+        self.slop_after = allocator.allocated - requested_bytes
 
-    def read_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
+    def estimate_from_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
         """Takes the allocator's bytes from a run with fewer micro-batches, plus the missing micro-batches' tensors."""
         self.reserved = shorter_replay.reserved + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
         self.slop, self.slop_after, self.micro_batches = shorter_replay.slop, shorter_replay.slop_after, micro_batches
 
-    def keep_step_peaks(
+    def store_step_peaks(
         self,
         first_step_peaks: Mapping[AllocationPlace, Peak],
         second_step_peaks: Mapping[AllocationPlace, Peak],

@@ -71,10 +71,15 @@ def supports_cudnn_attention(capability: int, sdpa_call: SdpaCall) -> bool:
     """
     has_wide_keys = sdpa_call.qk_size == 192 and sdpa_call.v_size == 128 and capability // 10 == 10
     largest_size = 256 if capability == 90 else 128
-    supports_sizes = has_wide_keys or (sdpa_call.qk_size <= largest_size and sdpa_call.v_size <= largest_size)
-    drops_exactly = float(sdpa_call.dropout * 16).is_integer()
-    is_supported = sdpa_call.keys != 1 and drops_exactly and not sdpa_call.mask_trained
-    return is_half_format(capability, sdpa_call.dtype) and supports_sizes and is_multiple(8, sdpa_call) and is_supported
+    has_small_heads = has_wide_keys or (sdpa_call.qk_size <= largest_size and sdpa_call.v_size <= largest_size)
+    has_exact_dropout = float(sdpa_call.dropout * 16).is_integer()
+    has_valid_inputs = sdpa_call.keys != 1 and has_exact_dropout and not sdpa_call.mask_trained
+    return (
+        is_16_bit_format(capability, sdpa_call.dtype)
+        and has_small_heads
+        and has_heads_divisible_by(8, sdpa_call)
+        and has_valid_inputs
+    )
 
 
 def supports_flash_attention(capability: int, sdpa_call: SdpaCall) -> bool:
@@ -83,27 +88,27 @@ def supports_flash_attention(capability: int, sdpa_call: SdpaCall) -> bool:
     On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224, and with dropout none above 192.
     """
     is_consumer_gpu = 86 <= capability <= 89 or capability >= 120
-    has_equal_sizes = sdpa_call.qk_size == sdpa_call.v_size and sdpa_call.qk_size <= 256
-    is_refused = (
+    has_equal_heads = sdpa_call.qk_size == sdpa_call.v_size and sdpa_call.qk_size <= 256
+    lacks_backward = (
         is_consumer_gpu and sdpa_call.trained and 192 < sdpa_call.qk_size <= (256 if sdpa_call.dropout else 224)
     )
     return (
-        is_half_format(capability, sdpa_call.dtype)
+        is_16_bit_format(capability, sdpa_call.dtype)
         and capability >= 80
-        and has_equal_sizes
+        and has_equal_heads
         and not sdpa_call.masked
-        and not is_refused
+        and not lacks_backward
     )
 
 
 def supports_efficient_attention(capability: int, sdpa_call: SdpaCall) -> bool:
     """Whether memory-efficient attention runs (`can_use_mem_efficient_attention`): aligned head sizes."""
     if sdpa_call.dtype is FLOAT32:
-        return is_multiple(4 if capability >= 80 else 1, sdpa_call)
-    return is_half_format(capability, sdpa_call.dtype) and is_multiple(8, sdpa_call)
+        return has_heads_divisible_by(4 if capability >= 80 else 1, sdpa_call)
+    return is_16_bit_format(capability, sdpa_call.dtype) and has_heads_divisible_by(8, sdpa_call)
 
 
-def takes_input_as_mask(attention: Step) -> bool:
+def has_extra_mask_input(attention: Step) -> bool:
     """Whether the attention call gets an additional input (besides queries, keys and values) as its mask.
 
     That is a bias that the class gives it so, or one selection of keys for all heads.
@@ -113,11 +118,11 @@ def takes_input_as_mask(attention: Step) -> bool:
     return bool(attention.options["bias_in_sdpa"])
 
 
-def is_half_format(capability: int, dtype: Dtype) -> bool:
+def is_16_bit_format(capability: int, dtype: Dtype) -> bool:
     """Whether a number format has 16 bits and is supported by kernels of this compute capability."""
     return dtype is FLOAT16 or (dtype is BFLOAT16 and capability >= 80)
 
 
-def is_multiple(divisor: int, sdpa_call: SdpaCall) -> bool:
-    """Whether both head sizes are multiples of the number `divisor`."""
-    return bool(sdpa_call.qk_size % divisor == 0 and sdpa_call.v_size % divisor == 0)
+def has_heads_divisible_by(head_size_divisor: int, sdpa_call: SdpaCall) -> bool:
+    """Whether both head sizes are multiples of the number `head_size_divisor`."""
+    return bool(sdpa_call.qk_size % head_size_divisor == 0 and sdpa_call.v_size % head_size_divisor == 0)

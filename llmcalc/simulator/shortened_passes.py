@@ -26,25 +26,31 @@ class ShortenedPasses:
 
     def __init__(self, events: Sequence[Event], passes: Sequence[RecordedPass], stacks: Sequence[LayerStack]) -> None:
         self.passes: Sequence[RecordedPass] = passes
-        bounds = [
+        boundary_indices = [
             0,
-            *(pass_bound for recorded_pass in passes for pass_bound in (recorded_pass.start, recorded_pass.end)),
+            *(
+                boundary_index
+                for recorded_pass in passes
+                for boundary_index in (recorded_pass.start, recorded_pass.end)
+            ),
             len(events),
         ]
-        self.pieces: list[Sequence[Event]] = [events[pass_start:pass_end] for pass_start, pass_end in pairwise(bounds)]
+        self.pieces: list[Sequence[Event]] = [
+            events[piece_start:piece_end] for piece_start, piece_end in pairwise(boundary_indices)
+        ]
         analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), stacks, range(len(stacks)))
         self.repeated: RepeatedEvents = RepeatedEvents(analysis, {})
 
-    def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
+    def extended_passes(self) -> tuple[list[Event], list[RecordedPass]]:
         """Returns the events of passes extended to all layers, and the passes."""
-        unfolded_events: list[Event] = []
+        full_run_events: list[Event] = []
         passes: list[RecordedPass] = []
-        for i, trace_piece in enumerate(self.pieces):
-            pass_start = len(unfolded_events)
-            unfolded_events += self.repeated.events_of_long_run(trace_piece)
+        for i, piece_events in enumerate(self.pieces):
+            pass_start = len(full_run_events)
+            full_run_events += self.repeated.events_of_full_run(piece_events)
             if i % 2:
-                passes.append(self._extended_pass(self.passes[i // 2], trace_piece, pass_start, len(unfolded_events)))
-        return unfolded_events, passes
+                passes.append(self._extended_pass(self.passes[i // 2], piece_events, pass_start, len(full_run_events)))
+        return full_run_events, passes
 
     def _extended_pass(
         self, recorded_pass: RecordedPass, pass_events: Sequence[Event], pass_start: int, pass_end: int
@@ -53,19 +59,19 @@ class ShortenedPasses:
 
         pass_events: its recorded events. pass_start, pass_end: indices among the full run's events.
         """
-        stage_input = recorded_pass.input_storage
+        input_storage = recorded_pass.input_storage
         return recorded_pass._replace(
             start=pass_start,
             end=pass_end,
-            place=self.repeated.place_in_long_run(recorded_pass.place),
-            input_storage=None if stage_input is None else self.full_storage(stage_input),
-            outputs=self.outputs_of_long_pass(recorded_pass, pass_events),
+            place=self.repeated.place_in_full_run(recorded_pass.place),
+            input_storage=None if input_storage is None else self.storage_in_full_pass(input_storage),
+            outputs=self.outputs_of_full_pass(recorded_pass, pass_events),
         )
 
-    def outputs_of_long_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
+    def outputs_of_full_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
         """Returns the tensors that outlive a pass with all layers; none of them belongs to an inner layer."""
-        return [(i, template, self.full_storage(storage)) for i, template, storage in recorded_pass.outputs]
+        return [(i, template, self.storage_in_full_pass(storage)) for i, template, storage in recorded_pass.outputs]
 
-    def full_storage(self, storage: int) -> int:
+    def storage_in_full_pass(self, storage_number: int) -> int:
         """Converts a storage's number in the recorded passes to the number in the passes with all layers."""
-        return self.repeated.numbers.get(storage, storage)
+        return self.repeated.numbers.get(storage_number, storage_number)

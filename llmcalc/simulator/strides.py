@@ -62,7 +62,7 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
     strides_and_sizes = [
         (stride, axis_size) for axis_size, stride in zip(shape, strides, strict=True) if not is_size_one(axis_size)
     ]
-    if not all(isinstance(size, int) for axis in strides_and_sizes for size in axis):
+    if not all(isinstance(number, int) for axis in strides_and_sizes for number in axis):
         return {stride for stride, _ in strides_and_sizes} == set(contiguous_strides(shape)) or is_contiguous(
             shape, strides
         )
@@ -84,22 +84,22 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
     new_strides: list[Number] = []
     remaining_sizes = list(new_shape)
     last_axis = len(shape) - 1
-    group_stride, old_size = (strides[-1] if strides else 1), SizeProduct()
+    stride_of_group, old_group_size = (strides[-1] if strides else 1), SizeProduct()
     for axis in range(last_axis, -1, -1):
-        old_size.grow(shape[axis])
+        old_group_size.grow(shape[axis])
         ends_group = axis == 0 or (
-            not is_size_one(shape[axis - 1]) and strides[axis - 1] != old_size.times(group_stride)
+            not is_size_one(shape[axis - 1]) and strides[axis - 1] != old_group_size.times(stride_of_group)
         )
         if not ends_group:
             continue
-        new_size = SizeProduct()
-        while remaining_sizes and (not new_size.reaches(old_size) or is_size_one(remaining_sizes[-1])):
-            new_strides.append(new_size.times(group_stride))
-            new_size.grow(remaining_sizes.pop())
-        if not new_size.reaches(old_size):
+        new_group_size = SizeProduct()
+        while remaining_sizes and (not new_group_size.reaches(old_group_size) or is_size_one(remaining_sizes[-1])):
+            new_strides.append(new_group_size.times(stride_of_group))
+            new_group_size.grow(remaining_sizes.pop())
+        if not new_group_size.reaches(old_group_size):
             return None
         if axis > 0:
-            group_stride, old_size = strides[axis - 1], SizeProduct()
+            stride_of_group, old_group_size = strides[axis - 1], SizeProduct()
     return None if remaining_sizes else tuple(reversed(new_strides))
 
 
@@ -123,50 +123,50 @@ class SizeProduct:
         return bool(self.n == other_size.n)
 
 
-def broadcast(*shapes: Shape) -> Shape:
+def broadcast_shape(*shapes: Shape) -> Shape:
     """Returns the shape of an elementwise result."""
-    broadcast_shape, *other_shapes = shapes
+    result_shape, *other_shapes = shapes
     for shape in other_shapes:
-        if shape != broadcast_shape:
-            rank = len(broadcast_shape) - len(shape)
-            size_pairs = zip(
-                broadcast_shape if rank >= 0 else (1,) * -rank + broadcast_shape, (1,) * rank + shape, strict=True
+        if shape != result_shape:
+            rank = len(result_shape) - len(shape)
+            axis_size_pairs = zip(
+                result_shape if rank >= 0 else (1,) * -rank + result_shape, (1,) * rank + shape, strict=True
             )
-            broadcast_shape = tuple([_broadcast_size(a, b) for a, b in size_pairs])
-    return broadcast_shape
+            result_shape = tuple([_broadcast_size(a, b) for a, b in axis_size_pairs])
+    return result_shape
 
 
-def _broadcast_size(first_size: Number, second_size: Number) -> Number:
+def _broadcast_size(first_axis_size: Number, second_axis_size: Number) -> Number:
     """Returns the broadcast size of two sizes, which must be equal unless one size is 1."""
-    if type(second_size) is int and second_size == 1:
-        return first_size
+    if type(second_axis_size) is int and second_axis_size == 1:
+        return first_axis_size
     assert (
-        is_size_one(first_size)
-        or not isinstance(first_size, int)
-        or not isinstance(second_size, int)
-        or first_size == second_size
+        is_size_one(first_axis_size)
+        or not isinstance(first_axis_size, int)
+        or not isinstance(second_axis_size, int)
+        or first_axis_size == second_axis_size
     )
-    return second_size
+    return second_axis_size
 
 
 @lru_cache(REMEMBERED)
-def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
+def elementwise_strides(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
     """Returns the strides of an elementwise result: the operands' strides if equal, else dense in the same order."""
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
             return contiguous_strides(shape)
-        first_strides = operands[0][1]
-        if all(strides == first_strides for _, strides in operands) and is_dense(shape, first_strides):
-            return first_strides
-    if not all(isinstance(size, int) for operand_shape, strides in operands for size in (*operand_shape, *strides)):
-        dense_shape = [
+        strides_of_first = operands[0][1]
+        if all(strides == strides_of_first for _, strides in operands) and is_dense(shape, strides_of_first):
+            return strides_of_first
+    if not all(isinstance(number, int) for operand_shape, strides in operands for number in (*operand_shape, *strides)):
+        dense_operand_strides = [
             strides
             for operand_shape, strides in operands
             if operand_shape == shape and is_dense(operand_shape, strides)
         ]
-        return dense_shape[0] if dense_shape else contiguous_strides(shape)
+        return dense_operand_strides[0] if dense_operand_strides else contiguous_strides(shape)
     axis_count = len(shape)
-    padded_shapes = [
+    broadcast_strides = [
         (0,) * (axis_count - len(operand_shape))
         + tuple(
             0 if axis_size == 1 and result_size != 1 else stride
@@ -176,7 +176,7 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
         )
         for operand_shape, strides in operands
     ]
-    axis_order = _axis_order(padded_shapes, shape)
+    axis_order = _axis_order(broadcast_strides, shape)
     result_strides: list[Number] = [0] * axis_count
     dense_stride = 1
     for axis in axis_order:
@@ -185,12 +185,12 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
     return tuple(result_strides)
 
 
-def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
+def _axis_order(operand_strides: Sequence[Strides], shape: Shape) -> list[int]:
     """Returns the axes of an elementwise result, the axis with the smallest stride first."""
     axis_order = list(range(len(shape) - 1, -1, -1))
 
-    def swap_sign_of_axes(inner_axis: int, outer_axis: int) -> int:
-        for strides in operands:
+    def compare_axes(inner_axis: int, outer_axis: int) -> int:
+        for strides in operand_strides:
             if strides[inner_axis] == 0 or strides[outer_axis] == 0:
                 continue
             if strides[inner_axis] != strides[outer_axis]:
@@ -200,21 +200,21 @@ def _axis_order(operands: Sequence[Strides], shape: Shape) -> list[int]:
         return 0
 
     for i in range(1, len(axis_order)):
-        axis_position = i
-        for previous_axis in range(i - 1, -1, -1):
-            swap_sign = swap_sign_of_axes(axis_order[previous_axis], axis_order[axis_position])
-            if swap_sign > 0:
-                axis_order[previous_axis], axis_order[axis_position] = (
-                    axis_order[axis_position],
-                    axis_order[previous_axis],
+        moved_position = i
+        for previous_position in range(i - 1, -1, -1):
+            axis_comparison = compare_axes(axis_order[previous_position], axis_order[moved_position])
+            if axis_comparison > 0:
+                axis_order[previous_position], axis_order[moved_position] = (
+                    axis_order[moved_position],
+                    axis_order[previous_position],
                 )
-                axis_position = previous_axis
-            elif swap_sign < 0:
+                moved_position = previous_position
+            elif axis_comparison < 0:
                 break
     return axis_order
 
 
 def clear_caches() -> None:
     """Clears the cached strides of symbolic sizes, which are useless to other runs."""
-    for cached_function in (contiguous_strides, is_contiguous, is_dense, view_strides, elementwise):
+    for cached_function in (contiguous_strides, is_contiguous, is_dense, view_strides, elementwise_strides):
         cached_function.cache_clear()

@@ -73,21 +73,21 @@ class Meter(Protocol):
 @contextmanager
 def counted_as(memory_meter: Meter, memory_kind: str) -> Iterator[None]:
     """Counts new storages as a kind of memory, inside a `with`."""
-    previous_kind, memory_meter.kind = memory_meter.kind, memory_kind
+    outer_kind, memory_meter.kind = memory_meter.kind, memory_kind
     try:
         yield
     finally:
-        memory_meter.kind = previous_kind
+        memory_meter.kind = outer_kind
 
 
 @contextmanager
 def on_stream(memory_meter: Meter, cuda_stream: int) -> Iterator[None]:
     """Allocates new storages on a CUDA stream, inside a `with`."""
-    previous_stream, memory_meter.stream = memory_meter.stream, cuda_stream
+    outer_stream, memory_meter.stream = memory_meter.stream, cuda_stream
     try:
         yield
     finally:
-        memory_meter.stream = previous_stream
+        memory_meter.stream = outer_stream
 
 
 class Storage:

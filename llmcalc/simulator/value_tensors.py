@@ -181,10 +181,10 @@ class ValueTensors:
         """Returns the positions of the pass's tokens, computed once per pass."""
         return self.computed_once(("span", tokens), lambda: self.t.new_tensor((tokens,), INT64))
 
-    def computed_once(self, key: Any, compute: Callable[[], Result]) -> Result:
+    def computed_once(self, key: Any, compute_result: Callable[[], Result]) -> Result:
         """Returns the result that is stored under a key; the pass's first request computes and stores the result."""
         if key not in self.memo:
-            self.memo[key] = compute()
+            self.memo[key] = compute_result()
         computed_result: Result = self.memo[key]
         return computed_result
 
@@ -204,11 +204,11 @@ class ValueTensors:
         if not levels_up and self.frames:
             current_frame = self.frames[-1]
             if current_frame.path is None:
-                current_frame.path = self._path_of(self.frames)
+                current_frame.path = self._path_of_frames(self.frames)
             return current_frame.path
-        return self._path_of(self.frames[: len(self.frames) - levels_up])
+        return self._path_of_frames(self.frames[: len(self.frames) - levels_up])
 
-    def _path_of(self, module_frames: Sequence[ModuleFrame]) -> Path:
+    def _path_of_frames(self, module_frames: Sequence[ModuleFrame]) -> Path:
         """Returns the innermost module's path, with the index of the layer that owns the module's parameters."""
         path_parts: list[Any] = []
         for frame_index, module_frame in enumerate(module_frames):
@@ -248,12 +248,12 @@ class ValueTensors:
         """Creates the error for an operation without a kernel. operation_name: the operation's name."""
         return Unsupported(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
 
-    def not_modelled(self, step: Step, operation: str) -> Unsupported:
-        """Creates the error for an operation that no profile has."""
-        reason = f"the memory of {operation!r} is not modelled; params, flops and kv count this model"
-        return self.unsupported(reason, step.name)
+    def not_modelled(self, operation: Step, verb: str) -> Unsupported:
+        """Creates the error for an verb that no profile has."""
+        reason = f"the memory of {verb!r} is not modelled; params, flops and kv count this model"
+        return self.unsupported(reason, operation.name)
 
-    def _frames_copy(self) -> list[ModuleFrame]:
+    def _copy_frames(self) -> list[ModuleFrame]:
         """Copies the stack of running modules without local variables."""
         return [
             ModuleFrame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)

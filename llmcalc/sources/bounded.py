@@ -60,23 +60,23 @@ def read_bytes(path: Path, byte_limit: int, expected_text: str, allows_stdin: bo
                 f"{path}: {file_bytes:,} bytes is too large; expected {expected_text} of at most {byte_limit:,} bytes"
             )
         try:
-            data = file.read(file_bytes + 1) or b""
+            content = file.read(file_bytes + 1) or b""
         except OSError as error:
             raise InputError(f"{path}: {_error_reason(error)}; expected {expected_text} that can be read") from None
-    if len(data) != file_bytes:
+    if len(content) != file_bytes:
         raise InputError(
             f"{path}: is not a regular file: its size is {file_bytes:,} bytes and "
-            f"{'more' if len(data) > file_bytes else f'{len(data):,}'} were read; expected {expected_text}"
+            f"{'more' if len(content) > file_bytes else f'{len(content):,}'} were read; expected {expected_text}"
         )
-    return data
+    return content
 
 
 def _require_regular(path: Path, file_status: os.stat_result, expected_text: str, allows_stdin: bool) -> None:
     if stat.S_ISDIR(file_status.st_mode):
         raise InputError(f"{path}: is a folder; expected {expected_text}")
     if not stat.S_ISREG(file_status.st_mode):
-        is_piped = " (or `-` and its content piped in)" if allows_stdin else ""
-        raise InputError(f"{path}: is not a regular file; expected {expected_text}{is_piped}")
+        piped_hint = " (or `-` and its content piped in)" if allows_stdin else ""
+        raise InputError(f"{path}: is not a regular file; expected {expected_text}{piped_hint}")
 
 
 def _error_reason(error: Exception) -> str:
@@ -99,10 +99,10 @@ def require_few_elements(file_text: str, error_location: str, element_limit: int
     """
     if file_text.count("[") + file_text.count("{") + file_text.count(",") <= element_limit:
         return
-    element_signs = (
-        element_sign for element_sign in re.finditer(_JSON_SIGN, file_text) if element_sign[0][0] != '"'
+    sign_matches = (
+        sign_match for sign_match in re.finditer(_JSON_SIGN, file_text) if sign_match[0][0] != '"'
     )  # signs in strings build nothing
-    if next(islice(element_signs, element_limit, None), None) is not None:
+    if next(islice(sign_matches, element_limit, None), None) is not None:
         raise InputError(
             f"{error_location}: more than {element_limit:,} values and fields; expected at most {element_limit:,}"
         )

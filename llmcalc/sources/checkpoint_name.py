@@ -57,14 +57,14 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
     GGUF files have no table of a quantization, so their repositories are not described.
     """
     checkpoint = known_checkpoint(hub_id)
-    model, scheme = checkpoint if checkpoint is not None else (known_model(hub_id), "")
-    if model is None or (scheme and scheme not in TABLES_BY_SCHEME):
+    model, quantization = checkpoint if checkpoint is not None else (known_model(hub_id), "")
+    if model is None or (quantization and quantization not in TABLES_BY_SCHEME):
         return None
     note = (
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
-        f"this preset, in {scheme or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
+        f"this preset, in {quantization or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
     )
     description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
-    if scheme:
-        description["quantization_config"] = TABLES_BY_SCHEME[scheme]
+    if quantization:
+        description["quantization_config"] = TABLES_BY_SCHEME[quantization]
     return model.name, model.name, description

@@ -104,17 +104,19 @@ def field_path(model: type[BaseModel], error_location: tuple[int | str, ...], is
     """
     path: list[str] = []
     candidate_models, key_is_free = [model], False
-    for key_index, key in enumerate(error_location):
+    for key_index, path_key in enumerate(error_location):
         matching_fields = (
-            candidate.model_fields[key] for candidate in candidate_models if key in candidate.model_fields
+            candidate_model.model_fields[path_key]
+            for candidate_model in candidate_models
+            if path_key in candidate_model.model_fields
         )
         field = next(matching_fields, None)
-        if key_is_free or isinstance(key, int):  # a key of a dict, an index of a list
-            path.append(str(key))
+        if key_is_free or isinstance(path_key, int):  # a key of a dict, an index of a list
+            path.append(str(path_key))
             key_is_free = False
         elif field is not None:
-            path.append(str(key))
+            path.append(str(path_key))
             candidate_models, key_is_free = field_members(field), get_origin(field.annotation) is dict
         elif is_unknown and key_index == len(error_location) - 1:
-            path.append(key)
+            path.append(path_key)
     return path

@@ -86,7 +86,7 @@ def parse_toml(toml_text: str, error_location: str) -> dict[str, Any]:
         raise InputError(f"{error_location}: not valid TOML: {str(error).partition(';')[0]}") from None
     except RecursionError:
         raise InputError(_too_deep_error(error_location)) from None
-    require_shallow(parsed_table, error_location)
+    require_shallow_nesting(parsed_table, error_location)
     return parsed_table
 
 
@@ -126,11 +126,11 @@ def parse_json(json_text: str, error_location: str) -> Any:
         raise InputError(
             f"{error_location}: not valid JSON: nested too deeply, or with a number of thousands of digits"
         ) from None
-    require_shallow(parsed_value, error_location)
+    require_shallow_nesting(parsed_value, error_location)
     return parsed_value
 
 
-def require_shallow(parsed_value: Any, error_location: str) -> None:
+def require_shallow_nesting(parsed_value: Any, error_location: str) -> None:
     """Raises `InputError` for a value nested deeper than `DEEPEST`."""
     if not any(not values_at_depth for values_at_depth in islice(_values_by_depth(parsed_value), DEEPEST + 1)):
         raise InputError(_too_deep_error(error_location))
@@ -156,11 +156,11 @@ def _values_by_depth(parsed_value: Any) -> Iterator[list[Any]]:
     values_at_depth = [parsed_value]
     while True:
         yield values_at_depth
-        containers = (value for value in values_at_depth if isinstance(value, dict | list | tuple))
+        containers = (nested_value for nested_value in values_at_depth if isinstance(nested_value, dict | list | tuple))
         values_at_depth = [
-            value
+            nested_value
             for container in containers
-            for value in (container.values() if isinstance(container, dict) else container)
+            for nested_value in (container.values() if isinstance(container, dict) else container)
         ]
 
 
@@ -168,17 +168,17 @@ def _too_deep_error(error_location: str) -> str:
     return f"{error_location}: nested too deeply; expected at most {DEEPEST} tables and lists in each other"
 
 
-def validate(model: type[Model], description: Any, error_location: str) -> Model:
+def validate(model_class: type[Model], description: Any, error_location: str) -> Model:
     """Validates data as a pydantic model. Raises `InputError` with all errors on one line.
 
     Raises `InputError`, which names the first wrong field, its value, the expected value, and the number of other
     errors.
     """
-    require_shallow(description, error_location)
+    require_shallow_nesting(description, error_location)
     try:
-        return model.model_validate(description)
+        return model_class.model_validate(description)
     except ValidationError as error:
-        raise InputError(f"{error_location}: {explain_errors(model, error)}") from None
+        raise InputError(f"{error_location}: {explain_errors(model_class, error)}") from None
 
 
 def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
@@ -206,13 +206,13 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
         case "union_tag_invalid" | "union_tag_not_found":
             error_text = f"{path}.type: {explain_value(first_error)}"
         case _:
-            alternative_names = [
+            alternatives = [
                 str(detail["ctx"]["expected"])
                 for error_path, detail in zip(error_paths, errors, strict=True)
                 if error_path == path and detail["type"] == "literal_error"
             ]
             error_text = f"{path}: {explain_value(first_error)}" + "".join(
-                f" or {alternative_text}" for alternative_text in alternative_names[1:]
+                f" or {alternative_text}" for alternative_text in alternatives[1:]
             )
     other_error_count = len(set(error_paths)) - 1  # a union reports the errors of each member
     return error_text + (f" (and {other_error_count} more)" if other_error_count else "")

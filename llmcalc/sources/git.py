@@ -80,7 +80,7 @@ class GitAnswer:
     message: str
 
 
-def text_at_commit(ref: str, path: Path) -> str | None:
+def text_at_commit(git_ref: str, path: Path) -> str | None:
     """Returns the text of a file at a commit, a branch or a tag; None if it did not exist.
 
     `git` runs in the innermost folder above the file that holds a repository.
@@ -88,42 +88,48 @@ def text_at_commit(ref: str, path: Path) -> str | None:
     unknown ref, and for a file that the repository has not fetched; `NotAModelText` for a folder, a file above
     `largest_text` and one that is not UTF-8.
     """
-    if ref.startswith("-"):  # git would take it for an option
-        raise InputError(f"--git {ref}: expected a commit, a branch or a tag, such as HEAD or origin/main")
+    if git_ref.startswith("-"):  # git would take it for an option
+        raise InputError(f"--git {git_ref}: expected a commit, a branch or a tag, such as HEAD or origin/main")
     file = Path(os.path.realpath(path.parent)) / path.name
-    root = repository_root(file)
-    if root is None:
+    repo_root = repository_root(file)
+    if repo_root is None:
         raise InputError(
-            f"--git {ref}: {path.parent} is in no git repository; expected a file below a folder that holds a .git"
+            f"--git {git_ref}: {path.parent} is in no git repository; expected a file below a folder that holds a .git"
         )
-    _require_root_repository(ref, root)
-    commit = _run_git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-    if commit.exit_status:
-        raise InputError(f"--git {ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)")
-    path_in_repository = file.relative_to(root).as_posix()
-    arguments = ("ls-tree", "--full-tree", "-l", "-z", commit.output.decode().strip(), "--", path_in_repository)
-    object_answer = _run_git(root, *arguments)
+    _require_root_repository(git_ref, repo_root)
+    commit_answer = _run_git(repo_root, "rev-parse", "--verify", "--quiet", f"{git_ref}^{{commit}}")
+    if commit_answer.exit_status:
+        raise InputError(
+            f"--git {git_ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)"
+        )
+    path_in_repository = file.relative_to(repo_root).as_posix()
+    arguments = ("ls-tree", "--full-tree", "-l", "-z", commit_answer.output.decode().strip(), "--", path_in_repository)
+    object_answer = _run_git(repo_root, *arguments)
     if object_answer.exit_status:
         raise InputError(
-            f"{ref}:{path}: {object_answer.message}; expected a commit whose files are here (git fetch gets them)"
+            f"{git_ref}:{path}: {object_answer.message}; expected a commit whose files are here (git fetch gets them)"
         )
     if not object_answer.output:
         return None
     _mode, object_type, object_id, byte_count = object_answer.output.partition(b"\t")[0].decode().split()
     if object_type != "blob":
-        raise NotAModelText(f"{ref}:{path}: is a folder at that commit; expected a file")
+        raise NotAModelText(f"{git_ref}:{path}: is a folder at that commit; expected a file")
     if not byte_count.isdigit():  # BAD: of a partial clone
-        raise InputError(f"{ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)")
+        raise InputError(
+            f"{git_ref}:{path}: the repository has not fetched it; expected one with its files (git fetch)"
+        )
     byte_limit = largest_text(path)
     if int(byte_count) > byte_limit:
-        raise NotAModelText(f"{ref}:{path}: {int(byte_count):,} bytes; expected at most {byte_limit:,}")
-    blob_answer = _run_git(root, "cat-file", "blob", object_id, byte_limit=byte_limit)
+        raise NotAModelText(f"{git_ref}:{path}: {int(byte_count):,} bytes; expected at most {byte_limit:,}")
+    blob_answer = _run_git(repo_root, "cat-file", "blob", object_id, byte_limit=byte_limit)
     if blob_answer.exit_status:
-        raise InputError(f"{ref}:{path}: {blob_answer.message}; expected a file")
+        raise InputError(f"{git_ref}:{path}: {blob_answer.message}; expected a file")
     try:
         return blob_answer.output.decode()
     except UnicodeDecodeError:
-        raise NotAModelText(f"{ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description") from None
+        raise NotAModelText(
+            f"{git_ref}:{path}: is not UTF-8 text; expected a config.json or a .toml description"
+        ) from None
 
 
 def repository_root(file: Path) -> Path | None:
@@ -137,28 +143,28 @@ def repository_root(file: Path) -> Path | None:
     return None
 
 
-def _require_root_repository(ref: str, root: Path) -> None:
-    """Raises `InputError` unless git finds the repository in `root` itself and not in another folder.
+def _require_root_repository(ref: str, repo_root: Path) -> None:
+    """Raises `InputError` unless git finds the repository in `repo_root` itself and not in another folder.
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
     """
-    git_answer = _run_git(root, "rev-parse", "--absolute-git-dir")
+    git_answer = _run_git(repo_root, "rev-parse", "--absolute-git-dir")
     if git_answer.exit_status:
         raise InputError(
-            f"--git {ref}: {root}: {git_answer.message}; expected a repository that git opens (its setting "
+            f"--git {ref}: {repo_root}: {git_answer.message}; expected a repository that git opens (its setting "
             "safe.directory lists those of other users)"
         )
     git_folder = os.fsdecode(git_answer.output.removesuffix(b"\n"))
-    expected_folder = root / ".git"
+    expected_folder = repo_root / ".git"
     try:
         if expected_folder.is_file():
             with expected_folder.open("rb") as file:
-                expected_folder = root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
+                expected_folder = repo_root / os.fsdecode(file.read(LARGEST_MESSAGE).removeprefix(b"gitdir:").strip())
         is_same_folder = os.path.samefile(git_folder, expected_folder)
     except (OSError, ValueError):  # ValueError: a NUL in the path
         is_same_folder = False
     if not is_same_folder:
-        raise InputError(f"--git {ref}: {root / '.git'}: git does not read it; expected the .git of a repository")
+        raise InputError(f"--git {ref}: {repo_root / '.git'}: git does not read it; expected the .git of a repository")
 
 
 def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE) -> GitAnswer:
@@ -166,7 +172,7 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
 
     Raises `InputError` if git is not installed, takes longer, or writes more.
     """
-    setting_arguments = [argument for setting in SETTINGS for argument in ("-c", setting)]
+    setting_arguments = [argument for git_setting in SETTINGS for argument in ("-c", git_setting)]
     git_environment = {
         variable_name: variable_value
         for variable_name, variable_value in os.environ.items()
@@ -185,8 +191,8 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
     assert git_process.stdout is not None
     assert git_process.stderr is not None
 
-    def read(stream: IO[bytes], read_limit: int) -> bytes:
-        output_bytes = stream.read(read_limit + 1)
+    def read(pipe: IO[bytes], read_limit: int) -> bytes:
+        output_bytes = pipe.read(read_limit + 1)
         if len(output_bytes) > read_limit:
             _kill_process(git_process)
         return output_bytes
@@ -195,7 +201,7 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
         output_future = thread_pool.submit(read, git_process.stdout, byte_limit)
         message_future = thread_pool.submit(read, git_process.stderr, LARGEST_MESSAGE)
         try:
-            output, messages = output_future.result(LONGEST_SECONDS), message_future.result(LONGEST_SECONDS)
+            output, error_output = output_future.result(LONGEST_SECONDS), message_future.result(LONGEST_SECONDS)
             git_process.wait(LONGEST_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
@@ -206,11 +212,11 @@ def _run_git(root: Path, *git_arguments: str, byte_limit: int = LARGEST_MESSAGE)
         finally:
             if git_process.returncode is None:
                 _kill_process(git_process)
-    if len(output) > byte_limit or len(messages) > LARGEST_MESSAGE:
+    if len(output) > byte_limit or len(error_output) > LARGEST_MESSAGE:
         raise InputError(
             f"--git: git {git_arguments[0]} in {root} wrote more than {byte_limit:,} bytes; expected fewer"
         )
-    message_lines = messages.decode(errors="replace").strip().splitlines() or [f"git {git_arguments[0]} failed"]
+    message_lines = error_output.decode(errors="replace").strip().splitlines() or [f"git {git_arguments[0]} failed"]
     fatal_line = next(
         (message_line for message_line in message_lines if message_line.startswith("fatal: ")), message_lines[-1]
     )

@@ -80,35 +80,35 @@ def load_hardware(hardware_name: str) -> Hardware:
     return validate(ListedHardware, {**parse_toml(read_text(path), path.name), "name": hardware_name}, path.name)
 
 
-def find_hardware(hardware_argument: str) -> Hardware:
+def find_hardware(name_or_file: str) -> Hardware:
     """Returns the accelerator of an argument: a `.toml` file, a memory size (`24GiB`), a name or an alias.
 
     Names are compared without case and punctuation, and without the maker's words that drivers print before them:
     `NVIDIA H100 80GB HBM3`. Raises `InputError` with the nearest names for an unknown name.
     """
-    if Path(hardware_argument).suffix.lower() == ".toml":
-        return read_hardware(hardware_argument)
-    memory_size_accelerator = memory_only_hardware(hardware_argument)
-    return memory_size_accelerator if memory_size_accelerator is not None else _hardware_by_name(hardware_argument)
+    if Path(name_or_file).suffix.lower() == ".toml":
+        return read_hardware(name_or_file)
+    memory_size_accelerator = memory_only_hardware(name_or_file)
+    return memory_size_accelerator if memory_size_accelerator is not None else _hardware_by_name(name_or_file)
 
 
-def read_hardware(file: str) -> Hardware:
+def read_hardware(file_name: str) -> Hardware:
     """Reads a user's accelerator from a TOML file with the fields of `Hardware`.
 
     Only `memory_bytes` is required, or `like = "h100-sxm"`: then the preset has the figures that the file lacks. The
     accelerator's name is the file name, `my-gpu.toml`, so that it differs from preset names. Raises `InputError`, which
     names the wrong field.
     """
-    path = Path(file)
-    hardware_description = parse_toml(read_text(path), file)
+    path = Path(file_name)
+    hardware_description = parse_toml(read_text(path), file_name)
     if isinstance(hardware_description.get("like"), str):
         try:
             hardware_description = _override_preset(
                 _hardware_by_name(hardware_description["like"]), hardware_description
             )
         except InputError as error:
-            raise InputError(f"{file}: like: {error}") from error
-    return validate(Hardware, {"title": path.stem, **hardware_description, "name": path.name}, file)
+            raise InputError(f"{file_name}: like: {error}") from error
+    return validate(Hardware, {"title": path.stem, **hardware_description, "name": path.name}, file_name)
 
 
 def _override_preset(preset: Hardware, hardware_description: dict[str, Any]) -> dict[str, Any]:
@@ -141,10 +141,10 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
             f"'{hardware_argument}' is not a memory size; expected whole bytes, more than 0, such as 24GiB"
         )
     memory_text = number_text + {"mib": "MiB", "gib": "GiB", "tib": "TiB"}.get(unit_text, unit_text.upper())
-    is_decimal = unit_text in ("mb", "gb", "tb")
+    is_decimal_unit = unit_text in ("mb", "gb", "tb")
     notes = (
         (f"{memory_text}: 1 {unit_text.upper()} = {UNITS[unit_text]:,} bytes; cards are sold in GiB, called GB",)
-        if is_decimal
+        if is_decimal_unit
         else ()
     )
     return Hardware(
@@ -156,26 +156,28 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
     )
 
 
-def _hardware_by_name(argument: str) -> Hardware:
-    hardware = _preset_with_spelling(argument) or _hardware_of_memory_size(argument)
+def _hardware_by_name(typed_name: str) -> Hardware:
+    hardware = _preset_with_spelling(typed_name) or _hardware_of_memory_size(typed_name)
     if hardware is not None:
         return hardware
-    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
-        raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
-    if count_match := SEVERAL.fullmatch(argument.strip()):
-        count_before, hardware_name, count_after = count_match.group("before", "name", "after")
-        if (count_before or count_after) and (hardware := _preset_with_spelling(hardware_name)):
-            expected_options = f"--hardware {hardware.name} --devices {count_before or count_after}"
-            raise InputError(f"--hardware: {argument}: it names one accelerator; expected {expected_options}")
-    name_by_spelling = {
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", typed_name):
+        raise InputError(
+            f"--hardware: {typed_name}: a memory size has a unit; expected {typed_name}GB or {typed_name}GiB"
+        )
+    if count_match := SEVERAL.fullmatch(typed_name.strip()):
+        count_before_name, hardware_name, count_after_name = count_match.group("before", "name", "after")
+        if (count_before_name or count_after_name) and (hardware := _preset_with_spelling(hardware_name)):
+            expected_options = f"--hardware {hardware.name} --devices {count_before_name or count_after_name}"
+            raise InputError(f"--hardware: {typed_name}: it names one accelerator; expected {expected_options}")
+    hardware_by_spelling = {
         spelling: hardware_name
         for hardware_name in hardware_names()
-        for spelling in _normalized_spellings(load_hardware(hardware_name))
+        for spelling in _normalized_names(load_hardware(hardware_name))
     }
-    suggestion = suggest(argument, list(hardware_names())) or suggest(normalized(argument), name_by_spelling)
+    suggestion = suggest(typed_name, list(hardware_names())) or suggest(normalized(typed_name), hardware_by_spelling)
     raise InputError(
-        f"no accelerator called '{argument}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory size "
-        "such as 24GiB, or a .toml file"
+        f"no accelerator called '{typed_name}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory "
+        "size such as 24GiB, or a .toml file"
     )
 
 
@@ -185,26 +187,26 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
     matching_names = (
         hardware_name for hardware_name in hardware_names() if normalized(hardware_name) in normalized_names
     )
-    names_with_spelling = (
+    hardware_names_with_spelling = (
         hardware_name
         for hardware_name in hardware_names()
-        if not normalized_names.isdisjoint(_normalized_spellings(load_hardware(hardware_name)))
+        if not normalized_names.isdisjoint(_normalized_names(load_hardware(hardware_name)))
     )
-    hardware_name = next(matching_names, None) or next(names_with_spelling, None)
+    hardware_name = next(matching_names, None) or next(hardware_names_with_spelling, None)
     return None if hardware_name is None else load_hardware(hardware_name)
 
 
-def _normalized_spellings(hardware: Hardware) -> set[str]:
+def _normalized_names(hardware: Hardware) -> set[str]:
     """Returns name, aliases and title of a preset without case and punctuation."""
     return {normalized(spelling) for spelling in (hardware.name, *hardware.aliases, hardware.title)}
 
 
-def _hardware_of_memory_size(hardware_argument: str) -> Hardware | None:
+def _hardware_of_memory_size(typed_name: str) -> Hardware | None:
     """Returns a chip with the memory size at the end of a name: `m4-max-64gb`; None for other arguments.
 
     Raises `InputError` for a size that the chip is not sold with.
     """
-    normalized_argument = normalized(hardware_argument)
+    normalized_argument = normalized(typed_name)
     for hardware_name in hardware_names():
         hardware = load_hardware(hardware_name)
         for spelling in (hardware_name, *hardware.aliases) if hardware.configurations else ():
@@ -217,7 +219,7 @@ def _hardware_of_memory_size(hardware_argument: str) -> Hardware | None:
             memory_gib = int(size_match.group(1))
             if memory_gib not in configuration_by_gib:
                 raise InputError(
-                    f"{hardware_argument}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; "
+                    f"{typed_name}: {hardware.vendor} does not sell the {hardware.title} with {memory_gib} GB; "
                     "expected one of "
                     f"{', '.join(f'{hardware_name}-{configuration}gb' for configuration in configuration_by_gib)}"
                 )
@@ -225,22 +227,22 @@ def _hardware_of_memory_size(hardware_argument: str) -> Hardware | None:
     return None
 
 
-def with_configuration(hardware: Hardware, configuration: MemoryConfiguration) -> Hardware:
+def with_configuration(hardware: Hardware, memory_configuration: MemoryConfiguration) -> Hardware:
     """Returns the accelerator with the memory size that a name such as `m4-max-64gb` contains."""
-    memory_gib = configuration.memory_bytes // 2**30
+    memory_gib = memory_configuration.memory_bytes // 2**30
     name_fields: dict[str, Any] = {
         "name": f"{hardware.name}-{memory_gib}gb",
         "title": f"{hardware.title}, {memory_gib} GiB",
         "aliases": tuple(f"{alias}-{memory_gib}gb" for alias in hardware.aliases),
         "configurations": (),
     }
-    compute_units, full_compute_units = configuration.compute_units, hardware.compute_units
-    if compute_units is not None and full_compute_units is not None:
+    compute_units, all_compute_units = memory_configuration.compute_units, hardware.compute_units
+    if compute_units is not None and all_compute_units is not None:
         peaks_by_dtype = hardware.peak_flops.items()
         name_fields["peak_flops"] = {
-            dtype: peak_rate * compute_units.count // full_compute_units.count for dtype, peak_rate in peaks_by_dtype
+            dtype: peak_rate * compute_units.count // all_compute_units.count for dtype, peak_rate in peaks_by_dtype
         }
-    return hardware.model_copy(update=name_fields | dict(configuration))
+    return hardware.model_copy(update=name_fields | dict(memory_configuration))
 
 
 def find_accelerators(accelerator_names: Iterable[str]) -> list[Hardware]:

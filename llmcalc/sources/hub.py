@@ -72,9 +72,11 @@ def _config_path(repository: str, revision: str | None) -> Path:
 
     from .huggingface.file import QUANTIZATION_FILE
 
-    is_new = not isinstance(huggingface_hub.try_to_load_from_cache(repository, "config.json", revision=revision), str)
+    is_not_cached = not isinstance(
+        huggingface_hub.try_to_load_from_cache(repository, "config.json", revision=revision), str
+    )
     path = _download(repository, "config.json", revision, LARGEST_CONFIG)
-    if is_new:
+    if is_not_cached:
         with suppress(EntryNotFoundError):
             _download(repository, QUANTIZATION_FILE, revision, LARGEST_CONFIG)
     return path
@@ -163,11 +165,11 @@ def _fetch_tensors(repository: str, revision: str | None, deadline: float) -> Ch
     def url_of(file_name: str) -> str:
         return str(huggingface_hub.hf_hub_url(repository, file_name, revision=revision))
 
-    single_file = "model.safetensors"
+    single_file_name = "model.safetensors"
     try:
-        huggingface_hub.get_hf_file_metadata(url_of(single_file), timeout=REQUEST_SECONDS)
+        huggingface_hub.get_hf_file_metadata(url_of(single_file_name), timeout=REQUEST_SECONDS)
     except EntryNotFoundError:
-        index_name = f"{single_file}.index.json"
+        index_name = f"{single_file_name}.index.json"
         index_bytes = read_bytes(
             _download(repository, index_name, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
         )
@@ -182,7 +184,8 @@ def _fetch_tensors(repository: str, revision: str | None, deadline: float) -> Ch
             f"{repository}/",
         )
     return parse_header(
-        _fetch_all({single_file: url_of(single_file)}, deadline)[single_file], f"{repository}/{single_file}"
+        _fetch_all({single_file_name: url_of(single_file_name)}, deadline)[single_file_name],
+        f"{repository}/{single_file_name}",
     )
 
 
@@ -220,7 +223,7 @@ def _fetch_all(url_by_file: dict[str, str], deadline: float) -> dict[str, bytes]
 
 
 def _fetch_header(url: str, file_name: str, byte_limit: int, deadline: float) -> bytes:
-    first_bytes = _fetch_start(url, FIRST_BYTES, deadline)
+    first_bytes = _fetch_first_bytes(url, FIRST_BYTES, deadline)
     header_length = int.from_bytes(first_bytes[:8], "little")
     if len(first_bytes) < 10 or header_length < 2:
         raise InputError(f"{file_name}: header length {header_length:,}; not a safetensors checkpoint")
@@ -229,13 +232,13 @@ def _fetch_header(url: str, file_name: str, byte_limit: int, deadline: float) ->
             f"{file_name}: header length {header_length:,}; expected at most {LARGEST_HEADER:,} bytes in all headers"
         )
     if header_length + 8 > len(first_bytes):
-        first_bytes = _fetch_start(url, header_length + 8, deadline)
+        first_bytes = _fetch_first_bytes(url, header_length + 8, deadline)
     if header_length + 8 > len(first_bytes):
         raise InputError(f"{file_name}: the file ended in its header; it is truncated or not a safetensors checkpoint")
     return first_bytes[8 : header_length + 8]
 
 
-def _fetch_start(url: str, byte_count: int, deadline: float) -> bytes:
+def _fetch_first_bytes(url: str, byte_count: int, deadline: float) -> bytes:
     """Fetches the first `byte_count` bytes of a file, or a shorter file completely."""
     from huggingface_hub import utils
 
@@ -269,14 +272,14 @@ def _split_target(target: str) -> tuple[str, str | None]:
 
 
 @contextmanager
-def _hub_errors(target: str, content_text: str) -> Iterator[None]:
+def _hub_errors(target: str, requested_content: str) -> Iterator[None]:
     """Converts every error of the hub into an `InputError` with one line and a fix."""
     try:
         from huggingface_hub import errors
     except ImportError:
         raise MissingExtra(f"{target}: a hub id", "huggingface_hub", "hub") from None
-    offline_message = f"no {content_text} in the cache, and the hub is offline or unreachable"
-    no_answer_message = f"the hub did not give its {content_text}"
+    offline_message = f"no {requested_content} in the cache, and the hub is offline or unreachable"
+    no_answer_message = f"the hub did not give its {requested_content}"
     reasons_by_error: list[tuple[tuple[Any, ...], str]] = [
         (
             (errors.GatedRepoError,),
@@ -289,7 +292,7 @@ def _hub_errors(target: str, content_text: str) -> Iterator[None]:
         ((errors.RevisionNotFoundError,), "has no such revision"),
         ((errors.NotASafetensorsRepoError,), "has no safetensors weights"),
         ((errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled), offline_message),
-        ((errors.EntryNotFoundError,), f"has no {content_text}"),
+        ((errors.EntryNotFoundError,), f"has no {requested_content}"),
         ((errors.HFValidationError,), "is not a valid hub id"),
         ((errors.HfHubHTTPError, OSError), no_answer_message),
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra, one_line, suggest
-from .files import is_object, parse_toml, read_stdin, read_text, require_shallow, validate
+from .files import is_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
 from .preset import NOT_IN_FILES, Preset
 from .presets import find_by_repository, find_preset, model_names, names_by_alias, read_preset
@@ -107,7 +107,7 @@ def load_config(
     """Loads the model of a parsed `config.json`. Raises `InputError`, which names the wrong field."""
     from .huggingface.file import describe_data
 
-    require_shallow(dict(config), "config")
+    require_shallow_nesting(dict(config), "config")
     preset_description = describe_data(dict(config), head, allow_unknown)
     preset_name = str(config.get("_name_or_path") or config.get("model_type") or "config")
     return _validate_preset(preset_name, "config", _apply_overrides(preset_description, overrides))
@@ -256,7 +256,7 @@ def _set_field(model_table: dict[str, Any], override: str) -> dict[str, Any]:
     field_value = (
         value_text.strip() if key_path[-1] == "type" else _override_value(value_text.strip())
     )  # here `none` is the name of a type
-    require_shallow(field_value, f"--set {path}")
+    require_shallow_nesting(field_value, f"--set {path}")
     return _with_field_replaced(model_table, key_path, field_value)
 
 

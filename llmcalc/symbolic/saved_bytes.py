@@ -18,7 +18,7 @@ from ..simulator.autograd import AutogradGraph
 from ..simulator.checkpoint import Run
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.lowering import ModuleFrame
-from ..simulator.profiles.eager import Eager
+from ..simulator.profiles.eager import EagerKernels
 from ..simulator.tensor import BFLOAT16, INT64, Dtype, Tensor, counted_as, empty
 from ..workload.recompute import NONE, Recompute
 from ..workload.rows import SOURCE, TOKENS
@@ -112,7 +112,7 @@ class Storages:
         block.keepers.append(self.place)
 
 
-class NodeTrackingEager(Eager):
+class NodeTrackingEager(EagerKernels):
     """Eager kernels that report the currently running module to the meter of storages."""
 
     @property
@@ -132,19 +132,19 @@ class NodeTrackingEager(Eager):
             -1 if layer_index is None else layer_index,
         )
 
-    def step(self, step: Step) -> None:
+    def run_step(self, step: Step) -> None:
         meter = self.graph.meter
         outer_place, step_place = meter.place, self.location(self.frames[1:])
         meter.place = (
             step_place._replace(path=(*step_place.path, _node_name_and_label(step))) if step.name else step_place
         )
-        super().step(step)
+        super().run_step(step)
         meter.place = outer_place
 
-    def layer(self, frame: ModuleFrame, x: Tensor) -> Tensor:
+    def run_layer(self, frame: ModuleFrame, x: Tensor) -> Tensor:
         meter = self.graph.meter
         outer_place, meter.place = meter.place, self.location([*self.frames[1:], frame])
-        layer_output = super().layer(frame, x)
+        layer_output = super().run_layer(frame, x)
         meter.place = outer_place
         for memory_block in {
             id(tensor.storage.block): tensor.storage.block for tensor in _tensors(self.memo.values())
@@ -214,7 +214,7 @@ def saved_blocks(
         token_ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(
             meter, (training_pass.batch, training_pass.seq), INT64
         )
-        recorded_kernels.take_frames(program)
+        recorded_kernels.create_input_frames(program)
         labels = recorded_kernels.t.flatten(token_ids)
     model_output = recorded_kernels.run(program)
     if spec.head.type == "lm":

@@ -33,7 +33,7 @@ from llmcalc.characters import printable
 from llmcalc.cli.main import COMMANDS
 from llmcalc.cli.output import open_whole_file
 from llmcalc.cli.target_options import OutputOptions
-from llmcalc.reports.document import Column, DisplayedValue, LinkedNote, Report, Row, Table, text_of_cell
+from llmcalc.reports.document import Column, DisplayedValue, LinkedNote, Report, Row, Table, displayed_text
 from llmcalc.reports.formats import WRITERS
 from llmcalc.reports.formats.html import tables_html
 from llmcalc.reports.formats.plain import escape_markdown
@@ -375,7 +375,7 @@ def report() -> Report:
     columns = (
         Column(NAME, NAME, wrap=True, marks={"x": "red"}),
         Column("b", NAME, lambda value: NAME),
-        Column("c", NAME, text_of_cell),
+        Column("c", NAME, displayed_text),
     )
     table = Table(
         NAME,
@@ -524,7 +524,7 @@ def test_sources_of_presets_alone_stay_links(run: Any, folder: Path) -> None:
     ],
 )
 def test_a_spreadsheet_finds_no_formula(cell: Any, shown: str, capsys: Any) -> None:
-    table = Table("", [Column("a", "a"), Column("b", "b", text_of_cell)], [Row([cell, DisplayedValue(cell, "x")])])
+    table = Table("", [Column("a", "a"), Column("b", "b", displayed_text)], [Row([cell, DisplayedValue(cell, "x")])])
     OutputOptions(fmt="csv").show(Report({}, [table]))
     assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["target", "a", "b"], ["", shown, shown]]
 

@@ -45,8 +45,8 @@ from llmcalc.frameworks.megatron import evidence as megatron
 from llmcalc.frameworks.registry import NAMES
 from llmcalc.frameworks.torch import evidence as distributed_torch
 from llmcalc.simulator.choices import EAGER, KernelChoices
-from llmcalc.simulator.evidence import choice_name, chosen_kernels, kernel_title
-from llmcalc.simulator.profiles.eager import Eager
+from llmcalc.simulator.evidence import choice_name, evidence_of_chosen_kernels, kernel_title
+from llmcalc.simulator.profiles.eager import EagerKernels
 from tests.comparisons import Thing, compared_things
 from tests.contracts.copies import TOYS, command, copy_to, insert, outputs
 from tests.contracts.test_parts import around_a_model
@@ -116,7 +116,7 @@ def stated() -> Iterator[tuple[Thing, Witness]]:
         found = witness_of(cls)
         types: Mapping[str, Witness] = {_type(cls): found} if isinstance(found, Witness) else found
         yield from ((Thing(cls.noun, name), witness) for name, witness in types.items())
-    for base in Eager.__mro__:
+    for base in EagerKernels.__mro__:
         for name, kernel in vars(base).items():
             choice: Mapping[str, Any] = getattr(kernel, "choice", {})
             names = [choice_name(*one) for one in choice.items()] or [kernel_title(name)]
@@ -204,11 +204,11 @@ def test_a_class_does_not_inherit_a_witness() -> None:
 
 
 def test_a_chosen_kernel_without_a_statement_is_untested() -> None:
-    (found,) = chosen_kernels(Eager, KernelChoices(attention="flash"))
+    (found,) = evidence_of_chosen_kernels(EagerKernels, KernelChoices(attention="flash"))
     assert found.status == "exact"
-    (found,) = chosen_kernels(Eager, KernelChoices(attention="paged"))  # type: ignore[arg-type]
+    (found,) = evidence_of_chosen_kernels(EagerKernels, KernelChoices(attention="paged"))  # type: ignore[arg-type]
     assert (str(found), found.status) == ("kernel paged attention", "untested")
-    assert list(chosen_kernels(Eager, EAGER)) == []
+    assert list(evidence_of_chosen_kernels(EagerKernels, EAGER)) == []
 
 
 def test_a_framework_states_nothing_by_default() -> None:

@@ -10,7 +10,7 @@ from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.flow.program import Scope
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.layer_loops import LayerStack, layer_stacks
-from llmcalc.simulator.layer_pattern import find_pattern
+from llmcalc.simulator.layer_pattern import find_layer_pattern
 from llmcalc.workload.recompute import Recompute
 from tests.device_memory.training_memory import training_memory
 
@@ -73,12 +73,12 @@ def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> No
 def test_the_pattern_that_leaves_the_fewest_layers_is_found() -> None:
     """Layers before it, and layers after it that it does not continue."""
     window, full = Scope("layers", {}), Scope("layers", {})
-    assert find_pattern([window] * 9) == (0, 1, 9)
-    assert find_pattern([window] * 4) == (0, 4, 1)  # all are recorded
-    assert find_pattern([full] * 3 + [window] * 9) == (3, 1, 9)
-    assert find_pattern([full, window, window] * 6 + [window]) == (0, 3, 6)
-    assert find_pattern([window] * 9 + [full] * 12) == (9, 1, 12)
-    assert find_pattern([full, window] * 4) == (0, 8, 1)  # four repeats of it would be as many
+    assert find_layer_pattern([window] * 9) == (0, 1, 9)
+    assert find_layer_pattern([window] * 4) == (0, 4, 1)  # all are recorded
+    assert find_layer_pattern([full] * 3 + [window] * 9) == (3, 1, 9)
+    assert find_layer_pattern([full, window, window] * 6 + [window]) == (0, 3, 6)
+    assert find_layer_pattern([window] * 9 + [full] * 12) == (9, 1, 12)
+    assert find_layer_pattern([full, window] * 4) == (0, 8, 1)  # four repeats of it would be as many
 
 
 def test_of_thousands_of_layers_a_timeline_lists_some() -> None:

@@ -25,19 +25,19 @@ def test_two_notes_for_each_target_and_how_many_more() -> None:
     two_targets = Report(
         {}, [table("1", "2", "3", answer="x"), table("4"), table("5", answer="y"), table("6", "7", "8")]
     )
-    assert notes_of(two_targets.brief()) == [
+    assert notes_of(two_targets.with_few_notes()) == [
         ["1", "2"],
         ["2 more notes: --notes"],
         ["5"],
         ["6", "2 more notes: --notes"],
     ]
-    assert notes_of(Report({}, [table("1", "2", "3")]).brief()) == [["1", "2", "1 more note: --notes"]]
-    assert notes_of(Report({}, [table("1", "2")]).brief()) == [["1", "2"]]
+    assert notes_of(Report({}, [table("1", "2", "3")]).with_few_notes()) == [["1", "2", "1 more note: --notes"]]
+    assert notes_of(Report({}, [table("1", "2")]).with_few_notes()) == [["1", "2"]]
 
 
 def test_a_warning_is_always_there() -> None:
     report = Report({}, [table("1", "2", "careful", "3")], warnings=["gpt2: careful"])
-    assert notes_of(report.brief()) == [["1", "2", "careful", "1 more note: --notes"]]
+    assert notes_of(report.with_few_notes()) == [["1", "2", "careful", "1 more note: --notes"]]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ class TestTables:
 
     def test_one_report_alone(self) -> None:
         report = Report({}, [table(node_name="a"), table(node_name="b")])
-        assert [one.name for one in report.only("b").tables] == ["b"]
+        assert [one.name for one in report.with_only_table("b").tables] == ["b"]
         with pytest.raises(InputError, match="expected one of a, b"):
-            report.only("c")
+            report.with_only_table("c")
 
 
 def test_whole_numbers_have_no_decimal_point(run: Any) -> None:

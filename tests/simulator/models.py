@@ -13,7 +13,7 @@ from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.autograd import AutogradGraph, backward, saved_storages
 from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.profiles.eager import Eager
+from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import DTYPES, INT64, Dtype, Tensor, empty
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.measure import default_dtype
@@ -70,7 +70,7 @@ def without_values(
     program, meter = spec.program(), Logged()
     graph = meter.graph = AutogradGraph(meter)
     graph.adds_in_place, graph.on_sum = adds_in_place, on_sum
-    run = Eager(
+    run = EagerKernels(
         graph,
         RunConfig(Workload(batch=batch, seq=seq, source=seq, phase="training")),
         DTYPES["float32" if autocast and trained_dtype is None else dtype],
@@ -84,7 +84,7 @@ def without_values(
     meter.kind = "weights"
     labels = empty(meter, (batch * seq,), INT64)
     run.inputs[TOKENS] = run.inputs[SOURCE] = empty(meter, (batch, seq), INT64)
-    run.take_frames(program)
+    run.create_input_frames(program)
     meter.kind = "temporary"
 
     def once() -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.choices import EAGER, KernelChoices
-from llmcalc.simulator.profiles.eager import Eager
+from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import DTYPES, INT64, empty
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.measure import default_dtype
@@ -72,12 +72,12 @@ def without_values(
     past, found, execution = 0, list[Pass](), Execution(mla=mla)
     prompt = sum(passes[:-1])
     run_config = RunConfig(Workload(BATCH, prompt, source=SEQ, phase="prefill"), execution=execution)
-    run = Eager(graph, run_config, DTYPES["bfloat16"], choices=choices)
-    run.prepare(program)
+    run = EagerKernels(graph, run_config, DTYPES["bfloat16"], choices=choices)
+    run.allocate_parameters(program)
     meter.kind, run.store = "weights", {}
     given = {tokens: empty(meter, (BATCH, tokens), INT64) for tokens in (SEQ, *passes)}
     run.inputs[SOURCE] = given[SEQ]
-    run.take_frames(program)
+    run.create_input_frames(program)
     meter.kind, meter.base, meter.log = "temporary", meter.now, lines
     for tokens in passes:
         phase: Phase = "forward" if spec.kind == "encoder" else "decode" if past and tokens == 1 else "prefill"

@@ -187,7 +187,7 @@ def test_an_older_bitsandbytes_keeps_the_inputs_of_its_products() -> None:
     inputs = h + h + h + 24
     assert older.live - newest.live == BATCH * TOKENS * 2 * (layers * inputs - h)
     kept = Adapters(3, ALL, bitsandbytes="0.43.0")
-    assert (kept.keeps_inputs, kept.decodes_to_half) == (True, False)
+    assert (kept.keeps_inputs, kept.decodes_to_float16) == (True, False)
     assert not Adapters(3, ALL, bitsandbytes="0.43.2").keeps_inputs
 
 

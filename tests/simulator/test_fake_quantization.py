@@ -94,7 +94,7 @@ class QuantizedLinear(nn.Module):
         return nn.functional.linear(x, weight, self.bias)
 
 
-class Fresh(models.Eager):
+class Fresh(models.EagerKernels):
     """A run whose pass without gradients, which makes the weights, leaves no scales, as torch's run has none."""
 
     def run(self, program: Any) -> Any:
@@ -124,7 +124,7 @@ def rounds_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(variants, "use_kernels", replaced)
     monkeypatch.setattr(variants, "Lora", Plain)
-    monkeypatch.setattr(models, "Eager", Fresh)
+    monkeypatch.setattr(models, "EagerKernels", Fresh)
 
 
 ADAPTERS = Adapters(3, ALL, dropout=True, dtype=BFLOAT16, library="torchtune")

@@ -115,7 +115,7 @@ def test_what_runs_begin_with_is_played_once(expandable: bool, monkeypatch: pyte
         calls = 0
         with monkeypatch.context() as patch:
             patch.setattr(CachingAllocator, "play", counted)
-            found = prefix_cache.play_pieces(run, count + 1, 7)
+            found = prefix_cache.play_step_lists(run, count + 1, 7)
         assert [getattr(found, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
         assert calls == played
 

@@ -29,7 +29,12 @@ from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.choices import KernelChoices
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.profiles.context_parallel import Ring, RingKernels, rank_ring, tokens_of_rank
+from llmcalc.simulator.profiles.context_parallel import (
+    ContextParallelRing,
+    RingKernels,
+    context_parallel_ring,
+    sequence_tokens_of_rank,
+)
 from llmcalc.simulator.tensor import BFLOAT16, empty
 from tests.rank_replays import replay_sharded_rank
 from tests.simulator.witness import Alive
@@ -55,7 +60,7 @@ def flash_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def by_torch(ring: Ring, heads_first: bool, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def by_torch(ring: ContextParallelRing, heads_first: bool, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The most of the forward pass, after it, the most of the backward pass, and after it; beside q, k and v."""
     monkeypatch.setattr(torch.nn.functional, "logsigmoid", torch.sigmoid)  # on a GPU it takes nothing beside its result
     dist.init_process_group("fake", rank=ring.rank, world_size=ring.ranks, store=FakeStore())
@@ -85,7 +90,7 @@ def _made(heads_first: bool, make: Callable[..., torch.Tensor], dtype: torch.dty
     return made if heads_first else made.transpose(1, 2)
 
 
-def replayed(ring: Ring, heads_first: bool) -> list[int]:
+def replayed(ring: ContextParallelRing, heads_first: bool) -> list[int]:
     meter = Meter()
     graph = AutogradGraph(meter)
     if heads_first:
@@ -110,7 +115,7 @@ def replayed(ring: Ring, heads_first: bool) -> list[int]:
 def test_a_ring_holds_what_torch_does(gathers: bool, heads_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for ranks in (2, 3, 4):
         for rank in range(ranks):
-            ring = Ring(ranks, rank, gathers)
+            ring = ContextParallelRing(ranks, rank, gathers)
             assert replayed(ring, heads_first) == by_torch(ring, heads_first, monkeypatch)
 
 
@@ -141,10 +146,10 @@ def test_ranks_of_a_sequence_in_a_pipeline() -> None:
 
 def test_rings() -> None:
     layout = Layout(dp=2, cp=4, zero=3, cp_comm="allgather")
-    assert rank_ring(layout, 6) == Ring(4, 2, gathers=True)
-    assert rank_ring(replace(layout, cp_comm="p2p"), 5) == Ring(4, 1, gathers=False)
-    assert rank_ring(Layout(dp=8, zero=3), 3) is None
-    assert tokens_of_rank(layout, 1024) == 256
+    assert context_parallel_ring(layout, 6) == ContextParallelRing(4, 2, gathers=True)
+    assert context_parallel_ring(replace(layout, cp_comm="p2p"), 5) == ContextParallelRing(4, 1, gathers=False)
+    assert context_parallel_ring(Layout(dp=8, zero=3), 3) is None
+    assert sequence_tokens_of_rank(layout, 1024) == 256
 
 
 @pytest.mark.parametrize(
@@ -156,7 +161,7 @@ def test_rings() -> None:
 )
 def test_what_does_not_divide_is_refused(layout: Layout, seq: int, message: str) -> None:
     with pytest.raises(InputError) as error:
-        tokens_of_rank(layout, seq)
+        sequence_tokens_of_rank(layout, seq)
     assert message in str(error.value)
 
 
@@ -185,7 +190,7 @@ def test_rounds_that_do_the_same_change_no_peak(comm: Any, monkeypatch: pytest.M
     settings = Settings(phase="training", seq=32768, attn_implementation="flash")
     one_rank_memory = memory(llmcalc.load("qwen3-0.6b").model, settings)
     layout = Layout(cp=16, zero=3, cp_comm=comm)
-    assert len(Ring(16, 0, peaks_only=True).rounds()) < 16
+    assert len(ContextParallelRing(16, 0, peaks_only=True).rounds()) < 16
     short = framework_named("fsdp2").estimate(one_rank_memory).largest_rank(layout, 1)
-    monkeypatch.setattr(Ring, "rounds", lambda self: list(range(self.ranks)))
+    monkeypatch.setattr(ContextParallelRing, "rounds", lambda self: list(range(self.ranks)))
     assert framework_named("fsdp2").estimate(one_rank_memory).largest_rank(layout, 1) == short

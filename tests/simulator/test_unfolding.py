@@ -81,7 +81,7 @@ def is_the_run_of_all_layers(
 ) -> None:
     device, whole_device = CachingAllocator(expandable), WitnessAllocator(expandable)
     unfolded = unfolding(spec, config)
-    found, blocks = unfolded.counted({}), unfolded.overhead(device, {})
+    found, blocks = unfolded.count_bytes({}), unfolded.allocator_overhead(device, {})
     if isinstance(config, TrainingConfig):
         whole = replay(spec, config, whole_device, None, WORKSPACE)
     else:

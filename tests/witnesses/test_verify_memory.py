@@ -22,7 +22,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.lowering import Unsupported
-from llmcalc.simulator.profiles.eager import Eager
+from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.tensor import Tensor
 from llmcalc.sources.target import load
 from llmcalc.witnesses import gpu
@@ -121,13 +121,13 @@ def test_a_wrong_replay_of_the_optimizer_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wrong_replay_of_a_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Eager.do_norm
+    right = EagerKernels.do_norm
 
     def wrong(self: Any, step: Any) -> None:
         self.kept = [*getattr(self, "kept", []), self.t.like(self.tensor_of(step.ins[0]))]
         right(self, step)
 
-    monkeypatch.setattr(Eager, "do_norm", wrong)
+    monkeypatch.setattr(EagerKernels, "do_norm", wrong)
     assert wrong_in(compared(SMALL)) > {"live_bytes", "prefill_peak_bytes", "prefill_after_bytes"}
 
 
@@ -180,7 +180,7 @@ def test_a_step_without_kernels_is_refused_by_name(run: Any, monkeypatch: pytest
     def refuse(self: Any, step: Any) -> None:
         raise self.unsupported("no kernels")
 
-    monkeypatch.setattr(Eager, "do_norm", refuse)
+    monkeypatch.setattr(EagerKernels, "do_norm", refuse)
     with pytest.raises(Unsupported, match=r"layers\.self_attn_pre_norm: no kernels"):
         compared(SMALL)
     assert "layers.self_attn_pre_norm: no kernels" in run("verify", SMALL, "--memory").error

@@ -9,7 +9,7 @@ from ...flow.tree import OpUse
 from ...flow.value import Value, Weight
 from ...ops import Linear
 from ...simulator.lowering import ModuleFrame, Path
-from ...simulator.profiles.eager import Eager
+from ...simulator.profiles.eager import EagerKernels
 from ...simulator.strides import Shape
 from ...simulator.tensor import Dtype, SavedTensor, Tensor
 from .param_coordinator import ParameterCoordinator
@@ -25,7 +25,7 @@ class UnpackHook:
         self.saved.unpack()
 
 
-class GatheringProfile(Eager):
+class GatheringProfile(EagerKernels):
     """Runs a model's program with ZeRO stage 3's hooks, which gather parameters module by module.
 
     coordinator: gathers and releases parameters; None in a run that only lists them.
@@ -92,10 +92,10 @@ class GatheringProfile(Eager):
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def step(self, operation: Step) -> None:
+    def run_step(self, operation: Step) -> None:
         """Runs an operation of the program and releases the operation's parameters."""
         if self.coordinator is None:
-            super().step(operation)
+            super().run_step(operation)
             return
         outer_modules, self.opened = self.opened, []
         x = (
@@ -106,7 +106,7 @@ class GatheringProfile(Eager):
         linear_input = self.values[id(x)] if x is not None and self.graph.enabled else None
         has_frozen_input = linear_input is not None and not linear_input.needs_grad
         try:
-            super().step(operation)
+            super().run_step(operation)
             if linear_input is not None and not has_frozen_input:
                 self._save_input(linear_input, operation.outs[0])
         finally:  # a part that runs again stops at the last tensor that is needed
@@ -129,14 +129,14 @@ class GatheringProfile(Eager):
         if autograd_node is not None:
             autograd_node.hooks.append(UnpackHook(self.graph.save(x)))
 
-    def _module(self, module_call: ModuleFrame) -> None:
+    def _run_module_items(self, module_call: ModuleFrame) -> None:
         """Runs a module of the program between the all-gather and the release of the module's parameters."""
         if self.coordinator is None:
-            super()._module(module_call)
+            super()._run_module_items(module_call)
             return
         self.of_frames.append([])
         try:
-            super()._module(module_call)
+            super()._run_module_items(module_call)
         finally:
             running_modules = self.of_frames.pop()
         for module in running_modules:

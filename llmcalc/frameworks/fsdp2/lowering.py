@@ -20,7 +20,7 @@ from ...simulator.autograd import record
 from ...simulator.liveness import unused_modules
 from ...simulator.lowering import ENTRY, ModuleFrame, Path
 from ...simulator.meter import AllocationPlace
-from ...simulator.profiles.context_parallel import RingAttention
+from ...simulator.profiles.context_parallel import RingAttentionKernels
 from ...simulator.strides import Shape
 from ...simulator.tensor import FLOAT8, INT64, UINT8, Dtype, Tensor, empty
 from .param_groups import CommunicationState, Parameter, ParamGroup
@@ -63,7 +63,7 @@ TORCHTITAN_NAMES = {
 SHARED_LAYERS = "FSDP2 of layers that share parameters is not modelled"
 
 
-class FsdpProfile(RingAttention):
+class FsdpProfile(RingAttentionKernels):
     """Runs a model's program with FSDP's hooks, which gather and free groups of sharded parameters.
 
     traffic: the communication state of the groups; None in a run that only lists the parameters.
@@ -90,9 +90,9 @@ class FsdpProfile(RingAttention):
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
-    def prepare(self, program: Flow) -> None:
+    def allocate_parameters(self, program: Flow) -> None:
         """Creates the parameters' shards, and finds the modules of the head."""
-        super().prepare(program)
+        super().allocate_parameters(program)
         layer_norms = layer_norm_names(program)
         for parameter_group in self.groups.values():
             parameter_group.parameters.sort(
@@ -166,7 +166,7 @@ class FsdpProfile(RingAttention):
         """Whether the rank's gradient of a replicated parameter is a partial sum over its tensor-parallel group."""
         return False
 
-    def prepare_unread(self, program: Flow) -> None:
+    def allocate_unread_parameters(self, program: Flow) -> None:
         """Rejects parameters that neither the forward nor the backward pass reads, since they are not modelled."""
         for module_name, parameter_use, _ in unused_modules(program.root):
             if parameter_use.tensors():
@@ -246,22 +246,22 @@ class FsdpProfile(RingAttention):
         self.traffic.last_gathered = None  # the last gathering of the forward pass
         return model_output
 
-    def step(self, operation: Step) -> None:
+    def run_step(self, operation: Step) -> None:
         """Runs an operation of the program; an embedding's FSDP group is all-gathered before and freed after."""
         is_embedding = len(self.frames) <= 1 and operation.name == EMBEDDING.path and bool(operation.outs)
         if self.traffic is None or not self.splits or not is_embedding:
-            super().step(operation)
+            super().run_step(operation)
             return
         embedding_group = self.groups[EMBEDDING]
         embedding_group.pre_forward(None)
-        super().step(operation)
+        super().run_step(operation)
         embedding_group.post_forward([self.tensor_of(operation.outs[0])])
 
-    def module(self, module_call: ModuleFrame) -> None:
+    def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module of the program; the output head's FSDP group is all-gathered before and freed after."""
         module_scope = module_call.scope
         if self.traffic is None or not self.splits or len(self.frames) != 1 or module_scope.name not in IN_HEAD:
-            super().module(module_call)
+            super().run_module(module_call)
             return
         assert module_scope.argument is not None
         assert module_scope.output is not None
@@ -270,16 +270,16 @@ class FsdpProfile(RingAttention):
             cast_input = head_group.pre_forward(self.tensor_of(module_scope.argument))
             assert cast_input is not None
             self.values[id(module_scope.argument)] = cast_input
-        super().module(module_call)
+        super().run_module(module_call)
         if module_scope.name == self.in_head[-1]:
             head_group.post_forward([self.tensor_of(module_scope.output)])
 
-    def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
+    def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs a layer between all-gather and release of the layer's group."""
         layer_index = -1 if module_call.layer_index is None else module_call.layer_index
         layer_path = ".".join(filter(None, (self.path, module_call.scope.name)))
         if self.traffic is None or layer_path not in self.layer_paths:
-            return super().layer(module_call, x)
+            return super().run_layer(module_call, x)
         layer, memory_meter = LayerKey(layer_path, layer_index), self.graph.meter
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
@@ -292,7 +292,7 @@ class FsdpProfile(RingAttention):
         for parameter_group in layer_groups:
             cast_input = parameter_group.pre_forward(cast_input)
         assert cast_input is not None
-        layer_output = super().layer(module_call, cast_input)
+        layer_output = super().run_layer(module_call, cast_input)
         module_call.local_tensors.clear()  # the variables of its forward pass
         for parameter_group in layer_groups:
             parameter_group.post_forward([layer_output])

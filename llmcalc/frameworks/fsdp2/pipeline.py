@@ -26,7 +26,7 @@ from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import AllocationPlace, Meter
-from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
+from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
@@ -87,7 +87,7 @@ class ShardedChunk(ModelChunk):
 
     def __init__(self, sharded_setup: ShardedSetup, pipeline_stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         super().__init__(sharded_setup, pipeline_stage, memory_meter)
-        self.lowering.ring = rank_ring(sharded_setup.layout, sharded_setup.rank)
+        self.lowering.ring = context_parallel_ring(sharded_setup.layout, sharded_setup.rank)
         self.fsdp: FsdpSettings = sharded_setup.fsdp
         self.reshard: bool = sharded_setup.layout.reshard
         other_streams = ALL_REDUCE * pipeline_stage.chunk
@@ -128,7 +128,7 @@ class ShardedChunk(ModelChunk):
         with self.graph.no_grad():
             self.next_batch()
             self.meter.place = AllocationPlace("forward")
-            stage_inputs = self.lowering.enter(self.program)
+            stage_inputs = self.lowering.create_stage_input(self.program)
             if stage_inputs is not None:
                 self.lowering.inputs[ENTRY] = stage_inputs
             self.run_layers()
@@ -259,7 +259,7 @@ class ShardedRank(RankRun):
             raise InputError(
                 f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        rank_tokens = tokens_of_rank(layout, sharded_setup.training.seq)
+        rank_tokens = sequence_tokens_of_rank(layout, sharded_setup.training.seq)
         rank_training = replace(sharded_setup.training, seq=rank_tokens, microbatches=microbatches)
         super().__init__(replace(sharded_setup, training=rank_training), memory_meter)
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
@@ -324,15 +324,15 @@ def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[t
 def _record_two_steps(sharded_rank: ShardedRank, memory_meter: EventRecorder) -> RecordedEvents:
     """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
     sharded_rank.set_up()
-    set_up_events = memory_meter.cut()
+    set_up_events = memory_meter.take_events()
     step_events: list[list[Sequence[Event]]] = []
     for _ in range(2):
         sharded_rank.run_passes()
-        pass_events = memory_meter.cut()
+        pass_events = memory_meter.take_events()
         sharded_rank.update()
-        update_events = memory_meter.cut()
+        update_events = memory_meter.take_events()
         sharded_rank.zero_grad()
-        step_events.append([pass_events, update_events, memory_meter.cut()])
+        step_events.append([pass_events, update_events, memory_meter.take_events()])
     first_step, second_step = step_events
     return RecordedEvents(set_up_events, first_step, second_step, PHASES)
 
@@ -364,8 +364,8 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
         repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp.prefetch <= 1)
     except NotRepeating:
         repeat_analysis = record_steps(shortens_loops=False)
-    replay_result = repeat_analysis.counted({})
-    block_overhead = repeat_analysis.overhead(CachingAllocator(cuda_runtime.expandable), {})
+    replay_result = repeat_analysis.count_bytes({})
+    block_overhead = repeat_analysis.allocator_overhead(CachingAllocator(cuda_runtime.expandable), {})
     replay_result.slop, replay_result.slop_after = block_overhead.slop, block_overhead.slop_after
     replay_result.reserved = replay_result.peak[1].bytes + block_overhead.slop + block_overhead.free
     return summarize_memory(replay_result, cuda_runtime.context, layer_stacks(sharded_setup.spec), tensors_term)

@@ -126,14 +126,14 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
 
     def _play_forward(self, chunk: int, pass_case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
         """Replays a forward pass and assigns storages to gathered parameters."""
-        pass_trace, first_storage = self._play(chunk, pass_case, pass_id)
+        pass_trace, first_storage = self._play_pass(chunk, pass_case, pass_id)
         if stage_input is not None and pass_trace.input_kind is not None:
             stage_input.storage.block.kind = pass_trace.input_kind
         (_, stage_output), *gathered_outputs = pass_trace.outputs
         for i, gathered_output in gathered_outputs:
             storage = self.parameters[chunk][i - 1].unsharded_param.storage
             storage.block = Block(gathered_output.bytes, gathered_output.kind, first_storage + gathered_output.number)
-        return stage_output.tensor(stage_output.storage(self.meter, first_storage))
+        return stage_output.create_tensor(stage_output.create_storage(self.meter, first_storage))
 
 
 class AccumulatedGradient:
@@ -281,7 +281,7 @@ def _recorded_traces(
             short_passes = ShortenedStagePasses(
                 recorded_events, recorded_passes, training_run.chunks, model_chunks, stacks
             )
-            recorded_events, recorded_passes = short_passes.unfolded()
+            recorded_events, recorded_passes = short_passes.extended_passes()
         for pass_case, pass_trace in TraceReader(recorded_events, recorded_passes).traces.items():
             if pass_traces.setdefault(pass_case, pass_trace) != pass_trace:
                 raise NotRepeating

@@ -29,7 +29,7 @@ from ...parallel.rank_program import rank_program
 from ...simulator.event_log import EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
-from ...simulator.profiles.context_parallel import rank_ring, tokens_of_rank
+from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.repeat_layers import NotRepeating
 from ..framework import RunOnRanks
 from .evidence import evidence_for
@@ -158,8 +158,8 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
     spec, layout, rank, fsdp_settings = sharded_setup.spec, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
     rank_sharding = sharding_of_rank(sharded_setup.training, layout, rank, fsdp_settings)
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
-    context_ring = rank_ring(layout, rank)
-    rank_training = replace(sharded_setup.training, seq=tokens_of_rank(layout, sharded_setup.training.seq))
+    context_ring = context_parallel_ring(layout, rank)
+    rank_training = replace(sharded_setup.training, seq=sequence_tokens_of_rank(layout, sharded_setup.training.seq))
 
     def record_few_layers(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
         """Creates a run with the given number of layers."""

@@ -74,7 +74,7 @@ class ShortenedStagePasses(ShortenedPasses):
             source_numbers.append((parameter_numbers[parameter_path], inner_repeat))
         return source_numbers
 
-    def outputs_of_long_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
+    def outputs_of_full_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
         """Returns the tensors that outlive a pass with all layers: its output or gradients, and gathered parameters."""
         chunk_index, pass_kind, _ = recorded_pass.pass_id
         recorded_chunk, source_numbers = self.chunks[chunk_index], self.sources[chunk_index]
@@ -94,7 +94,7 @@ class ShortenedStagePasses(ShortenedPasses):
         else:
             received_count, recorded_starts, full_starts = 1, [1], [1]
         unfolded_outputs = [
-            (i, outputs_by_number[i][0], self.full_storage(outputs_by_number[i][1]))
+            (i, outputs_by_number[i][0], self.storage_in_full_pass(outputs_by_number[i][1]))
             for i in range(received_count)
             if i in outputs_by_number
         ]
@@ -113,7 +113,7 @@ class ShortenedStagePasses(ShortenedPasses):
         inner_repeat: its layer repeat; None outside of the inner repeats.
         """
         if inner_repeat is None:
-            return self.full_storage(storage_number)
+            return self.storage_in_full_pass(storage_number)
         if storage_number not in self.repeated.starts:
             raise NotRepeating
         return self.repeated.starts[storage_number] + inner_repeat

@@ -23,7 +23,7 @@ from ...parallel.rank_program import RankFlow
 from ...simulator.event_log import EventRecorder, RecordedEvents
 from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import AllocationPlace, Meter
-from ...simulator.profiles.context_parallel import Ring
+from ...simulator.profiles.context_parallel import ContextParallelRing
 from ...simulator.tensor import DTYPES
 from .lowering import EMBEDDING, HEAD, MODEL, FsdpProfile, LayerKey, groups_of_layer
 from .param_groups import CommunicationState, FsdpSharding, ParamGroup
@@ -264,14 +264,14 @@ class FsdpRun(TrainingRun):
         workspace_bytes: int = 0,
         memory_meter: Meter | EventRecorder | None = None,
         program: RankFlow | None = None,
-        rank_ring: Ring | None = None,
+        context_parallel_ring: ContextParallelRing | None = None,
     ) -> None:
         if program is not None and program.rank_axes.layout.tp > 1:
             self.profile = FsdpTensorParallelProfile
         super().__init__(spec, training_config, layers, workspace_bytes, memory_meter, program)
         self.fsdp: FsdpSettings = fsdp_settings
         self.reshard: bool = reshards
-        self.lowering.ring = rank_ring
+        self.lowering.ring = context_parallel_ring
         self.traffic: CommunicationState = CommunicationState(self.graph, fsdp_sharding)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(spec)]
         if fsdp_settings.splits and (sharing_reason := head_sharing_reason(spec, training_config)):
@@ -365,7 +365,7 @@ def record_fsdp_run(
     layers: Mapping[int, int] | None = None,
     workspace: int = 0,
     program: RankFlow | None = None,
-    context_ring: Ring | None = None,
+    context_ring: ContextParallelRing | None = None,
 ) -> RecordedEvents:
     """Records the set-up and two training steps of a rank. layers, program, ring: as in `FsdpRun`."""
 
@@ -385,9 +385,9 @@ def record_fsdp_run(
 
     training_run = new_run(memory_meter := EventRecorder())
     training_run.set_up()
-    set_up_events = memory_meter.cut()
+    set_up_events = memory_meter.take_events()
     training_run.next_batch()
-    batch_events = memory_meter.cut()
+    batch_events = memory_meter.take_events()
     training_run.run_micro_batches()
-    recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.cut())
+    recorded_run = repeat_steps(training_run, memory_meter, set_up_events, batch_events, memory_meter.take_events())
     return recorded_run or record_two_steps(new_run(memory_meter := EventRecorder()), memory_meter)

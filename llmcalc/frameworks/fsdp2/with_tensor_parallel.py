@@ -34,11 +34,11 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
         self.divides_loss: bool = communication_state.sharding.divides_loss
         self.copies_gathered: bool = communication_state.sharding.copies_gathered
 
-    def prepare(self, program: Flow) -> None:
+    def allocate_parameters(self, program: Flow) -> None:
         """Creates the parameters and records the shapes before sharding."""
-        self.find_places(program)
+        self.find_placements(program)
         self.unsharded_shapes = dict(_unsharded_shapes(program.root.items, "model"))
-        super().prepare(program)
+        super().allocate_parameters(program)
 
     @property
     def in_products(self) -> bool:

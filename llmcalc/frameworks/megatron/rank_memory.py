@@ -181,7 +181,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 
 def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:
     """Returns the cache key of a rank's steps without the passes: equal for ranks with equal steps."""
-    memory_meter.cut()
+    memory_meter.end_step_list()
     ((step_events, _),) = memory_meter.pieces
     optimizer = rank_run.updated_sizes, rank_run.states_per_parameter, rank_run.step_gather_sizes
     return rank_run.coordinates.pp, rank_run.retains, tuple(step_events), *map(tuple, optimizer)
@@ -194,8 +194,8 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter, prefix_cache: 
     memory_meter.peaks = {}
     run_step(rank_run)
     memory_meter.place = AllocationPlace("after")
-    memory_meter.cut()
-    device = prefix_cache.play_pieces(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward)
+    memory_meter.end_step_list()
+    device = prefix_cache.play_step_lists(memory_meter.pieces, memory_meter.count, memory_meter.pieces_before_backward)
     replay_result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
     replay_result.peaks = {
         module_path: module_peak

@@ -226,9 +226,10 @@ def _record_chunk(
     storages = {name: tuple(block.handle for block in named_blocks) for name, named_blocks in shared_blocks.items()}
     if layer_stacks:
         shortened_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, layer_stacks)
-        recorded_passes = RecordedPasses(*shortened_passes.unfolded())
+        recorded_passes = RecordedPasses(*shortened_passes.extended_passes())
         storages = {
-            name: tuple(map(shortened_passes.full_storage, short_numbers)) for name, short_numbers in storages.items()
+            name: tuple(map(shortened_passes.storage_in_full_pass, short_numbers))
+            for name, short_numbers in storages.items()
         }
     forward_storages = _allocated_in_forward(recorded_passes)
     return RecordedChunk(

@@ -43,7 +43,7 @@ def record_passes(
         rank_run.gradient_copies, rank_run.batches = [], []
         _run_alternating_passes(rank_run)
         rank_run.end_step()
-    return pass_recorder.recorded()
+    return pass_recorder.recorded_passes()
 
 
 def _run_passes(rank_run: RankRun, microbatch_count: int, is_last_stage: bool) -> None:

@@ -26,7 +26,7 @@ from ...simulator.event_log import EventRecorder
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.dtensor import DTensorKernels
-from ...simulator.profiles.eager import Eager
+from ...simulator.profiles.eager import EagerKernels
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, counted_as, empty
@@ -70,7 +70,7 @@ class ModelChunk(TrainingRun):
     profiles: the kernels without and with tensor parallelism.
     """
 
-    profiles: tuple[type[Eager], type[Eager]] = Eager, DTensorKernels
+    profiles: tuple[type[EagerKernels], type[EagerKernels]] = EagerKernels, DTensorKernels
 
     def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         self.stage = stage
@@ -95,7 +95,7 @@ class ModelChunk(TrainingRun):
         """Runs the forward pass of a micro-batch, with the loss on the last stage."""
         self.next_batch()
         self.meter.place = AllocationPlace("forward")
-        stage_input = self.lowering.enter(self.program)
+        stage_input = self.lowering.create_stage_input(self.program)
         if self.stage.first and self.stage.last:
             return MicroBatchInFlight(stage_input, self._run_forward(stage_input, self.forward))
         output_tensor = self.run_layers()
@@ -144,13 +144,13 @@ class ModelChunk(TrainingRun):
             return
         training_config, program_inputs = self.training, self.lowering.inputs
         program_inputs[TOKENS] = Tensor((training_config.batch, training_config.seq), INT64, self.step_tokens.storage)
-        self.lowering.take_frames(self.program)
+        self.lowering.create_input_frames(self.program)
         self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(program_inputs[TOKENS])
 
     def _initialize_stage(self) -> None:
         """Allocates the receive buffers of every micro-batch, before the first step."""
         for _ in range(self.training.microbatches):
-            receive_buffer = self.lowering.enter(self.program)
+            receive_buffer = self.lowering.create_stage_input(self.program)
             if receive_buffer is not None:
                 self.received.append(receive_buffer)
             if not self.stage.last:

@@ -13,7 +13,7 @@ from ..document import Report
 Format: TypeAlias = Literal["table", "json", "csv", "markdown"]
 
 
-class Writer(NamedTuple):
+class ReportWriter(NamedTuple):
     """The writer of a format: the function that writes reports in the format, and the format's properties.
 
     function: the function that writes a report to a stream, as `module:function` of this room.
@@ -31,9 +31,9 @@ class Writer(NamedTuple):
         getattr(import_module(f".{module_name}", __package__), function_name)(report, output_stream)
 
 
-WRITERS: dict[Format, Writer] = {
-    "table": Writer("table:render"),
-    "json": Writer("plain:write_json"),
-    "csv": Writer("plain:write_csv", warns_apart=True, ascii=True),
-    "markdown": Writer("plain:write_markdown"),
+WRITERS: dict[Format, ReportWriter] = {
+    "table": ReportWriter("table:render"),
+    "json": ReportWriter("plain:write_json"),
+    "csv": ReportWriter("plain:write_csv", warns_apart=True, ascii=True),
+    "markdown": ReportWriter("plain:write_markdown"),
 }

@@ -37,9 +37,9 @@ def _breaks_cells(report: Report, line_width: int) -> bool:
 
 def width_of_terminal() -> int:
     """Returns the terminal's width as rich does: COLUMNS, else a standard stream's width, else 80."""
-    columns_variable = os.environ.get("COLUMNS", "")
-    if columns_variable.isdigit() and int(columns_variable):
-        return int(columns_variable)
+    columns_setting = os.environ.get("COLUMNS", "")
+    if columns_setting.isdigit() and int(columns_setting):
+        return int(columns_setting)
     for standard_stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         try:
             if standard_stream is not None and (
@@ -66,9 +66,9 @@ def render(report: Report, output_stream: IO[str], width: int | None = None) -> 
 def with_fitting_bars(tables: Sequence[Table], line_width: int) -> list[Table]:
     """Returns the tables with bars of the largest common scale that fits, or without bars if none fits."""
     bar_lengths = [_bar_length(table, line_width) for table in tables]
-    length = min((bar_length for bar_length in bar_lengths if bar_length), default=0)
+    shortest_bar = min((bar_length for bar_length in bar_lengths if bar_length), default=0)
     return [
-        _with_bars(table, length) if bar_length else table.without_bars()
+        _table_with_bars(table, shortest_bar) if bar_length else table.without_bars()
         for table, bar_length in zip(tables, bar_lengths, strict=True)
     ]
 
@@ -78,15 +78,15 @@ def _bar_length(table: Table, line_width: int) -> int:
     bar_parts = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
     if not bar_parts:
         return 0
-    free_width = (
+    width_for_bar = (
         line_width
         - len(INDENT)
         - sum(len(GAP) + column_width for column_width in _column_widths(_cell_texts(table.without_bars())))
     )
-    return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= free_width), 0)
+    return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= width_for_bar), 0)
 
 
-def _with_bars(table: Table, bar_length: int) -> Table:
+def _table_with_bars(table: Table, bar_length: int) -> Table:
     def row_with_bars(row: Row) -> Row:
         return row._replace(
             cells=[
@@ -119,13 +119,13 @@ def line_count(table: Table, line_width: int) -> int:
     if not table.rows:
         return heading_lines
     cell_texts = _cell_texts(table)
-    other_width = sum(
+    fixed_width = sum(
         column_width + len(GAP)
         for column_width, cell_column in zip(_column_widths(cell_texts), table.columns, strict=True)
         if not cell_column.wrap
     ) + len(INDENT)
     wrapped_columns = max(1, sum(column.wrap for column in table.columns))
-    wrapped_width = max(1, (line_width - other_width) // wrapped_columns - len(GAP))
+    wrapped_width = max(1, (line_width - fixed_width) // wrapped_columns - len(GAP))
     row_lines = sum(
         max(
             -(-len(cell_text) // wrapped_width) if cell_column.wrap else 1

@@ -42,7 +42,7 @@ def write_csv(report: Report, output_stream: IO[str]) -> None:
     import csv as library
 
     csv_writer = library.writer(output_stream, lineterminator="\n")
-    tables = [table.without_bars() for table in printable_report(report).with_lists().tables]
+    tables = [table.without_bars() for table in printable_report(report).with_split_lists().tables]
     column_keys = [column.key for column in tables[0].columns]
     has_targets = column_keys[0] == TARGET
     csv_writer.writerow(
@@ -135,7 +135,7 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
         full_name, row_cells = WITHIN.join(row_names), row.cells[1:]
         if part_rows:
             row_cells = [
-                _rest_of_parts(cell, [part_row.cells[column] for part_row in part_rows])
+                _remainder_beside_parts(cell, [part_row.cells[column] for part_row in part_rows])
                 for column, cell in enumerate(row.cells[1:], 1)
             ]
             cell_numbers = [cell for cell in row_cells if isinstance(cell, int | float)]
@@ -148,13 +148,13 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
     return leaf_rows
 
 
-def _rest_of_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
+def _remainder_beside_parts(cell: Any, part_cells: Sequence[Any]) -> Any:
     """Returns a cell's number minus the sum of the cell's parts. Other values stay unchanged."""
     cell_numbers = [_raw_value(part_cell) for part_cell in part_cells]
     raw_value = _raw_value(cell)
     if not isinstance(raw_value, int | float) or isinstance(raw_value, bool):
         return cell
-    return raw_value - sum(part_number for part_number in cell_numbers if isinstance(part_number, int | float))
+    return raw_value - sum(part_value for part_value in cell_numbers if isinstance(part_value, int | float))
 
 
 def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
@@ -185,7 +185,7 @@ def _csv_value(raw_value: Any) -> Any:
 
 def write_markdown(report: Report, output_stream: IO[str]) -> None:
     """Writes GitHub-flavoured Markdown tables. Every text is escaped (`escape_markdown`)."""
-    for table_index, table in enumerate(printable_report(report).with_lists().tables):
+    for table_index, table in enumerate(printable_report(report).with_split_lists().tables):
         if table_index:
             output_stream.write("\n")
         _markdown_table(table.without_bars(), output_stream)
@@ -258,5 +258,5 @@ def _note_paragraph(note: str) -> str:
         segment if segment_index % 2 else escape_markdown(segment)
         for segment_index, segment in enumerate(note_segments)
     )
-    segment_start = BLOCK.match(paragraph)
-    return paragraph if segment_start is None else f"{segment_start[0]}\\{paragraph[segment_start.end() :]}"
+    block_marker = BLOCK.match(paragraph)
+    return paragraph if block_marker is None else f"{block_marker[0]}\\{paragraph[block_marker.end() :]}"

@@ -30,7 +30,7 @@ def render(report: Report, output_stream: IO[str], width: int | None = None) -> 
             console.print()
         _print_heading(console, table)
         if table.rows:
-            _print_rows(console, table)
+            _print_table_rows(console, table)
         if table.notes and table.rows:
             console.print()
         for note in table.notes:
@@ -59,7 +59,7 @@ def _print_indented(console: Console, note_text: str, hanging_indent: str = "") 
         console.print(Text(line, style="dim"), soft_wrap=True)  # the terminal breaks longer lines: a link stays whole
 
 
-def _print_rows(console: Console, table: Table) -> None:
+def _print_table_rows(console: Console, table: Table) -> None:
     from rich.padding import Padding
 
     table_grid = Padding(_table_grid(table), (0, 0, 0, 2), expand=False)

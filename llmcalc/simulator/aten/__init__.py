@@ -9,8 +9,8 @@ temporaries with torch's.
 
 from __future__ import annotations
 
-from .look_ups import LookUps
+from .look_ups import LookUpOperations
 
 
-class Aten(LookUps):
+class Aten(LookUpOperations):
     """torch's operations, recorded in one autograd graph."""

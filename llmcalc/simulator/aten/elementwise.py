@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..autograd import record
-from ..strides import Shape, broadcast
+from ..strides import Shape, broadcast_shape
 from ..tensor import BOOL, Dtype, Gradient, Needs, Tensor
-from .views import Views, result_type
+from .views import ViewOperations, result_type
 
 SAVES_INPUT = frozenset({"silu", "gelu", "softplus", "abs", "log", "cos", "sin", "asinh"})
 """Elementwise functions whose gradient is computed from their input, by one kernel."""
@@ -16,7 +16,7 @@ SAVES_OUTPUT = frozenset({"relu", "sigmoid", "tanh"})
 """Elementwise functions whose gradient is computed from their output, by one kernel."""
 
 
-class Elementwise(Views):
+class ElementwiseOperations(ViewOperations):
     """Elementwise operations, and reductions over an axis."""
 
     # --- elementwise -------------------------------------------------------------------------------------------------
@@ -35,8 +35,8 @@ class Elementwise(Views):
 
     def add_to(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds b to a in place."""
-        written_view = Tensor(a.shape, a.dtype, a.storage, a.strides)
-        return record(self.graph, "add_", (a, b), written_view, lambda g, _: (g, g))
+        a_after_write = Tensor(a.shape, a.dtype, a.storage, a.strides)
+        return record(self.graph, "add_", (a, b), a_after_write, lambda g, _: (g, g))
 
     def add_number(self, x: Tensor) -> Tensor:
         """Adds a number to x."""
@@ -44,8 +44,8 @@ class Elementwise(Views):
 
     def scale_in_place(self, x: Tensor) -> Tensor:
         """Multiplies or divides x in place by a number."""
-        written_view = Tensor(x.shape, x.dtype, x.storage, x.strides)
-        return record(self.graph, "div_", (x,), written_view, lambda g, _: (self.like(g),))
+        x_after_write = Tensor(x.shape, x.dtype, x.storage, x.strides)
+        return record(self.graph, "div_", (x,), x_after_write, lambda g, _: (self.like(g),))
 
     def scale(self, x: Tensor, operation_name: str = "mul") -> Tensor:
         """Multiplies x by a number, or negates x. operation_name: the operation's name in the graph."""
@@ -76,8 +76,8 @@ class Elementwise(Views):
     def _divisor_gradient(self, output_gradient: Tensor, b: Tensor, a: Tensor) -> Tensor:
         """Computes −g · ((a / b) / b), the gradient of the divisor."""
         quotient = self.like(a, b)
-        second_ratio, negated_ratio = self.like(quotient, b), self.like(output_gradient)
-        return self.like(negated_ratio, second_ratio)
+        quotient_over_b, negated_gradient = self.like(quotient, b), self.like(output_gradient)
+        return self.like(negated_gradient, quotient_over_b)
 
     def square(self, x: Tensor) -> Tensor:
         """Squares each element. Any other constant power allocates the same bytes."""
@@ -98,30 +98,30 @@ class Elementwise(Views):
 
         return record(self.graph, "rsqrt", (x,), output, backward, output)
 
-    def _with_factor_of_output(self, name: str, x: Tensor) -> Tensor:
+    def _with_gradient_from_output(self, operation_name: str, x: Tensor) -> Tensor:
         """Runs a function whose gradient is the output gradient times a factor of the saved output."""
         output = self.like(x)
 
         def backward(output_gradient: Tensor, _: Needs, output: Tensor) -> Sequence[Gradient]:
-            factor = self.like(output)
-            return (self.like(output_gradient, factor),)
+            gradient_factor = self.like(output)
+            return (self.like(output_gradient, gradient_factor),)
 
-        return record(self.graph, name, (x,), output, backward, output)
+        return record(self.graph, operation_name, (x,), output, backward, output)
 
     def sqrt(self, x: Tensor) -> Tensor:
-        return self._with_factor_of_output("sqrt", x)
+        return self._with_gradient_from_output("sqrt", x)
 
     def expm1(self, x: Tensor) -> Tensor:
-        return self._with_factor_of_output("expm1", x)
+        return self._with_gradient_from_output("expm1", x)
 
     def clamp(self, x: Tensor, has_both_limits: bool = False) -> Tensor:
         """Limits x to a minimum, a maximum or both (`clamp_backward`)."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            bounds = [
+            limit_masks = [
                 self.compare(x) for _ in range(2 if has_both_limits else 1)
             ]  # the first takes their conjunction in place
-            return (self._gradient_where(output_gradient, bounds[0]),)
+            return (self._masked_gradient(output_gradient, limit_masks[0]),)
 
         return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
 
@@ -170,7 +170,7 @@ class Elementwise(Views):
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
         """Copies x with a constant at masked elements."""
-        shape, dtype = broadcast(x.shape, mask.shape), x.dtype
+        shape, dtype = broadcast_shape(x.shape, mask.shape), x.dtype
         return record(
             self.graph, "masked_fill", (x,), lambda: self.graph.new_tensor(shape, dtype), self.new_gradient(shape), mask
         )
@@ -184,7 +184,7 @@ class Elementwise(Views):
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
             return tuple(
-                self._gradient_where(output_gradient, condition) if needs_grad else None
+                self._masked_gradient(output_gradient, condition) if needs_grad else None
                 for needs_grad in needs_input_grad
             )
 
@@ -197,7 +197,7 @@ class Elementwise(Views):
             condition,
         )
 
-    def _gradient_where(self, output_gradient: Tensor, condition: Tensor) -> Tensor:
+    def _masked_gradient(self, output_gradient: Tensor, condition: Tensor) -> Tensor:
         """Returns the gradient where the condition is true, and zeros from a separate tensor elsewhere."""
         zero_scalar = self.graph.new_tensor((), output_gradient.dtype)
         return self.like(output_gradient, condition, zero_scalar, dtype=output_gradient.dtype)
@@ -209,16 +209,16 @@ class Elementwise(Views):
 
     # --- reductions --------------------------------------------------------------------------------------------------
 
-    def _reduce_axis(self, x: Tensor, axis: int, keepdim: bool) -> Shape:
+    def _reduced_shape(self, x: Tensor, axis: int, keepdim: bool) -> Shape:
         axis = axis % len(x.shape)
         return (*x.shape[:axis], *((1,) if keepdim else ()), *x.shape[axis + 1 :])
 
     def mean(self, x: Tensor, axis: int = -1, keepdim: bool = True) -> Tensor:
-        output = self.graph.new_tensor(self._reduce_axis(x, axis, keepdim), x.dtype)
+        output = self.graph.new_tensor(self._reduced_shape(x, axis, keepdim), x.dtype)
         return record(self.graph, "mean", (x,), output, self.new_gradient(x.shape))
 
     def sum(self, x: Tensor, axis: int = -1, keepdim: bool = False) -> Tensor:
-        output, input_shape = self.graph.new_tensor(self._reduce_axis(x, axis, keepdim), x.dtype), x.shape
+        output, input_shape = self.graph.new_tensor(self._reduced_shape(x, axis, keepdim), x.dtype), x.shape
         axis = axis % len(input_shape)
 
         def backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
@@ -253,10 +253,10 @@ class Elementwise(Views):
         del exponentials
 
         def backward(output_gradient: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            difference = self.graph.new_tensor(shape, dtype)
+            shifted_x = self.graph.new_tensor(shape, dtype)
             probabilities = self.graph.new_tensor(shape, dtype)
             gradient = self.graph.new_tensor(shape, dtype)
-            del difference, probabilities
+            del shifted_x, probabilities
             return (gradient,)
 
         return record(self.graph, "logsumexp", (x,), output, backward, x, output)

@@ -8,10 +8,10 @@ from ...algebra import Number
 from ..autograd import record
 from ..strides import Shape
 from ..tensor import FLOAT32, INT64, Backward, Gradient, Needs, Tensor
-from .products import Products
+from .products import ProductOperations
 
 
-class LookUps(Products):
+class LookUpOperations(ProductOperations):
     """Operations that read or write elements by index."""
 
     def embedding(self, weight: Tensor, index: Tensor) -> Tensor:

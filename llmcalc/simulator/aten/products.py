@@ -7,24 +7,24 @@ from typing import TypeAlias
 
 from ...algebra import Number, same
 from ..autograd import record
-from ..strides import Shape, Strides, broadcast, count, is_size_one
+from ..strides import Shape, Strides, broadcast_shape, count, is_size_one
 from ..tensor import FLOAT32, Gradient, Needs, Tensor
-from .elementwise import Elementwise, saved_factors
+from .elementwise import ElementwiseOperations, saved_factors
 
 Layout: TypeAlias = tuple[Shape, Strides | None]
 """The shape and the strides of a tensor; None for contiguous strides."""
 
 
-class Products(Elementwise):
+class ProductOperations(ElementwiseOperations):
     """Matrix products, linear layers and convolutions."""
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices: [n, k] × [k, m]."""
-        return self._product("mm", a, b, (a.shape[0], b.shape[1]), (_like_matrix(a), _like_matrix(b)))
+        return self._product("mm", a, b, (a.shape[0], b.shape[1]), (_gradient_layout(a), _gradient_layout(b)))
 
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Adds a bias to a matrix product: bias + [n, k] × [k, m]."""
-        shape, gradient_layouts = (a.shape[0], b.shape[1]), (_like_matrix(a), _like_matrix(b))
+        shape, gradient_layouts = (a.shape[0], b.shape[1]), (_gradient_layout(a), _gradient_layout(b))
         return self._biased_product("addmm", bias, a, b, shape, gradient_layouts)
 
     def bmm(self, a: Tensor, b: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Products(Elementwise):
         operands_to_save, dtype = saved_factors(a, b), a.dtype
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradients = self._new_gradients(output_gradient, reversed(gradient_layouts), reversed(needs_input_grad))
+            gradients = self._empty_gradients(output_gradient, reversed(gradient_layouts), reversed(needs_input_grad))
             return gradients[::-1]
 
         def make_product() -> Tensor:
@@ -59,7 +59,7 @@ class Products(Elementwise):
         operands_to_save, dtype = saved_factors(a, b), a.dtype
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradients = self._new_gradients(output_gradient, gradient_layouts, needs_input_grad[1:])
+            gradients = self._empty_gradients(output_gradient, gradient_layouts, needs_input_grad[1:])
             return output_gradient if needs_input_grad[0] else None, *gradients
 
         def make_product() -> Tensor:
@@ -67,7 +67,7 @@ class Products(Elementwise):
 
         return record(self.graph, operation_name, (bias, a, b), make_product, backward, *operands_to_save)
 
-    def _new_gradients(
+    def _empty_gradients(
         self, gradient: Tensor, gradient_layouts: Iterable[Layout], needs_input_grad: Iterable[bool]
     ) -> list[Gradient]:
         """Allocates gradients in another number format, in order; None for gradients that are not needed."""
@@ -110,7 +110,7 @@ class Products(Elementwise):
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
             flat_rows = self.reshape(x, (count(outer_axes), x.shape[-1]))
             return self.reshape(self.addmm(bias, flat_rows, transposed_weight), (*outer_axes, weight.shape[0]))
-        if self._runs_as_matrix(x, weight):
+        if self._runs_as_one_product(x, weight):
             output = self.reshape(
                 self.mm(self.reshape(x, (count(outer_axes), x.shape[-1])), transposed_weight),
                 (*outer_axes, weight.shape[0]),
@@ -119,7 +119,7 @@ class Products(Elementwise):
             output = self._matmul(x, transposed_weight)
         return output if bias is None else self.add(output, bias)
 
-    def _runs_as_matrix(self, x: Tensor, weight: Tensor) -> bool:
+    def _runs_as_one_product(self, x: Tensor, weight: Tensor) -> bool:
         """Whether a batched linear layer runs as one product: for a trained weight, or if x flattens without a copy.
 
         Source: aten/src/ATen/native/LinearAlgebra.cpp, `should_fold`.
@@ -149,7 +149,7 @@ class Products(Elementwise):
             gradient_layouts.append((matrix.shape, (n_in * n_out, 1, n_in) if is_column_major else None))
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            gradients = self._new_gradients(output_gradient, gradient_layouts, needs_input_grad[1:])
+            gradients = self._empty_gradients(output_gradient, gradient_layouts, needs_input_grad[1:])
             return self.graph.new_tensor(row_shape, output_gradient.dtype) if needs_input_grad[0] else None, *gradients
 
         return record(
@@ -168,7 +168,7 @@ class Products(Elementwise):
 
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies batched matrices."""
-        batch_shape = broadcast(a.shape[:-2], b.shape[:-2])
+        batch_shape = broadcast_shape(a.shape[:-2], b.shape[:-2])
         matrix_count = count(batch_shape)
         matrices_a = self.reshape(self.expand(a, (*batch_shape, *a.shape[-2:])), (matrix_count, *a.shape[-2:]))
         matrices_b = self.reshape(self.expand(b, (*batch_shape, *b.shape[-2:])), (matrix_count, *b.shape[-2:]))
@@ -186,7 +186,7 @@ class Products(Elementwise):
         gradient_layouts: list[Layout] = [(tensor.shape, None) for tensor in inputs]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            return self._new_gradients(output_gradient, gradient_layouts, needs_input_grad)
+            return self._empty_gradients(output_gradient, gradient_layouts, needs_input_grad)
 
         def make_output() -> Tensor:
             return self.graph.operation_result("convolution", shape, x.dtype)
@@ -194,7 +194,7 @@ class Products(Elementwise):
         return record(self.graph, "convolution", inputs, make_output, backward, x, weight)
 
 
-def _like_matrix(x: Tensor) -> Layout:
+def _gradient_layout(x: Tensor) -> Layout:
     """Returns shape and strides of the gradient of x, in the order of x's axes (`mm_mat1_backward`)."""
     is_column_major = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
     return x.shape, (1, x.shape[0]) if is_column_major else None

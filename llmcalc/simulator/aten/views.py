@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from ...algebra import Number
 from .. import strides as layout
 from ..autograd import AutogradGraph, record, record_all
-from ..strides import Shape, broadcast, contiguous_strides, count, is_dense, is_size_one
+from ..strides import Shape, broadcast_shape, contiguous_strides, count, is_dense, is_size_one
 from ..tensor import AutogradNode, Backward, Dtype, Gradient, Needs, Tensor, promoted_dtype
 
 
-class Views:
+class ViewOperations:
     """Creation, views and copies of tensors, recorded in one autograd graph."""
 
     def __init__(self, autograd_graph: AutogradGraph) -> None:
@@ -26,8 +26,8 @@ class Views:
         if len(tensors) == 1:
             shape, result_dtype = tensors[0].shape, tensors[0].dtype
         else:
-            shape, result_dtype = broadcast(*[x.shape for x in tensors]), result_type(*tensors)
-        strides = layout.elementwise(tuple([(x.shape, x.strides) for x in tensors]), shape)
+            shape, result_dtype = broadcast_shape(*[x.shape for x in tensors]), result_type(*tensors)
+        strides = layout.elementwise_strides(tuple([(x.shape, x.strides) for x in tensors]), shape)
         return self.graph.new_tensor(shape, result_dtype if dtype is None else dtype, strides)
 
     def new_gradient(self, shape: Shape) -> Backward:
@@ -199,20 +199,22 @@ class Views:
 
     def _preserved_strides(self, x: Tensor) -> layout.Strides:
         """The strides of a copy that keeps the order of axes."""
-        return x.strides if is_dense(x.shape, x.strides) else layout.elementwise(((x.shape, x.strides),), x.shape)
+        return (
+            x.strides if is_dense(x.shape, x.strides) else layout.elementwise_strides(((x.shape, x.strides),), x.shape)
+        )
 
     def cat(self, tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
         """Concatenates tensors along an axis. The backward pass returns views of one tensor."""
         axis = axis % len(tensors[0].shape)
-        joined_size: Number = 0
+        total_size: Number = 0
         for x in tensors:
-            joined_size = joined_size + x.shape[axis]
+            total_size = total_size + x.shape[axis]
         dtype = tensors[0].dtype
         for x in tensors[1:]:
             dtype = promoted_dtype(dtype, x.dtype)
         shapes = [x.shape for x in tensors]
-        joined_tensor = self.graph.new_tensor((*shapes[0][:axis], joined_size, *shapes[0][axis + 1 :]), dtype)
-        return record(self.graph, "cat", tensors, joined_tensor, lambda g, _: [g.view(s, g.strides) for s in shapes])
+        output = self.graph.new_tensor((*shapes[0][:axis], total_size, *shapes[0][axis + 1 :]), dtype)
+        return record(self.graph, "cat", tensors, output, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Stacks tensors along a new axis. The backward pass returns views of one tensor."""
@@ -244,11 +246,11 @@ class Views:
         the slice (`CopySlices`).
         """
         shape, strides, dtype = base.shape, base.strides, base.dtype
-        part_shape = (*shape[:axis], slice_size, *shape[axis + 1 :])
+        slice_shape = (*shape[:axis], slice_size, *shape[axis + 1 :])
 
         def scale_backward(output_gradient: Tensor, _: Needs) -> Sequence[Gradient]:
             base_gradient = self.graph.new_tensor(shape, dtype, strides)
-            slice_gradient = self.graph.new_tensor(part_shape, dtype)
+            slice_gradient = self.graph.new_tensor(slice_shape, dtype)
             scaled_gradient = self.like(slice_gradient)
             del slice_gradient, scaled_gradient
             return (base_gradient,)
@@ -258,7 +260,7 @@ class Views:
         )
         return self._view(
             scaled_slice,
-            part_shape,
+            slice_shape,
             strides,
             "as_strided",
             lambda g, _: (self.graph.new_tensor(shape, dtype, strides),),
@@ -266,11 +268,11 @@ class Views:
 
     def write_into(self, base: Tensor, x: Tensor) -> Tensor:
         """Writes x into a part of `base` in place (`CopySlices`). `base` is unusable afterwards."""
-        shape, strides, part_shape = base.shape, base.strides, x.shape
+        shape, strides, x_shape = base.shape, base.strides, x.shape
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             base_gradient = self.graph.new_tensor(shape, output_gradient.dtype, strides)
-            gradient = self.graph.new_tensor(part_shape, output_gradient.dtype)
+            gradient = self.graph.new_tensor(x_shape, output_gradient.dtype)
             slice_gradient = self.like(gradient) if needs_input_grad[0] else None
             del slice_gradient
             return (base_gradient if needs_input_grad[0] else None, gradient)

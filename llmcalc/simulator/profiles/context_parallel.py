@@ -20,9 +20,9 @@ from ...frozen import frozen
 from ...parallel.layout import Layout
 from ..aten import Aten
 from ..autograd import AutogradGraph, record
-from ..strides import Shape, elementwise
+from ..strides import Shape, elementwise_strides
 from ..tensor import FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
-from .eager import Eager
+from .eager import EagerKernels
 from .eager.attention import AttentionKernels
 
 MOST_RANKS = 256
@@ -39,7 +39,7 @@ ROWS = 2
 
 
 @frozen
-class Ring:
+class ContextParallelRing:
     """The ranks of a context-parallel group, each with a part of the sequence.
 
     ranks: how many they are. rank: which of them this one is. gathers: whether all keys and values come at once
@@ -55,21 +55,25 @@ class Ring:
 
     def rounds(self) -> list[int]:
         """Returns the numbers of executed rounds: one per rank of the ring."""
-        bound_shifts = 0, self.rank, self.ranks - 1
+        boundary_rounds = 0, self.rank, self.ranks - 1
         return [
             round_number
             for round_number in range(self.ranks)
             if not self.peaks_only
-            or any(abs(round_number - bound_shift) <= DISTINCT_ROUNDS for bound_shift in bound_shifts)
+            or any(abs(round_number - boundary_round) <= DISTINCT_ROUNDS for boundary_round in boundary_rounds)
         ]
 
 
-def rank_ring(layout: Layout, rank: int) -> Ring | None:
+def context_parallel_ring(layout: Layout, rank: int) -> ContextParallelRing | None:
     """Returns the context-parallel ring of a rank; None without context parallelism."""
-    return None if layout.cp == 1 else Ring(layout.cp, layout.coordinates(rank).cp, layout.cp_comm == "allgather")
+    return (
+        None
+        if layout.cp == 1
+        else ContextParallelRing(layout.cp, layout.coordinates(rank).cp, layout.cp_comm == "allgather")
+    )
 
 
-def tokens_of_rank(layout: Layout, seq: int) -> int:
+def sequence_tokens_of_rank(layout: Layout, seq: int) -> int:
     """Returns a rank's number of tokens of a sequence.
 
     Raises `InputError` where torch fails, and for a ring of more than `MOST_RANKS`.
@@ -89,10 +93,10 @@ def tokens_of_rank(layout: Layout, seq: int) -> int:
     return seq // layout.cp
 
 
-class RingAttention(Eager):
+class RingAttentionKernels(EagerKernels):
     """Runs ring attention over context-parallel ranks. ring: the ranks; None (default) for one device."""
 
-    ring: Ring | None = None
+    ring: ContextParallelRing | None = None
 
     def do_repeat(self, operation: Step) -> None:
         """Repeats key heads for the query heads, as torchtitan's `repeat_kv` does."""
@@ -131,10 +135,10 @@ class RingAttention(Eager):
         if sinks is not None:
             raise self.unsupported(f"--cp {self.ring.ranks} takes attention without sinks")
         autograd_graph, kernel_name = self.graph, "flash_attention"
-        ring_kernels = RingKernels(autograd_graph, self.ring, self.choices.on_gpu)
+        ring_kernels = RingKernels(autograd_graph, self.ring, self.choices.is_on_gpu)
         kernel_outputs: list[Tensor] = []
 
-        def result(output_index: int) -> Tensor:
+        def kernel_output(output_index: int) -> Tensor:
             if not kernel_outputs:
                 with autograd_graph.no_grad():
                     kernel_outputs.extend(ring_kernels.forward(q, k, v))
@@ -142,9 +146,9 @@ class RingAttention(Eager):
 
         saved_results = autograd_graph.results
         outputs = [
-            result(output_index)
+            kernel_output(output_index)
             if saved_results is None
-            else saved_results.operation_result(kernel_name, partial(result, output_index))
+            else saved_results.operation_result(kernel_name, partial(kernel_output, output_index))
             for output_index in range(4)
         ]
         kernel_outputs.clear()
@@ -157,7 +161,7 @@ class RingAttention(Eager):
         return record(autograd_graph, kernel_name, (q, k, v), output, backward, q, k, v, output, *other_outputs)
 
 
-class Rotater:
+class KeyValueRotater:
     """The exchange of keys and values between ranks. uses_all_gather: one all-gather replaces the ring's exchanges."""
 
     def __init__(self, autograd_graph: AutogradGraph, ranks: int, uses_all_gather: bool) -> None:
@@ -181,7 +185,7 @@ class Rotater:
         return Tensor((2 * template.count,), self.buffer.dtype, self.buffer.storage)
 
 
-class Merger:
+class AttentionOutputMerger:
     """Merges the outputs of ring attention's rounds in float32 (`_SDPAMerger`)."""
 
     def __init__(self, aten: Aten) -> None:
@@ -189,7 +193,7 @@ class Merger:
         self.out: Tensor | None = None
         self.lse: Tensor | None = None
 
-    def step(self, output: Tensor, lse: Tensor, is_partial: bool) -> None:
+    def merge_round(self, output: Tensor, lse: Tensor, is_partial: bool) -> None:
         """Merges the output of one round. is_partial: whether the output covers only the second half of the queries."""
         self.dtype: Dtype = output.dtype
         output = self.t.to(output, FLOAT32)
@@ -200,8 +204,8 @@ class Merger:
         if self.lse is None or self.out is None:
             self.lse, self.out = block_lse, block_out
             return
-        lse = half_of_rows(aten, self.lse) if is_partial else self.lse
-        output = half_of_rows(aten, self.out) if is_partial else self.out
+        lse = first_half_of_rows(aten, self.lse) if is_partial else self.lse
+        output = first_half_of_rows(aten, self.out) if is_partial else self.out
         output = aten.like(output, self._merge_weights(output, lse, block_out, block_lse))
         lse = aten.like(lse, aten.like(aten.like(lse, block_lse)))
         if is_partial:
@@ -215,7 +219,7 @@ class Merger:
         weight = aten.like(aten.like(block_lse, lse))
         return aten.like(weight, aten.like(output, block_out))
 
-    def results(self) -> tuple[Tensor, Tensor]:
+    def merged_results(self) -> tuple[Tensor, Tensor]:
         """Returns the output in the requested number format, and the logsumexp."""
         assert self.out is not None
         assert self.lse is not None
@@ -223,23 +227,23 @@ class Merger:
         return merged_output, Tensor(self.lse.shape[:-1], self.lse.dtype, self.lse.storage, self.lse.strides[:-1])
 
 
-def half_of_rows(aten: Aten, x: Tensor) -> Tensor:
+def first_half_of_rows(aten: Aten, x: Tensor) -> Tensor:
     """Returns half of a tensor's rows on this rank."""
     return aten.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 
-def partial_update(aten: Aten, whole_output: Tensor) -> Tensor:
+def partial_update(aten: Aten, full_output: Tensor) -> Tensor:
     """Returns a copy of a tensor with new values in half of the rows (`_partial_update`)."""
-    half_outputs = [half_of_rows(aten, whole_output)] * CHUNKS
+    half_outputs = [first_half_of_rows(aten, full_output)] * CHUNKS
     return aten.cat(half_outputs, ROWS)
 
 
 class RingKernels:
     """The kernels of ring attention. allocates_workspace: whether kernels also allocate their GPU workspaces."""
 
-    def __init__(self, autograd_graph: AutogradGraph, ring: Ring, allocates_workspace: bool) -> None:
+    def __init__(self, autograd_graph: AutogradGraph, ring: ContextParallelRing, allocates_workspace: bool) -> None:
         self.graph: AutogradGraph = autograd_graph
-        self.ring: Ring = ring
+        self.ring: ContextParallelRing = ring
         self.allocates_workspace: bool = allocates_workspace
         self.t: Aten = Aten(autograd_graph)
 
@@ -247,12 +251,12 @@ class RingKernels:
         """Runs the forward pass of ring attention (torch's `_templated_ring_attention`)."""
         aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
         key, value = aten.contiguous(key), aten.contiguous(value)
-        sdpa_merger = Merger(aten)
-        rotater = Rotater(self.graph, ring_size, self.ring.gathers)
+        sdpa_merger = AttentionOutputMerger(aten)
+        rotater = KeyValueRotater(self.graph, ring_size, self.ring.gathers)
         for round_number in self.ring.rounds():
             if round_number > 0:
                 next_kv = rotater.next_buffer(key)
-                key, value = _split_in_two(next_kv, key.shape)
+                key, value = _split_keys_and_values(next_kv, key.shape)
             if round_number < ring_size - 1:
                 next_kv = self._join_keys_and_values(key, value)
                 rotater.exchange_buffers(next_kv)
@@ -260,18 +264,18 @@ class RingKernels:
             if round_number == 0:
                 q, _k, _v, is_partial = query, key, value, False
             elif round_number <= rank:
-                q, _k, _v, is_partial = query, half_of_rows(aten, key), half_of_rows(aten, value), False
+                q, _k, _v, is_partial = query, first_half_of_rows(aten, key), first_half_of_rows(aten, value), False
             else:
-                q, _k, _v, is_partial = half_of_rows(aten, query), key, value, True
+                q, _k, _v, is_partial = first_half_of_rows(aten, query), key, value, True
             output, logsumexp, *other_outputs = self._flash_forward(q)
-            sdpa_merger.step(output, logsumexp, is_partial)
+            sdpa_merger.merge_round(output, logsumexp, is_partial)
         seed, offset = other_outputs
-        return *sdpa_merger.results(), seed, offset
+        return *sdpa_merger.merged_results(), seed, offset
 
     def _flash_forward(self, q: Tensor) -> list[Tensor]:
         """Runs flash attention on one part of the keys (`_scaled_dot_product_flash_attention`)."""
         new_tensor = self.graph.new_tensor
-        output = new_tensor(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
+        output = new_tensor(q.shape, q.dtype, elementwise_strides(((q.shape, q.strides),), q.shape))
         return [output, new_tensor(q.shape[:-1], FLOAT32), new_tensor((2,), INT64), new_tensor((), INT64)]
 
     def backward(
@@ -281,25 +285,25 @@ class RingKernels:
         aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
         grad_query, grad_key, grad_value = (aten.like(x, dtype=FLOAT32) for x in (query, key, value))
         key, value = aten.contiguous(key), aten.contiguous(value)
-        kv_rotater = Rotater(self.graph, ring_size, self.ring.gathers)
-        dkv_rotater = Rotater(self.graph, ring_size, uses_all_gather=False)
+        kv_rotater = KeyValueRotater(self.graph, ring_size, self.ring.gathers)
+        dkv_rotater = KeyValueRotater(self.graph, ring_size, uses_all_gather=False)
         for round_number in self.ring.rounds():
             if round_number > 0:
                 buffer = kv_rotater.next_buffer(key)
-                key, value = _split_in_two(buffer, key.shape)
+                key, value = _split_keys_and_values(buffer, key.shape)
             if round_number != ring_size - 1:
                 _next_kv = self._join_keys_and_values(key, value)
                 kv_rotater.exchange_buffers(_next_kv)
             if round_number == 0:
                 q, k, v, _lse = query, key, value, logsumexp
             elif round_number <= rank:
-                q, k, v, _lse = query, half_of_rows(aten, key), half_of_rows(aten, value), logsumexp
+                q, k, v, _lse = query, first_half_of_rows(aten, key), first_half_of_rows(aten, value), logsumexp
             else:
-                q, k, v, _lse = half_of_rows(aten, query), key, value, self._second_half(logsumexp)
+                q, k, v, _lse = first_half_of_rows(aten, query), key, value, self._second_half(logsumexp)
             _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
             if round_number > 0:
                 next_grad_kv = dkv_rotater.next_buffer(grad_key)
-                grad_key, grad_value = _split_in_two(next_grad_kv, grad_key.shape)
+                grad_key, grad_value = _split_keys_and_values(next_grad_kv, grad_key.shape)
                 if round_number <= rank:
                     grad_key = partial_update(aten, grad_key)
                     grad_value = partial_update(aten, grad_value)
@@ -309,7 +313,7 @@ class RingKernels:
                 grad_query = partial_update(aten, grad_query)
         grad_query = aten.to(grad_query, query.dtype)
         next_grad_kv = aten.to(dkv_rotater.next_buffer(grad_key), key.dtype)
-        grad_key, grad_value = _split_in_two(next_grad_kv, grad_key.shape)
+        grad_key, grad_value = _split_keys_and_values(next_grad_kv, grad_key.shape)
         return [grad_query, grad_key, grad_value]
 
     def _op_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
@@ -332,6 +336,6 @@ class RingKernels:
         return self.t.cat([self.t.flatten(key), self.t.flatten(value)], 0)
 
 
-def _split_in_two(buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+def _split_keys_and_values(buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """Splits a buffer into two tensors of a shape."""
     return Tensor(shape, buffer.dtype, buffer.storage), Tensor(shape, buffer.dtype, buffer.storage)

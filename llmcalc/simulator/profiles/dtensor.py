@@ -35,14 +35,14 @@ from ..lowering import ModuleFrame, Path
 from ..meter import AllocationPlace
 from ..strides import Shape, is_size_one
 from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, AutogradNode, Backward, Dtype, Needs, Tensor
-from .eager import Eager
+from .eager import EagerKernels
 from .eager.scans.module_steps import ModuleSteps, module_steps
 
 ENTERED = "from_local"
 """The name of the node behind what products with a divided output read."""
 
 
-class Message(NamedTuple):
+class SentMessage(NamedTuple):
     """A collective message that a rank sends. place: module and phase of the message."""
 
     place: AllocationPlace
@@ -50,14 +50,14 @@ class Message(NamedTuple):
 
 
 @dataclass
-class Recurrence:
+class RecurrentModule:
     """A recurrent module that one kernel runs. last: output projection. summed: whether the output is reduced."""
 
     last: Step
     summed: bool = True
 
 
-class DTensorKernels(Eager):
+class DTensorKernels(EagerKernels):
     """Runs a rank's program with tensor parallelism by DTensors.
 
     module_inputs: per running module, the values that its products read, as they were before, and as they read them.
@@ -74,23 +74,23 @@ class DTensorKernels(Eager):
     module_inputs: list[list[tuple[int, Tensor, Tensor]]]
     ranks: int = 1
     tokens: int = 1
-    messages: list[Message]
+    messages: list[SentMessage]
     places: Placements | None = None
-    recurrence: Recurrence | None = None
+    recurrence: RecurrentModule | None = None
     divides_loss = True
     copies_gathered = False
 
     # --- values that are divided by tokens --------------------------------------------------------------------------
 
     def run(self, program: Flow) -> Tensor:
-        self.find_places(program)
+        self.find_placements(program)
         return super().run(program)
 
-    def enter(self, program: Flow) -> Tensor | None:
-        self.find_places(program)
-        return super().enter(program)
+    def create_stage_input(self, program: Flow) -> Tensor | None:
+        self.find_placements(program)
+        return super().create_stage_input(program)
 
-    def find_places(self, program: Flow) -> None:
+    def find_placements(self, program: Flow) -> None:
         """Finds the placement of each tensor for sharded tokens.
 
         Raises `InputError` for what torch does not divide, or no rule knows.
@@ -109,23 +109,23 @@ class DTensorKernels(Eager):
         self.tokens = layout.tp
         self.places: Placements = Placements(layout, self.run_config, include=self.include)
         self.places.run_program(program)
-        self._check_rows(program)
+        self._check_token_sharding_rules(program)
         seq = self.run_config.new_rows(TOKENS)
         if seq % layout.tp:
             raise InputError(f"--sequence-parallel: --tp {layout.tp} does not divide {seq} tokens; expected a multiple")
 
     def check_plan(self, program: RankFlow) -> None:
         """Raises `InputError` for a module without a tensor-parallel plan in torch."""
-        check_divided(program)
+        check_equal_shards(program)
 
-    def _check_rows(self, program: RankFlow) -> None:
+    def _check_token_sharding_rules(self, program: RankFlow) -> None:
         """Raises `InputError` for a module without a rule for sharded tokens in torchtitan's plan."""
         assert self.places is not None
         for step_name, operation in named_steps(program.root.items):
             makes_rows = not operation.ins and bool(operation.outs) and has_tokens(operation.outs[0].rows)
             if not operation.outs or (operation.weight is None and not makes_rows):
                 continue
-            is_divided_by_tokens = not operation.ins or any(map(self.is_by_tokens, operation.ins))
+            is_divided_by_tokens = not operation.ins or any(map(self.is_sharded_by_tokens, operation.ins))
             refusal_reason = ""
             if is_divided_by_tokens and (
                 operation.weight is None or not is_divided((*operation.weight.ins, *operation.weight.out))
@@ -136,13 +136,13 @@ class DTensorKernels(Eager):
             if refusal_reason:
                 raise InputError(f"--sequence-parallel: {step_name}: {refusal_reason}; expected no --sequence-parallel")
 
-    def is_by_tokens(self, flow_value: Value) -> bool:
+    def is_sharded_by_tokens(self, flow_value: Value) -> bool:
         """Whether a tensor is sharded by tokens over the tensor-parallel ranks."""
         return self.places is not None and self.places.placement(flow_value) == "rows"
 
     def shape(self, flow_value: Value) -> Shape:
         shape = super().shape(flow_value)
-        if not self.is_by_tokens(flow_value):
+        if not self.is_sharded_by_tokens(flow_value):
             return shape
         batch, row_count, *row_shape = shape
         return (batch, row_count // self.tokens, *row_shape)
@@ -156,11 +156,11 @@ class DTensorKernels(Eager):
 
     def record_message(self, collective_kind: CollectiveKind, full_size: Number) -> None:
         """Records a collective message of this rank. full_size: bytes of the full tensor."""
-        current_place = self.graph.meter.place
+        module_and_phase = self.graph.meter.place
         collective_message = Collective(
-            current_place.path, collective_kind, "tp", self.ranks, current_place.phase == "backward", full_size
+            module_and_phase.path, collective_kind, "tp", self.ranks, module_and_phase.phase == "backward", full_size
         )
-        self.messages.append(Message(current_place, collective_message))
+        self.messages.append(SentMessage(module_and_phase, collective_message))
 
     def all_gather(self, x: Tensor, sends_float8: bool = False) -> Tensor:
         """Gathers all tokens (`funcol.all_gather_single`). The ranks' parts arrive in turn, and are then joined.
@@ -225,9 +225,12 @@ class DTensorKernels(Eager):
         """
         if self.tokens == 1:
             return record(self.graph, "redistribute", [output], self.all_reduce(output), lambda g, _: [g])
-        in_float8, reduced_output = self.gathers_in_8_bits(operation), self.reduce_scatter(output, follows_product=True)
+        gathers_float8, reduced_output = (
+            self.gathers_in_8_bits(operation),
+            self.reduce_scatter(output, follows_product=True),
+        )
         return record(
-            self.graph, "redistribute", [output], reduced_output, lambda g, _: [self.all_gather(g, in_float8)]
+            self.graph, "redistribute", [output], reduced_output, lambda g, _: [self.all_gather(g, gathers_float8)]
         )
 
     def do_linear(self, operation: Step) -> None:
@@ -264,7 +267,7 @@ class DTensorKernels(Eager):
         shape = logits.shape
         return record(self.graph, "redistribute", [logits], gathered_copy, lambda g, _: [new_tensor(shape, g.dtype)])
 
-    def step(self, operation: Step) -> None:
+    def run_step(self, operation: Step) -> None:
         if (
             operation.weight is not None
             and operation.ins
@@ -272,7 +275,7 @@ class DTensorKernels(Eager):
             and not self.is_from_earlier_pass(operation.ins[0])
         ):
             self._enter_parallel_region(operation)
-        super().step(operation)
+        super().run_step(operation)
 
     def _enter_parallel_region(self, operation: Step) -> None:
         """Adds the input gradients of all linear layers with input x, and all-reduces the sum."""
@@ -280,8 +283,8 @@ class DTensorKernels(Eager):
         if is_divided(flow_value.axes):
             return
         x = self.tensor_of(flow_value)
-        if self.is_by_tokens(flow_value):
-            if all(region_key != id(flow_value) for region_key, *_ in self.module_inputs[-1]):
+        if self.is_sharded_by_tokens(flow_value):
+            if all(value_id != id(flow_value) for value_id, *_ in self.module_inputs[-1]):
                 local_tensor = self._wrap_in_dtensor(
                     x, self.all_gather(x, self.gathers_in_8_bits(operation)), self._reduce_scatter_gradient
                 )
@@ -317,17 +320,17 @@ class DTensorKernels(Eager):
     def _reduce_scatter_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.reduce_scatter(gradient)]
 
-    def _module(self, module_call: ModuleFrame) -> None:
+    def _run_module_items(self, module_call: ModuleFrame) -> None:
         if not hasattr(self, "module_inputs"):
             self.module_inputs = []
         self.module_inputs.append([])
         try:
-            super()._module(module_call)
+            super()._run_module_items(module_call)
         finally:  # what runs again stops early
             module_inputs = self.module_inputs.pop()
-        for region_key, x, _ in module_inputs:
-            if region_key in self.values:
-                self.values[region_key] = x
+        for value_id, x, _ in module_inputs:
+            if value_id in self.values:
+                self.values[value_id] = x
 
     # --- recurrences ------------------------------------------------------------------------------------------------
 
@@ -341,8 +344,8 @@ class DTensorKernels(Eager):
             ):
                 self._enter_parallel_region(operation)
 
-        def summed(operations: ModuleSteps, x: Tensor) -> Tensor:
-            self.recurrence = recurrence = Recurrence(operations.all[-1])
+        def compute_and_reduce(operations: ModuleSteps, x: Tensor) -> Tensor:
+            self.recurrence = recurrence = RecurrentModule(operations.all[-1])
             try:
                 module_output = compute_module(operations, x)
             finally:
@@ -352,17 +355,17 @@ class DTensorKernels(Eager):
                 return module_output
             return self._sum_of_ranks(output_projection, module_output)
 
-        super().run_module_at_once(module_scope, summed)
+        super().run_module_at_once(module_scope, compute_and_reduce)
 
-    def raw_weight(self, operation: Step) -> Tensor:
+    def unadapted_weight(self, operation: Step) -> Tensor:
         if self.recurrence is not None and operation is self.recurrence.last:
             self.recurrence.summed = not is_divided(operation.ins[0].axes)
-        return super().raw_weight(operation)
+        return super().unadapted_weight(operation)
 
     def module_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs Mamba operation by operation, because Δ, B and C are summed over ranks between convolution and scan."""
         has_heads = operations["x_proj"].verb == "experts"
-        return super().module_SelectiveScan(operations, x) if has_heads else self.mamba_of_steps(operations, x)
+        return super().module_SelectiveScan(operations, x) if has_heads else self.mamba_step_by_step(operations, x)
 
     # --- the embedding ----------------------------------------------------------------------------------------------
 
@@ -371,10 +374,10 @@ class DTensorKernels(Eager):
         weight_axes = (
             () if operation.weight is None else (*flat_axes(operation.weight.ins), *flat_axes(operation.weight.out))
         )
-        row_axes = [axis for axis in weight_axes if isinstance(axis, AxisShard) and axis.name == "vocab"]
-        if not row_axes or row_axes[0].degree == 1:
+        vocabulary_axes = [axis for axis in weight_axes if isinstance(axis, AxisShard) and axis.name == "vocab"]
+        if not vocabulary_axes or vocabulary_axes[0].degree == 1:
             return super().look_up_rows(operation, weight, index)
-        vocabulary_size, embedding_width = row_axes[0].full_size, weight.shape[1]
+        vocabulary_size, embedding_width = vocabulary_axes[0].full_size, weight.shape[1]
         mask, masked_tensor = self._mask_tensor(index)
         masked_rows = self.graph.new_tensor((*index.shape, embedding_width), weight.dtype)
         del masked_tensor, mask
@@ -434,9 +437,9 @@ class DTensorKernels(Eager):
         x_max = new_tensor(row_shape, x.dtype)
         x_max = self.all_reduce(x_max)
         shifted_x = new_tensor(x.shape, x.dtype)
-        exp = new_tensor(x.shape, x.dtype)
+        exponentials = new_tensor(x.shape, x.dtype)
         shifted_sumexp = new_tensor(row_shape, x.dtype)
-        del exp
+        del exponentials
         shifted_sumexp = self.all_reduce(shifted_sumexp)
         _shifted_logsumexp = new_tensor(row_shape, x.dtype)
         log_probs = new_tensor(x.shape, x.dtype)
@@ -476,16 +479,16 @@ class DTensorKernels(Eager):
         _safe_target = self._zero_where_ignored((tokens, 1), INT64)
         _grad_input = new_tensor(x.shape, x.dtype)
         _mask, _masked_safe_target = self._mask_tensor(new_view((tokens,), _safe_target))
-        as_numbers = new_tensor((tokens,), x.dtype)
+        mask_as_numbers = new_tensor((tokens,), x.dtype)
         _grad_update = new_tensor((tokens,), x.dtype)
-        del as_numbers
+        del mask_as_numbers
         _arange_1d = new_tensor((tokens,), INT64)
         grad_output = self._zero_where_ignored((tokens, 1), x.dtype)
-        exp = new_tensor(x.shape, x.dtype)
-        _sum = new_tensor(x.shape, x.dtype)
-        del exp
+        exponentials = new_tensor(x.shape, x.dtype)
+        _gradient_sum = new_tensor(x.shape, x.dtype)
+        del exponentials
         logit_gradient = new_tensor(x.shape, x.dtype)
-        del _sum, grad_output
+        del _gradient_sum, grad_output
         return logit_gradient
 
 
@@ -504,7 +507,7 @@ def named_steps(scope_items: Iterable[Item], path: str = "") -> Iterator[tuple[s
                 yield from named_steps(scope_item.items, step_path)
 
 
-def check_divided(program: RankFlow) -> None:
+def check_equal_shards(program: RankFlow) -> None:
     """Raises `InputError` for experts (not modelled), and for fewer key heads or groups than ranks."""
     layout = program.rank_axes.layout
     for operation in program.root.steps():

@@ -15,7 +15,7 @@ from typing import Any
 from ...algebra import Number, ceil_div, exact_div, minimum, same
 from ..aten import Aten
 from ..tensor import FLOAT32, Gradient, Tensor
-from .function import H100, Accelerator, Optional, power_of_two, record_function
+from .function import H100, Accelerator, Optional, next_power_of_two, record_function
 
 CHUNK = 64
 """The tokens that a kernel computes at once."""
@@ -27,7 +27,7 @@ HOPPER, ADA = 232448, 101376
 def tile_width(head_size: Number, accelerator: Accelerator) -> int:
     """Returns the tile width of a head (fla/ops/common/chunk_o.py:730)."""
     widest_tile = 128 if accelerator.shared_memory >= HOPPER else 64 if accelerator.shared_memory >= ADA else 32
-    return min(max(power_of_two(head_size), 16), widest_tile)
+    return min(max(next_power_of_two(head_size), 16), widest_tile)
 
 
 # --- the short convolution -------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def layer_norm_gated(
     """Computes norm(x) · activation(g): a LayerNorm, or an RMSNorm if bias is None (`LayerNormGatedFunction`)."""
     autograd_graph, shape = aten.graph, x.shape
 
-    def rows(x: Tensor) -> Tensor:
+    def flatten_rows(x: Tensor) -> Tensor:
         return aten.flatten(x, 0, -2)
 
     def backward(
@@ -83,16 +83,16 @@ def layer_norm_gated(
     ) -> Sequence[Gradient]:
         dy = aten.contiguous(dy)
         dx, dg = aten.new_tensor(x.shape, x.dtype), aten.new_tensor(x.shape, x.dtype)
-        partial = minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]
-        dw = aten.new_tensor(partial, FLOAT32)
-        db = None if bias is None else aten.new_tensor(partial, FLOAT32)
+        partial_shape = minimum(accelerator.multiprocessors, x.shape[0]), x.shape[1]
+        dw = aten.new_tensor(partial_shape, FLOAT32)
+        db = None if bias is None else aten.new_tensor(partial_shape, FLOAT32)
         dw = aten.to(aten.sum(dw, 0), weight.dtype)
         if db is not None and bias is not None:
             db = aten.to(aten.sum(db, 0), bias.dtype)
         return aten.reshape(dx, shape), aten.reshape(dg, shape), dw, db
 
     with autograd_graph.no_grad():
-        flat_x, gate = rows(aten.contiguous(x)), rows(aten.contiguous(g))
+        flat_x, gate = flatten_rows(aten.contiguous(x)), flatten_rows(aten.contiguous(g))
         y = aten.like(flat_x)
         mean = None if bias is None else aten.new_tensor((flat_x.shape[0],), FLOAT32)
         rstd = aten.new_tensor((flat_x.shape[0],), FLOAT32)
@@ -157,12 +157,12 @@ FEW = 64
 
 
 def _gdn_fwd(
-    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, gates_in_kernel: bool
+    aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, computes_gates_in_kernel: bool
 ) -> tuple[Tensor, ...]:
     """Runs the forward pass of the chunked gated delta rule (fla/ops/gated_delta_rule/chunk.py:256 and :30)."""
     q, q_rstd = _l2norm_fwd(aten, q)
     k, k_rstd = _l2norm_fwd(aten, k)
-    beta = aten.like(beta, dtype=FLOAT32) if gates_in_kernel else beta
+    beta = aten.like(beta, dtype=FLOAT32) if computes_gates_in_kernel else beta
     o, g, a = _gdn_chunks(aten, k, v, g)
     return o, q, q_rstd, k, k_rstd, g, beta, a
 
@@ -261,7 +261,7 @@ def chunk_gated_delta_rule(
     with autograd_graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
         o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(
-            aten, *dense_inputs, gates_in_kernel=gates_in_kernel
+            aten, *dense_inputs, computes_gates_in_kernel=gates_in_kernel
         )
     saved_tensors = (
         q_unit,
@@ -385,7 +385,7 @@ def _kda_intra_bwd(aten: Aten, dq: Tensor, dk: Tensor, beta: Tensor, dg: Tensor)
     """Adds gradients from inside each chunk to the gradients of q, k, β and decays (fla/ops/kda/chunk_intra.py:897)."""
     head_size = dq.shape[-1]
     dq, dk = aten.like(dq), aten.like(dk)
-    db = aten.new_tensor((ceil_div(head_size, min(32, power_of_two(head_size))), *beta.shape), FLOAT32)
+    db = aten.new_tensor((ceil_div(head_size, min(32, next_power_of_two(head_size))), *beta.shape), FLOAT32)
     dg = aten.like(dg)
     return dq, dk, aten.sum(db, 0), dg
 
@@ -424,9 +424,9 @@ def chunk_kda(
         o, q_unit, q_rstd, k_unit, k_rstd, beta_open, g_sum, aqk, akk = _kda_fwd(
             aten, *dense_inputs, gates_in_kernel=gates_in_kernel
         )
-        kept_sum = None if gates_in_kernel else g_sum
+        saved_g_sum = None if gates_in_kernel else g_sum
         del g_sum
-    saved_inputs = kept_sum, dense_inputs[3], dense_inputs[4], beta_open, a_log, dt_bias, aqk, akk
+    saved_inputs = saved_g_sum, dense_inputs[3], dense_inputs[4], beta_open, a_log, dt_bias, aqk, akk
     saved_tensors = q_unit, q_rstd, k_unit, k_rstd, dense_inputs[2], *saved_inputs
     return record_function(
         autograd_graph, "ChunkKDAFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saved_tensors

@@ -31,31 +31,32 @@ H100 = Accelerator(132, 232448)
 def record_function(
     autograd_graph: AutogradGraph,
     operation_name: str,
-    ins: Sequence[Optional],
+    optional_inputs: Sequence[Optional],
     output: Tensor,
     backward: Callable[..., Sequence[Gradient]],
     saved_tensors: Sequence[Optional],
 ) -> Tensor:
     """Records an autograd.Function whose forward pass has already computed `output`.
 
-    ins: the arguments that may be tensors. saved_tensors: what `ctx.save_for_backward` keeps. Either may have None.
+    optional_inputs: the arguments that may be tensors, or None.
+    saved_tensors: what `ctx.save_for_backward` keeps, or None.
     backward: backward(gradient, *saves) → a gradient per argument. It returns one for each, wanted or not, as the
         libraries do, and may not capture a tensor.
     """
-    tensor_indices = [tensor_index for tensor_index, x in enumerate(ins) if x is not None]
-    is_saved_tensor = [x is not None for x in saved_tensors]
+    tensor_indices = [tensor_index for tensor_index, x in enumerate(optional_inputs) if x is not None]
+    saved_flags = [x is not None for x in saved_tensors]
 
     def node_backward(g: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
-        remaining_saved = iter(saved_tensors)
-        outputs = backward(g, *[next(remaining_saved) if is_saved else None for is_saved in is_saved_tensor])
-        return [outputs[tensor_index] for tensor_index in tensor_indices]
+        saved_iterator = iter(saved_tensors)
+        input_gradients = backward(g, *[next(saved_iterator) if is_saved else None for is_saved in saved_flags])
+        return [input_gradients[tensor_index] for tensor_index in tensor_indices]
 
-    inputs = [x for x in ins if x is not None]
+    inputs = [x for x in optional_inputs if x is not None]
     return record(
         autograd_graph, operation_name, inputs, output, node_backward, *[x for x in saved_tensors if x is not None]
     )
 
 
-def power_of_two(lower_bound: Number) -> int:
+def next_power_of_two(lower_bound: Number) -> int:
     """Returns the smallest power of two that is at least n (triton.next_power_of_2)."""
     return 1 << max(int(lower_bound) - 1, 0).bit_length()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..aten import Aten
 from ..tensor import Gradient, Tensor
-from .function import power_of_two, record_function
+from .function import next_power_of_two, record_function
 
 WIDEST = 128
 """The largest head that one kernel takes; larger ones are computed in parts, whose results are added."""
@@ -19,13 +19,13 @@ WIDEST = 128
 def lightning_attn_func(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     """Runs lightning attention with heads of any size (lightning_attn_interface.py:16). slopes: each head's decay."""
     head_size, width = q.shape[-1], v.shape[-1]
-    padded_width = power_of_two(width)
+    padded_width = next_power_of_two(width)
     if padded_width != width:
         v = aten.pad(v, padded_width)
     if head_size <= WIDEST:
         o = lightning_attn2(aten, q, k, v, slopes)
     else:
-        value_block = next(n for n in (64, 32, 16) if head_size % n == 0)
+        value_block = next(block_size for block_size in (64, 32, 16) if head_size % block_size == 0)
         o = lightning_attn2(aten, aten.slice(q, value_block), aten.slice(k, value_block), v, slopes)
         o = aten.add_number(o)  # 0 + o
         for _ in range(1, head_size // value_block):

@@ -16,7 +16,7 @@ from ..aten import Aten
 from ..strides import is_size_one
 from ..tensor import FLOAT32, Dtype, Gradient, Tensor
 from .causal_conv1d import causal_conv1d_bwd, causal_conv1d_fwd
-from .function import H100, Accelerator, Optional, power_of_two, record_function
+from .function import H100, Accelerator, Optional, next_power_of_two, record_function
 
 CHUNK = 2048
 """The tokens between two states that the selective scan keeps."""
@@ -274,11 +274,11 @@ def _combined_fwd(
         z = aten.contiguous(z)
     da_cumsum, dt = _chunk_cumsum_fwd(aten, dt, chunk)
     chunk_states = _chunk_state_fwd(aten, b, x, dt)
-    chunk_states, final = _state_passing_fwd(aten, chunk_states, c.dtype)
+    chunk_states, final_state = _state_passing_fwd(aten, chunk_states, c.dtype)
     _cb = _bmm_chunk_fwd(aten, c, chunk)
     output = aten.new_tensor(x.shape, x.dtype)
     out_x = None if z is None else aten.new_tensor(x.shape, x.dtype)
-    return output, out_x, dt, da_cumsum, chunk_states, final
+    return output, out_x, dt, da_cumsum, chunk_states, final_state
 
 
 def _with_contiguous_rows(aten: Aten, x: Tensor) -> Tensor:
@@ -294,8 +294,10 @@ def _split_heads_by_size(aten: Aten, head_size: Number, x: Tensor) -> Tensor:
 def _split_count(x: Tensor, chunks: Number, group_count: Number, accelerator: Accelerator) -> Number:
     """Returns the number of parts into which a group's heads are split to keep all multiprocessors busy."""
     batch, _, heads, _ = x.shape
-    ratio = exact_div(heads, group_count)
-    return ceil_div(ratio, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), ratio))
+    heads_per_group = exact_div(heads, group_count)
+    return ceil_div(
+        heads_per_group, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), heads_per_group)
+    )
 
 
 def _sum_workspace(aten: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
@@ -336,7 +338,7 @@ def _combined_bwd(
     _da_cumsum, dt = _chunk_cumsum_fwd(aten, dt_in, chunk)
     _cb = _bmm_chunk_fwd(aten, c, chunk)
     chunk_states = _chunk_state_fwd(aten, b, x, dt)
-    chunk_states, _final = _state_passing_fwd(aten, chunk_states)
+    chunk_states, _final_state = _state_passing_fwd(aten, chunk_states)
     outz: Optional = output
     dd: Optional = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
@@ -348,12 +350,12 @@ def _combined_bwd(
     dstates = aten.new_tensor((batch, chunks, heads, dim, state_size), chunk_states.dtype)
     dstates, _dda_chunk, chunk_states = _state_passing_bwd(aten, chunk_states, dstates, x.dtype)
     dx, _ddt, dd_from_x = _chunk_scan_gradients(aten, x, d, (batch, heads, chunks, chunk), dx)
-    splits = _split_count(x, chunks, group_count, accelerator)
+    split_count = _split_count(x, chunks, group_count, accelerator)
     dda_next = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
-    _db = _sum_workspace(aten, (batch, tokens, splits, group_count, state_size), 2)
+    _db = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
     dda_prev = aten.new_tensor((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
-    _dc = _sum_workspace(aten, (batch, tokens, splits, group_count, state_size), 2)
-    _dcb = _sum_workspace(aten, (batch, chunks, splits, group_count, chunk, chunk), 2)
+    _dc = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
+    _dcb = _sum_workspace(aten, (batch, chunks, split_count, group_count, chunk, chunk), 2)
     _dda_before = aten.like(aten.like(aten.like(dda_prev)))  # flip, cumsum, flip
     _dda = _sum_workspace(aten, (batch, heads, chunks, chunk_blocks, chunk), 3)
     aten.like(dda_next)  # ddA_next + ddA_prev
@@ -411,11 +413,13 @@ def mamba_chunk_scan_with_state(
         return dx, ddt, da, db, dc, dd, dz, dbias
 
     with autograd_graph.no_grad():
-        output, out_x, _dt, da_cumsum, _states, final = _combined_fwd(aten, x, dt, b, c, chunk, z)
+        output, out_x, _dt, da_cumsum, _states, final_state = _combined_fwd(aten, x, dt, b, c, chunk, z)
     saved_out = output if out_x is None else out_x
     inputs = x, dt, a, b, c, d, z, dt_bias
     saved_tensors = saved_out, x, dt, da_cumsum, a, b, c, d, z, dt_bias
-    return record_function(autograd_graph, "MambaChunkScanCombinedFn", inputs, output, backward, saved_tensors), final
+    return record_function(
+        autograd_graph, "MambaChunkScanCombinedFn", inputs, output, backward, saved_tensors
+    ), final_state
 
 
 def _linear_or_input(aten: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
@@ -450,7 +454,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     state_size = exact_div(exact_div(conv1d_weight.shape[0] - inner_width, group_count), 2)
     conv_widths = [inner_width, group_count * state_size, group_count * state_size]
 
-    def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits the input projection's output into z (by head), xBC and Δ."""
         z, u, dt = aten.split(x, [inner_width, inner_width + 2 * group_count * state_size, heads])
         return _split_heads_by_size(aten, dim, z), u, dt
@@ -468,7 +472,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         )
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
-        z, u, dt = parts(zxbcdt)
+        z, u, dt = split_parts(zxbcdt)
         x, b, c = split_convolved(u)
         if rmsnorm_weight is None:
             output, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(aten, x, dt, b, c, chunk, z)
@@ -484,10 +488,10 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         zxbcdt, conv1d_weight, conv1d_bias, output, a, d, dt_bias = inputs
         row_shape = output.shape[:2]
         out_recompute = None if outproj_weight is None else aten.new_tensor((*row_shape, inner_width), output.dtype)
-        z, u, dt = parts(zxbcdt)
+        z, u, dt = split_parts(zxbcdt)
         x, b, c = split_convolved(u)
         dzxbcdt = aten.like(zxbcdt)
-        dz, du, ddt = parts(dzxbcdt)
+        dz, du, ddt = split_parts(dzxbcdt)
         dxbc = aten.like(u)
         dx, db, dc = aten.split(dxbc, conv_widths)
         dx, db, dc = (
@@ -572,9 +576,9 @@ def _norm_weight_gradient(
     aten: Aten, x: Tensor, weight: Tensor, group_count: Number, accelerator: Accelerator
 ) -> Tensor:
     """Sums the partial gradients of the norm's weight from all Triton programs (layernorm_gated.py:306)."""
-    warps = min(max(power_of_two(exact_div(x.shape[1], group_count)) // 256, 1), 8)
-    programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), group_count)
-    partial_sums = aten.new_tensor((programs, x.shape[1]), FLOAT32)
+    warp_count = min(max(next_power_of_two(exact_div(x.shape[1], group_count)) // 256, 1), 8)
+    program_count = ceil_div(accelerator.multiprocessors * ceil_div(4, warp_count), group_count)
+    partial_sums = aten.new_tensor((program_count, x.shape[1]), FLOAT32)
     return aten.to(aten.sum(partial_sums, 0), weight.dtype)
 
 
@@ -596,18 +600,18 @@ def rmsnorm_fn(
     """
     autograd_graph, shape = aten.graph, x.shape
 
-    def rows(x: Tensor) -> Tensor:
+    def flatten_rows(x: Tensor) -> Tensor:
         return _with_contiguous_rows(aten, aten.flatten(x, 0, -2))
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, z: Optional) -> Sequence[Gradient]:
-        dy = rows(dy)
+        dy = flatten_rows(dy)
         dx = aten.like(x)
         dz = None if z is None else aten.like(z)
         dw = _norm_weight_gradient(aten, x, weight, group_count, accelerator)
         return aten.reshape(dx, shape), dw, None if dz is None else aten.reshape(dz, shape)
 
     with autograd_graph.no_grad():
-        flat_x, gate = rows(x), None if z is None else rows(z)
+        flat_x, gate = flatten_rows(x), None if z is None else flatten_rows(z)
         y, rstd = _layer_norm_fwd(aten, flat_x, group_count)
         y = aten.reshape(y, shape)
     return record_function(autograd_graph, "LayerNormFn", (x, weight, z), y, backward, (flat_x, weight, rstd, gate))

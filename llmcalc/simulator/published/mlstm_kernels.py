@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...algebra import Number, ceil_div, exact_div, same
 from ..aten import Aten
 from ..tensor import FLOAT32, Gradient, Tensor
-from .function import power_of_two, record_function
+from .function import next_power_of_two, record_function
 
 LEAST, WHOLE = 16, 128
 """The fewest tokens of a chunk. Sequences of fewer than `WHOLE` tokens are one chunk."""
@@ -27,8 +27,8 @@ def supports(tokens: Number, chunk: Number) -> bool:
     padded_tokens = pad_to_chunks(tokens, chunk)
     return bool(
         chunk >= LEAST
-        and power_of_two(chunk) == chunk
-        and (padded_tokens >= WHOLE or power_of_two(padded_tokens) == padded_tokens)
+        and next_power_of_two(chunk) == chunk
+        and (padded_tokens >= WHOLE or next_power_of_two(padded_tokens) == padded_tokens)
     )
 
 
@@ -56,12 +56,12 @@ def mlstm_chunkwise(
     chunk = chunk if padded_tokens >= WHOLE else padded_tokens
     if same(padded_tokens, tokens):
         return _run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk)[0]
-    zeros = [
+    padded = [
         aten.new_tensor((*x.shape[:2], padded_tokens, *x.shape[3:]), x.dtype)
         for x in (q, k, v, input_gate, forget_gate)
     ]
     q, k, v, input_gate, forget_gate = (
-        aten.write_into(zero, x) for zero, x in zip(zeros, (q, k, v, input_gate, forget_gate), strict=True)
+        aten.write_into(zeros, x) for zeros, x in zip(padded, (q, k, v, input_gate, forget_gate), strict=True)
     )
     return aten.slice(_run_chunkwise(aten, (q, k, v, input_gate, forget_gate), chunk)[0], tokens, 2)
 
@@ -113,7 +113,7 @@ def _run_token_by_token(aten: Aten, tensors: Sequence[Tensor]) -> tuple[Tensor, 
     """
     _, k, v, *_ = tensors
     batch, heads, tokens, _ = k.shape
-    _earlier = aten.new_tensor((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
+    _earlier_outputs = aten.new_tensor((batch, heads, tokens - 1, v.shape[-1]), v.dtype)
     states = _single_state(aten, k, v)
     if tokens > 1:  # every token replaces the states
         states = _single_state(aten, k, v)

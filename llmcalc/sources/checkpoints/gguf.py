@@ -187,8 +187,10 @@ def _read_tensor(reader: BoundedReader) -> tuple[StoredTensor, int]:
     data_offset = reader.read_number("Q", tensor_name)
     if ggml_type not in TYPES or any(axis_length > 2**48 for axis_length in shape):
         raise reader.error(tensor_name, f"type {ggml_type} of shape {list(shape)} is not known")
-    dtype, block, block_bytes = TYPES[ggml_type]
+    dtype, block_elements, block_bytes = TYPES[ggml_type]
     element_count = StoredTensor(tensor_name, dtype, shape, 0).elements
-    if shape and shape[-1] % block:
-        raise reader.error(tensor_name, f"rows of {shape[-1]:,} are not a multiple of the block size {block} ({dtype})")
-    return StoredTensor(tensor_name, dtype, shape, element_count // block * block_bytes), data_offset
+    if shape and shape[-1] % block_elements:
+        raise reader.error(
+            tensor_name, f"rows of {shape[-1]:,} are not a multiple of the block size {block_elements} ({dtype})"
+        )
+    return StoredTensor(tensor_name, dtype, shape, element_count // block_elements * block_bytes), data_offset

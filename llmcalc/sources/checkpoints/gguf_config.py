@@ -145,24 +145,24 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
     }
 
 
-def _no_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+def _no_further_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     return {}
 
 
 ARCHITECTURES: dict[str, tuple[str, str, Callable[[Checkpoint, str, _Config], _Config]]] = {
     "llama": ("llama", "LlamaForCausalLM", _llama_fields),
-    "mistral3": ("llama", "LlamaForCausalLM", _no_fields),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM", _no_fields),
+    "mistral3": ("llama", "LlamaForCausalLM", _no_further_fields),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM", _no_further_fields),
     "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM", _shared_experts),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM", _no_fields),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM", _no_further_fields),
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM", _expert_fields("num_experts")),
-    "gemma": ("gemma", "GemmaForCausalLM", _no_fields),
-    "gemma2": ("gemma2", "Gemma2ForCausalLM", _no_fields),
+    "gemma": ("gemma", "GemmaForCausalLM", _no_further_fields),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM", _no_further_fields),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM", _gemma3_fields),
     "gpt-oss": ("gpt_oss", "GptOssForCausalLM", _gpt_oss),
     "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM", _latent_fields),
-    "olmo2": ("olmo2", "Olmo2ForCausalLM", _no_fields),
-    "granite": ("granite", "GraniteForCausalLM", _no_fields),
+    "olmo2": ("olmo2", "Olmo2ForCausalLM", _no_further_fields),
+    "granite": ("granite", "GraniteForCausalLM", _no_further_fields),
 }
 """general.architecture → model_type, class, and what else its config has. A None removes a field."""
 
@@ -182,7 +182,7 @@ def gguf_config(checkpoint: Checkpoint, error_location: str) -> _Config:
             f"{error_location}: general.architecture {architecture_text}: is not read from a header; expected one of "
             f"{known_names}, or the model's config.json or preset as TARGET.{suggestion}"
         )
-    model_type, architecture_text, further_fields = ARCHITECTURES[architecture]
+    model_type, architecture_text, read_further_fields = ARCHITECTURES[architecture]
     config: _Config = {
         "model_type": model_type,
         "architectures": [architecture_text],
@@ -193,7 +193,7 @@ def gguf_config(checkpoint: Checkpoint, error_location: str) -> _Config:
         raise InputError(f"{error_location}: token_embd.weight: missing; the first file of a split model has it")
     config["vocab_size"] = embedding_tensor.shape[0]
     config["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in checkpoint.tensors)
-    config |= further_fields(checkpoint, architecture, config)
+    config |= read_further_fields(checkpoint, architecture, config)
     model_title = checkpoint.metadata.get("general.name")
     config["_name_or_path"] = model_title if isinstance(model_title, str) and model_title else error_location
-    return {field: value for field, value in config.items() if value is not None}
+    return {field: field_value for field, field_value in config.items() if field_value is not None}

@@ -63,8 +63,8 @@ class Checkpoint:
         """Returns the numbers of tensors, elements and bytes by number format, the largest first."""
         sizes_by_dtype: dict[str, tuple[int, int, int]] = {}
         for tensor in self.tensors:
-            tensors, elements, nbytes = sizes_by_dtype.get(tensor.dtype, (0, 0, 0))
-            sizes_by_dtype[tensor.dtype] = (tensors + 1, elements + tensor.elements, nbytes + tensor.nbytes)
+            tensors, element_count, nbytes = sizes_by_dtype.get(tensor.dtype, (0, 0, 0))
+            sizes_by_dtype[tensor.dtype] = (tensors + 1, element_count + tensor.elements, nbytes + tensor.nbytes)
         return dict(sorted(sizes_by_dtype.items(), key=lambda item: -item[1][2]))
 
 

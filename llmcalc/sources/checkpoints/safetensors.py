@@ -93,15 +93,23 @@ def parse_header(header_text: bytes, error_location: str, data_bytes: int | None
     if header_text[position:].strip(_SPACE) == b"}":
         position, closing_character = len(header_text), b"}"
     while closing_character != b"}":
-        match = _ENTRY.match(header_text, position)
-        if match is None or not match[3]:
-            if match is not None and not match[2] and header_text[match.end(2) : match.end(2) + 1] not in (b"", b"{"):
-                raise _invalid_entry_error(_tensor_name(match[1], error_location), error_location)
+        entry_match = _ENTRY.match(header_text, position)
+        if entry_match is None or not entry_match[3]:
+            if (
+                entry_match is not None
+                and not entry_match[2]
+                and header_text[entry_match.end(2) : entry_match.end(2) + 1] not in (b"", b"{")
+            ):
+                raise _invalid_entry_error(_tensor_name(entry_match[1], error_location), error_location)
             raise InputError(
                 f"{error_location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
                 "safetensors checkpoint"
             )
-        tensor_name, position, closing_character = _tensor_name(match[1], error_location), match.end(), match[3]
+        tensor_name, position, closing_character = (
+            _tensor_name(entry_match[1], error_location),
+            entry_match.end(),
+            entry_match[3],
+        )
         if tensor_name in tensor_names:
             raise InputError(
                 f"{error_location}: two tensors are called {tensor_name[:80]}; not a safetensors checkpoint"
@@ -110,9 +118,9 @@ def parse_header(header_text: bytes, error_location: str, data_bytes: int | None
         if len(tensor_names) > MOST_TENSORS:
             raise InputError(f"{error_location}: too many tensors; expected at most {MOST_TENSORS:,}")
         if tensor_name == "__metadata__":
-            metadata = _parse_metadata(match[2], error_location)
+            metadata = _parse_metadata(entry_match[2], error_location)
             continue
-        tensor, data_start = _parse_tensor(tensor_name, match[2], error_location, data_bytes)
+        tensor, data_start = _parse_tensor(tensor_name, entry_match[2], error_location, data_bytes)
         tensors.append(tensor)
         data_starts.append(data_start)
     if header_text[position:].strip(_SPACE):
@@ -142,10 +150,10 @@ def _parse_metadata(metadata_bytes: bytes, error_location: str) -> dict[str, Any
             f"{error_location}: __metadata__: {len(metadata_bytes):,} bytes are too many; expected at most "
             f"{LARGEST_METADATA:,}"
         )
-    bytes_outside_texts = _TEXTS.sub(b"", metadata_bytes, count=2 * MOST_METADATA + 1)
-    if bytes_outside_texts.count(b":") > MOST_METADATA or b'"' in bytes_outside_texts:
+    non_text_bytes = _TEXTS.sub(b"", metadata_bytes, count=2 * MOST_METADATA + 1)
+    if non_text_bytes.count(b":") > MOST_METADATA or b'"' in non_text_bytes:
         raise InputError(f"{error_location}: __metadata__: too many entries; expected at most {MOST_METADATA:,}")
-    if bytes_outside_texts.translate(None, _SPACE + b",:") != b"{}":
+    if non_text_bytes.translate(None, _SPACE + b",:") != b"{}":
         raise InputError(f"{error_location}: __metadata__: expected a table of texts; not a safetensors checkpoint")
     try:
         return dict(json.loads(metadata_bytes))

@@ -115,8 +115,8 @@ class Config:
 
         Raises `InputError` for a field that has neither a value nor a default.
         """
-        field_names = self._with_aliases(field_names)
-        winning_name = self._winning_name(field_names)
+        field_names = self._names_with_aliases(field_names)
+        winning_name = self._field_name_that_applies(field_names)
         if winning_name is not None:
             return self.data[winning_name]
         for field_name in field_names:
@@ -125,23 +125,23 @@ class Config:
         missing_error = self.error(
             self._name_in_config(field_names), "missing", f"a field that every {self.model_type} config has"
         )
-        suggestion = similar_name(
+        suggested_name = similar_name(
             field_names[0], [field_name for field_name in self.data if field_name not in self.fields_read]
         )
-        raise InputError(f"{missing_error} (the config has '{suggestion}')") if suggestion else missing_error
+        raise InputError(f"{missing_error} (the config has '{suggested_name}')") if suggested_name else missing_error
 
     def has(self, field_name: str) -> bool:
         """Whether the config itself has the field, with a value that is not null."""
-        return any(self.data.get(any_name) is not None for any_name in self._with_aliases((field_name,)))
+        return any(self.data.get(known_name) is not None for known_name in self._names_with_aliases((field_name,)))
 
-    def _with_aliases(self, field_names: tuple[str, ...]) -> tuple[str, ...]:
+    def _names_with_aliases(self, field_names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
         if field_names not in self._names:
-            self._names[field_names] = self._aliased_value(field_names)
+            self._names[field_names] = self._names_in_use(field_names)
         self.fields_read.update(self._names[field_names])
         return self._names[field_names]
 
-    def _aliased_value(self, field_names: tuple[str, ...]) -> tuple[str, ...]:
+    def _names_in_use(self, field_names: tuple[str, ...]) -> tuple[str, ...]:
         read_names = [field_name for field_name in field_names if field_name not in self.unread_aliases]
         alias_names = [self.aliases[field_name] for field_name in field_names if field_name in self.aliases]
         usual_names = [
@@ -151,7 +151,7 @@ class Config:
         ]
         return tuple(dict.fromkeys((*read_names, *alias_names, *usual_names)))
 
-    def _winning_name(self, field_names: tuple[str, ...]) -> str | None:
+    def _field_name_that_applies(self, field_names: tuple[str, ...]) -> str | None:
         """Returns the name whose value applies, if a config has several aliases; null values do not apply."""
         present_names = [field_name for field_name in field_names if field_name in self.data]
         if len(present_names) < 2:
@@ -167,7 +167,7 @@ class Config:
 
     def _name_in_config(self, field_names: tuple[str, ...]) -> str:
         """Returns the alias that the config has for the field, or the usual name."""
-        return self._winning_name(self._with_aliases(field_names)) or field_names[0]
+        return self._field_name_that_applies(self._names_with_aliases(field_names)) or field_names[0]
 
     def has_list(self, field_name: str) -> bool:
         """Whether the config itself, not only its defaults, has a list in the field."""
@@ -194,13 +194,13 @@ class Config:
         if not is_whole(field_value) or not minimum <= field_value <= maximum:
             limit_text = f", at most {maximum}" if is_whole(field_value) and field_value > maximum else ""
             raise self.error(self._name_in_config(field_names), field_value, expected_text + limit_text)
-        if field_value and self._winning_name(self._with_aliases(field_names)) is None:
+        if field_value and self._field_name_that_applies(self._names_with_aliases(field_names)) is None:
             self.from_defaults[f"{self.location}{field_names[0]}"] = field_value
         return field_value
 
     def optional_size(self, *field_names: str) -> int | None:
         """Returns the positive integer in a field; None if the field is null or absent."""
-        field_names = self._with_aliases(field_names)
+        field_names = self._names_with_aliases(field_names)
         is_present = any(field_name in self.data or field_name in self.defaults for field_name in field_names)
         return self.size(*field_names) if is_present and self.get(*field_names) is not None else None
 
@@ -286,7 +286,7 @@ class Config:
     def error(self, field_name: str, field_value: Any, expected_text: str) -> InputError:
         """Returns an error with the field's name, value and expected value."""
         alias = self.aliases.get(field_name, field_name)
-        field_name = self._winning_name((field_name, alias)) or alias
+        field_name = self._field_name_that_applies((field_name, alias)) or alias
         problem_text = "missing" if field_value is None and field_name not in self.data else in_json(field_value)
         return InputError(f"{self.location}{field_name}: {problem_text}; expected {expected_text}")
 
@@ -306,7 +306,7 @@ class Config:
                 f"{self.location}{field_name}",
                 field_value,
                 self._corrected_name(field_name),
-                self._restates_field(field_name, field_value),
+                self._restates_another_field(field_name, field_value),
             )
             for field_name, field_value in sorted(self.data.items())
             if field_name not in known_fields and not field_name.startswith("_")
@@ -321,7 +321,7 @@ class Config:
         unset_fields = sorted(field for field in tuple(self.fields_read) if not self.has(field))
         return similar_name(field_name, unset_fields)
 
-    def _restates_field(self, field_name: str, field_value: Any) -> bool:
+    def _restates_another_field(self, field_name: str, field_value: Any) -> bool:
         """Whether another field, already read, has the same value and a similar name."""
         name_words = field_name_words(field_name)
         return any(

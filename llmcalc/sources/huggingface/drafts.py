@@ -111,9 +111,9 @@ def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[
     if not draft_type and not model_type and not class_name and config.get("medusa_num_heads") is not None:
         draft_type = "medusa"
     if draft_type == "dflash":
-        projector = config.get("dflash_config")
-        projector = projector.get("projector_type") if isinstance(projector, dict) else None
-        draft_type = projector if projector in ("dspark", "domino") else draft_type
+        dflash_config = config.get("dflash_config")
+        dflash_config = dflash_config.get("projector_type") if isinstance(dflash_config, dict) else None
+        draft_type = dflash_config if dflash_config in ("dspark", "domino") else draft_type
     if draft_type:
         flattened_config = _flattened_config(config, draft_type)
         _require_described_layers(flattened_config, class_name)
@@ -132,7 +132,7 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
 
     The class's name, which says nothing of its head, is left out.
     """
-    merged_fields = (
+    flattened_fields = (
         dict(SPECULATORS_DEFAULTS.get(draft_type, {})) if config.get("speculators_model_type") is not None else {}
     )
     for section_name in SECTIONS:
@@ -141,13 +141,13 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
             continue
         if not isinstance(section_data, dict):
             raise InputError(f"{section_name}: {shown(section_data)}; expected a table of fields")
-        merged_fields |= section_data
+        flattened_fields |= section_data
     layers = config.get("transformer_layer_config") or {}
     if draft_type in ("eagle3", "peagle") and layers.get("model_type") == "qwen3":
-        merged_fields["use_qk_norm"] = True
+        flattened_fields["use_qk_norm"] = True
     unread_fields = (*SECTIONS, "architectures")
     return {
-        **merged_fields,
+        **flattened_fields,
         **{field_name: field_value for field_name, field_value in config.items() if field_name not in unread_fields},
         "model_type": draft_type,
     }

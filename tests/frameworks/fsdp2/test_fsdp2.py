@@ -486,7 +486,7 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     few = record_fsdp_run(
         spec, training, rank_model, fsdp, layers={0: stacks[0].repeats_of_layer_types(RECORDED_REPEATS)}
     )
-    found = RepeatAnalysis(few, stacks, [0]).counted({})
+    found = RepeatAnalysis(few, stacks, [0]).count_bytes({})
     meter = Meter()
     run = FsdpRun(spec, training, rank_model, fsdp, memory_meter=meter)
     run.set_up()

@@ -20,7 +20,7 @@ from llmcalc.flow.value import Value
 from llmcalc.simulator.autograd import AutogradGraph
 from llmcalc.simulator.evidence import evidence_of_kernels
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.profiles.eager import Eager
+from llmcalc.simulator.profiles.eager import EagerKernels
 from llmcalc.simulator.published import KERNELS as TABLE
 from llmcalc.simulator.published import LIBRARIES
 from llmcalc.simulator.tensor import BFLOAT16, Tensor, empty
@@ -68,7 +68,7 @@ def program_of(case: ModuleCase, sizes: Of) -> tuple[Flow, Value]:
 def things(name: str, sizes: Of) -> set[Thing]:
     """The part that a module is, and its kernels."""
     case = MODULES[name]
-    kernels = evidence_of_kernels(Eager, program_of(case, sizes)[0], case.choices)
+    kernels = evidence_of_kernels(EagerKernels, program_of(case, sizes)[0], case.choices)
     return Thing.of([part_evidence(case.part(sizes)), *kernels])
 
 
@@ -78,7 +78,7 @@ def by_module(case: ModuleCase, sizes: Of) -> Held:
     graph = AutogradGraph(meter)
     graph.adds_in_place = False
     run_config = RunConfig(Workload(batch=sizes.B, seq=sizes.T, phase="training"))
-    run = Eager(graph, run_config, BFLOAT16, recompute=case.recompute, choices=case.choices)
+    run = EagerKernels(graph, run_config, BFLOAT16, recompute=case.recompute, choices=case.choices)
     meter.kind = "weights"
     input_tensor = empty(meter, (sizes.B, sizes.T, sizes.h), BFLOAT16, is_leaf=True)
     meter.kind = "temporary"

@@ -43,10 +43,10 @@ class HeadKernels(ElementwiseKernels):
         assert operation.weight is not None
         table_key = "", "positions", self.element_count(operation.weight.ins), self.element_count(operation.weight.out)
         if table_key not in self.weights:
-            self.weights[table_key] = self.with_role("positions", lambda: self.table(operation))
+            self.weights[table_key] = self.with_role("positions", lambda: self.embedding_table(operation))
         return self.weights[table_key]
 
-    def layers(self, layer_scopes: list[Scope]) -> None:
+    def run_layers(self, layer_scopes: list[Scope]) -> None:
         """Runs a stack of layers, and transposes the embedding before the first layer to [tokens, batch]."""
         stack_input = layer_scopes[0].first_input
         assert stack_input is not None
@@ -59,12 +59,12 @@ class HeadKernels(ElementwiseKernels):
             self.values[id(stack_input)] = embeddings
             del embeddings
         if layer_scopes[0].about.get("kind") != "mtp":
-            self.run_layers(layer_scopes)
+            self.run_layers_with_recompute(layer_scopes)
             if self.weight_gathering is not None:
                 self.weight_gathering.gather(None)
             return
         last_hidden, storage = self.tensor_of(stack_input), stack_input.storage
-        super().layers(layer_scopes)
+        super().run_layers(layer_scopes)
         self.bind(storage, last_hidden)  # the output layer reads it after them
 
     @property
@@ -84,14 +84,14 @@ class HeadKernels(ElementwiseKernels):
             x = self.copy_reordered("scatter", x, (self.local_rows(x.shape[0]), x.shape[1]))
         return self.dropout(x) if self.rank_choices.hidden_dropout > 0 else x
 
-    def run_layers(self, layer_scopes: list[Scope]) -> None:
+    def run_layers_with_recompute(self, layer_scopes: list[Scope]) -> None:
         """Runs layers, and recomputes the selected layers in the backward pass.
 
         The method `uniform` recomputes groups of equal size, `block` the first layers.
         """
         recompute_method, group_size = self.rank_choices.recompute, self.rank_choices.recompute_layers
         if recompute_method == "none":
-            super().layers(layer_scopes)
+            super().run_layers(layer_scopes)
             return
         stack_input, stack_output = layer_scopes[0].first_input, layer_scopes[-1].output
         assert stack_input is not None
@@ -122,19 +122,19 @@ class HeadKernels(ElementwiseKernels):
             hidden_states = (
                 self.checkpoint(self._layer_group(group_frames), [layer_input])
                 if is_recomputed
-                else self.layer(group_frames[0], layer_input)
+                else self.run_layer(group_frames[0], layer_input)
             )
             del layer_input
             group_start = group_end
         self.values[id(stack_output)] = hidden_states
 
-    def layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
+    def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
         """Runs one layer; depending on the run, detaches the layer's input and gathers the layer's weights first."""
         if self.rank_choices.detaches_layers:
             x = self._detached_input(x)
         if self.weight_gathering is None or module_call.layer_index is None:
-            return super().layer(module_call, x)
-        run_layer = super().layer
+            return super().run_layer(module_call, x)
+        run_layer = super().run_layer
         return self.weight_gathering.run_layer(
             self.graph, module_call.layer_index, x, lambda layer_input: run_layer(module_call, layer_input)
         )
@@ -172,7 +172,7 @@ class HeadKernels(ElementwiseKernels):
                 for layer_frame in layer_frames:
                     layer_input = hidden_states
                     del hidden_states
-                    hidden_states = self.layer(
+                    hidden_states = self.run_layer(
                         ModuleFrame(layer_frame.scope, layer_index=layer_frame.layer_index, owner=layer_frame.owner),
                         layer_input,
                     )

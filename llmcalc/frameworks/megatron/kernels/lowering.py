@@ -10,7 +10,7 @@ from ....flow.axis import element_count
 from ....flow.program import Alternatives, Scope, Step
 from ....flow.record import Flow
 from ....flow.value import Value
-from ....simulator.autograd import AutogradGraph, backward, record, record_all, recorded
+from ....simulator.autograd import AutogradGraph, backward, is_recorded, record, record_all
 from ....simulator.checkpoint import Run
 from ....simulator.lowering import ENTRY, Lowering, ModuleFrame, Path
 from ....simulator.meter import Block, NoMeter
@@ -382,7 +382,7 @@ class RankKernels(Lowering):
         finally:
             self.role = previous_role
 
-    def module(self, module_call: ModuleFrame) -> None:
+    def run_module(self, module_call: ModuleFrame) -> None:
         """Runs a module, with recomputation in the backward pass if its kind is selected."""
         module_scope = module_call.scope
         module_input, module_output = module_scope.argument, module_scope.output
@@ -390,7 +390,7 @@ class RankKernels(Lowering):
             module_scope.about.get("kind") in self.rank_choices.recompute_kinds and module_call.layer_index is None
         )
         if not is_recomputed or module_input is None or module_output is None:
-            super().module(module_call)
+            super().run_module(module_call)
             return
         outer_frames = [
             ModuleFrame(outer_frame.scope, layer_index=outer_frame.layer_index, owner=outer_frame.owner)
@@ -407,7 +407,7 @@ class RankKernels(Lowering):
                 {},
             )
             try:
-                self._module(ModuleFrame(module_scope))
+                self._run_module_items(ModuleFrame(module_scope))
                 return self.tensor_of(module_output)
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
@@ -417,14 +417,14 @@ class RankKernels(Lowering):
             self.forget(module_input.storage)
         self.bind(module_output, output)
 
-    def _module(self, module_call: ModuleFrame) -> None:
+    def _run_module_items(self, module_call: ModuleFrame) -> None:
         """Runs a module, with its parameters in Megatron-LM's order.
 
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
         pooler after the head, with the scores before the vector.
         """
         first_index, module_scope = len(self.ordered_parameters), module_call.scope
-        super()._module(module_call)
+        super()._run_module_items(module_call)
         parameters = self.ordered_parameters[first_index:]
         if not parameters and not self.later_parameters:
             return
@@ -459,9 +459,11 @@ class RankKernels(Lowering):
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""
         autograd_graph = self.graph
-        if not recorded(autograd_graph, inputs):
+        if not is_recorded(autograd_graph, inputs):
             return
-        saved_tensors: SavedTensors = [autograd_graph.keep(saved_tensor).unpack() for saved_tensor in saves]
+        saved_tensors: SavedTensors = [
+            autograd_graph.save_uncheckpointed(saved_tensor).unpack() for saved_tensor in saves
+        ]
 
         def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)
@@ -505,7 +507,7 @@ class RankKernels(Lowering):
         Source: core/tensor_parallel/random.py, `CheckpointFunction`.
         """
         autograd_graph = self.graph
-        if not recorded(autograd_graph, arguments):
+        if not is_recorded(autograd_graph, arguments):
             return compute(arguments)
 
         def checkpoint_backward(

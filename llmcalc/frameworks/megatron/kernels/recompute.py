@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ....flow.program import Alternatives, Item, Scope, Step
 from ....flow.value import Value
-from ....simulator.autograd import AutogradGraph, backward, recorded
+from ....simulator.autograd import AutogradGraph, backward, is_recorded
 from ....simulator.lowering import ModuleFrame
 from ....simulator.tensor import BFLOAT16, AutogradNode, Gradient, Needs, Storage, Tensor, empty
 from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
@@ -93,7 +93,7 @@ class DiscardedKernels(SparseKernels):
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
         """Runs a function that saves only its arguments, and returns the outputs and `DiscardedOutputs`."""
         autograd_graph = self.graph
-        if not recorded(autograd_graph, arguments):
+        if not is_recorded(autograd_graph, arguments):
             return discardable_function(arguments), None
         with autograd_graph.no_grad():
             function_outputs = discardable_function(arguments)
@@ -219,19 +219,19 @@ class DiscardedKernels(SparseKernels):
 
     # --- projections of latents --------------------------------------------------------------------------------------
 
-    def items(self, items: Sequence[Item]) -> None:
+    def run_items(self, items: Sequence[Item]) -> None:
         """Runs a module's operations, and frees and recomputes the up-projections of latents (`mla_up_proj`)."""
         if not (self.rank_choices.recompute_up and self.graph.enabled):
-            super().items(items)
+            super().run_items(items)
             return
         alternative_items = [module_item for module_item in items if isinstance(module_item, Alternatives)]
         if not alternative_items or all(
             module_item.name != "kv_a_proj" for module_item in items if isinstance(module_item, Step)
         ):
-            super().items(items)
+            super().run_items(items)
             return
         forms_index = items.index(alternative_items[0])
-        branch_items = self.branch(alternative_items[0]).items
+        branch_items = self.choose_branch(alternative_items[0]).items
         attention_index = next(
             i
             for i, module_item in enumerate(branch_items)
@@ -260,7 +260,7 @@ class DiscardedKernels(SparseKernels):
             }
             new_storages |= {id(output.storage) for output in operation.outs}
         values_before = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
-        super().items(down_projections)
+        super().run_items(down_projections)
         inputs_by_value = [
             (value, values_before.get(value_id) or self.tensor_of(value)) for value_id, value in tensors_read.items()
         ]
@@ -280,7 +280,7 @@ class DiscardedKernels(SparseKernels):
             self.values, self.bound, self.frames, self.memo = tensors_by_value, {}, list(outer_frames), {}
             try:
                 for operation in up_projections:
-                    self.step(operation)
+                    self.run_step(operation)
                 return [self.tensor_of(value) for value in attention_inputs]
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
@@ -292,11 +292,11 @@ class DiscardedKernels(SparseKernels):
         for value, output in zip(attention_inputs, projection_outputs, strict=True):
             self.bind(value, output)
         del projection_outputs
-        self.step(attention)
+        self.run_step(attention)
         if discarded_outputs is not None:
             attention_output = attention.outs[0]
             self.bind(attention_output, self.discard_outputs(self.tensor_of(attention_output), discarded_outputs))
-        super().items([*branch_items[attention_index + 1 :], *items[forms_index + 1 :]])
+        super().run_items([*branch_items[attention_index + 1 :], *items[forms_index + 1 :]])
 
     def _splits_latent(self, operation: Step, module_operations: list[Step]) -> bool:
         """Whether an operation splits the output of the latent down-projection."""

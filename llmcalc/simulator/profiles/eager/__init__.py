@@ -9,33 +9,33 @@ from __future__ import annotations
 from .attention import AttentionKernels
 from .attention_variants import AttentionVariantKernels
 from .basic import BasicKernels
-from .capacity import CapacityKernels
+from .cache_entries import CacheEntryKernels
 from .convolution import ConvolutionKernels
+from .decode_steps import DecodeStepKernels
 from .elementwise import ElementwiseKernels
-from .entries import EntryKernels
+from .expert_capacity import ExpertCapacityKernels
 from .fused import FusedKernels
-from .local import LocalKernels
+from .local_attention import LocalAttentionKernels
 from .lora import LoraKernels
 from .positions import PositionKernels
-from .rows import RowKernels
+from .residual_streams import ResidualStreamKernels
+from .row_shifts import RowShiftKernels
 from .serving import ServingKernels
-from .steps import StepKernels
-from .streams import StreamKernels
 
 
-class Eager(
+class EagerKernels(
     ServingKernels,
-    StepKernels,
-    CapacityKernels,
-    EntryKernels,
-    LocalKernels,
+    DecodeStepKernels,
+    ExpertCapacityKernels,
+    CacheEntryKernels,
+    LocalAttentionKernels,
     PositionKernels,
     AttentionVariantKernels,
     FusedKernels,
     LoraKernels,
     AttentionKernels,
-    RowKernels,
-    StreamKernels,
+    RowShiftKernels,
+    ResidualStreamKernels,
     ConvolutionKernels,
     ElementwiseKernels,
     BasicKernels,

@@ -33,9 +33,9 @@ class AttentionKernels(Lowering):
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
         """Applies rotary positions to the first dimensions of each head; x ends with positions and dimensions."""
-        aten, spec, rotates_every_dimension = self.t, operation.options["spec"], operation.options["every"]
+        aten, spec, repeats_each_angle = self.t, operation.options["spec"], operation.options["every"]
         rotary_dim = spec.rotary_size(x.shape[-1])
-        if rotates_every_dimension is None:
+        if repeats_each_angle is None:
             cos, sin = self._cos_and_sin(x.shape[-2], rotary_dim, spec.rope_theta, x)
         else:
             position_ids = self.frames[-1].local_tensors["at"] = aten.like(
@@ -107,15 +107,15 @@ class AttentionKernels(Lowering):
 
     def do_cache(self, operation: Step) -> None:
         if self.is_from_earlier_pass(operation.ins[0]):
-            all_rows: Sequence[Tensor] = self._read_pages(self.cached(operation.name) or ())
+            cached_and_new_rows: Sequence[Tensor] = self._read_pages(self.cached_tensors(operation.name) or ())
         else:
-            all_rows = self._append_new_rows(
+            cached_and_new_rows = self._append_new_rows(
                 operation.name, list(map(self.tensor_of, operation.ins)), operation.options["limit"]
             )
         if self.store is not None:
             for input_value in operation.ins:
                 self.forget(input_value.storage)
-        for output, tensor in zip(operation.outs, all_rows, strict=True):
+        for output, tensor in zip(operation.outs, cached_and_new_rows, strict=True):
             self.bind(output, tensor)
 
     def _append_new_rows(self, cache_name: str, new_rows: list[Tensor], kept_tokens: int | None) -> Sequence[Tensor]:
@@ -127,14 +127,14 @@ class AttentionKernels(Lowering):
         if self.store is None:
             return new_rows
         if self.paged:
-            return self._write_to_pages(cache_name, new_rows, self.cached(cache_name), kept_tokens)
+            return self._write_to_pages(cache_name, new_rows, self.cached_tensors(cache_name), kept_tokens)
         aten, cache_key = self.t, (*self.cache_path, cache_name)
-        rows_by_tensor = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
+        old_and_new_rows = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
         with counted_as(self.graph.meter, "cache"):
             if kept_tokens is None:
                 for row_index, new_row in enumerate(new_rows):
-                    rows_by_tensor[row_index] = [self._concatenate([*rows_by_tensor[row_index], new_row])]
-                all_rows = self.store[cache_key] = tuple(new_tensor for (new_tensor,) in rows_by_tensor)
+                    old_and_new_rows[row_index] = [self._concatenate([*old_and_new_rows[row_index], new_row])]
+                all_rows = self.store[cache_key] = tuple(new_tensor for (new_tensor,) in old_and_new_rows)
                 return all_rows
             all_rows = tuple(  # the oldest token leaves the window when a new one enters
                 self._concatenate(
@@ -146,7 +146,7 @@ class AttentionKernels(Lowering):
                         new_row,
                     ]
                 )
-                for cached_tensors, new_row in zip(rows_by_tensor, new_rows, strict=True)
+                for cached_tensors, new_row in zip(old_and_new_rows, new_rows, strict=True)
             )
             self.store[cache_key] = tuple(
                 aten.slice(new_tensor, min(new_tensor.shape[1], kept_tokens), 1) for new_tensor in all_rows
@@ -165,7 +165,7 @@ class AttentionKernels(Lowering):
         cached_rows = cached_rows if kept_tokens is None else min(cached_rows, kept_tokens - 1)
         row_count = cached_rows + new_rows[0].shape[1]
         all_rows = [self.new_pool_tensor((x.shape[0], row_count, *x.shape[2:]), x.dtype) for x in new_rows]
-        self.keep(
+        self.store_in_cache(
             cache_name,
             *(all_rows if kept_tokens is None else [self.t.slice(x, min(row_count, kept_tokens), 1) for x in all_rows]),
         )
@@ -191,7 +191,7 @@ class AttentionKernels(Lowering):
         heads = output.axes[0].size
         is_query = output.axes[1:] == weight.ins
         weights_of_heads = aten.unflatten(
-            self.matrix(operation), 0, (heads, exact_div(element_count(weight.out), heads))
+            self.linear_weight(operation), 0, (heads, exact_div(element_count(weight.out), heads))
         )
         weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
         absorbed_product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
@@ -222,7 +222,7 @@ class AttentionKernels(Lowering):
         sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
         attention_options, like_classes = operation.options, self.choices.like_classes
 
-        def core(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        def compute_scores_and_output(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
             return self.core(
                 q, k, v, mask, attention_options["cap"], sinks, bias, attention_options["dropout"],
                 attention_options["float32"], attention_options["float32_scores"],
@@ -230,7 +230,7 @@ class AttentionKernels(Lowering):
                 like_classes and attention_options["names_scores"],
             )  # fmt: skip
 
-        attention_output = self.run_attention_core(core, q, k, v, bias)
+        attention_output = self.run_attention_core(compute_scores_and_output, q, k, v, bias)
         self.store_tensor(operation.outs[0], self.t.transpose(attention_output, 1, 2))
 
     def run_attention_core(self, compute_core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
@@ -296,16 +296,16 @@ class AttentionKernels(Lowering):
         dropout: float = 0.0,
         softmax_in_float32: bool = True,
         float32_scores: bool = False,
-        is_floored: bool = False,
-        is_named: bool = False,
+        limits_masked_scores: bool = False,
+        keeps_scores: bool = False,
     ) -> Tensor:
         """Computes softmax(q·kᵀ)·v. sinks: per head, the score of an additional key without a value.
 
         bias: the term added to the scores. dropout: the probability of dropout, which runs on the probabilities.
         softmax_in_float32: whether the softmax is in float32, or in the scores' number format.
         float32_scores: whether queries and keys are copied to float32 for their scores.
-        is_floored: whether masked scores are limited from below.
-        is_named: whether the scores without their mask live until the end.
+        limits_masked_scores: whether masked scores are limited from below.
+        keeps_scores: whether the scores without their mask live until the end.
         """
         aten = self.t
         if float32_scores:
@@ -315,17 +315,17 @@ class AttentionKernels(Lowering):
             scores = aten.scale(aten.function("tanh", aten.scale(scores)))
         if bias is not None:
             scores = aten.add(scores, aten.to(bias, scores.dtype))
-        named_scores = scores if is_named else None
+        kept_scores = scores if keeps_scores else None
         if mask is not None:
             scores = (
                 aten.masked_fill(scores, aten.like(mask, dtype=BOOL)) if mask.dtype is BOOL else aten.add(scores, mask)
             )
-            if is_floored:
+            if limits_masked_scores:
                 scores = aten.minimum(scores, aten.new_tensor((), scores.dtype))
-        uses_float32 = softmax_in_float32 or (
+        softmax_runs_in_float32 = softmax_in_float32 or (
             sinks is None and self.autocasts_to_float32
         )  # with sinks the call states its format
-        number_format = FLOAT32 if uses_float32 else scores.dtype
+        number_format = FLOAT32 if softmax_runs_in_float32 else scores.dtype
         if sinks is not None:
             sink = self.sink(sinks, scores)
             key_count = scores.shape[-1]
@@ -336,5 +336,5 @@ class AttentionKernels(Lowering):
         attention_output = aten.matmul(
             self.apply_dropout(aten.to(aten.softmax(aten.to(scores, number_format)), v.dtype), dropout), v
         )
-        del named_scores
+        del kept_scores
         return attention_output

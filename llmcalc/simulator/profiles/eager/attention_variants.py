@@ -27,7 +27,7 @@ class AttentionVariantKernels(AttentionKernels):
         if len(operation.ins) > 2:
             scores = self._weighted_scores(q, k, self.tensor_of(operation.ins[2]))
             del q, k
-            self.release(operation, operation.ins)
+            self.release_last_reads(operation, operation.ins)
             scores = aten.to(scores, FLOAT32)
         elif not keys.rows.batched:
             scores = self.scores_by_row(q, k)
@@ -78,16 +78,16 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Returns the indices of the tokens in the pools with the highest scores [batch, queries, pools]."""
-        aten, pool_tokens, keys = self.t, operation.options["pool"], self.tensor_of(operation.ins[1]).shape[1]
-        batch, queries, pools = scores.shape
-        visible_tokens = aten.add_number(aten.unsqueeze(self.token_positions(queries), 1))
-        top_pools = aten.sort(aten.masked_fill(scores, aten.compare(aten.new_tensor((pools,), INT64), visible_tokens)))[
-            1
-        ]
-        chosen_pools = aten.slice(top_pools, minimum(pools, operation.options["top_k"] // pool_tokens))
-        tokens = aten.new_tensor((batch, queries, chosen_pools.shape[-1] * pool_tokens), INT64)
-        last_pool_tokens = keys % pool_tokens if is_size_one(queries) else pool_tokens - 1
-        return aten.cat([tokens, aten.new_tensor((batch, queries, last_pool_tokens), INT64)])
+        aten, pool_tokens, key_count = self.t, operation.options["pool"], self.tensor_of(operation.ins[1]).shape[1]
+        batch, query_count, pool_count = scores.shape
+        visible_tokens = aten.add_number(aten.unsqueeze(self.token_positions(query_count), 1))
+        top_pools = aten.sort(
+            aten.masked_fill(scores, aten.compare(aten.new_tensor((pool_count,), INT64), visible_tokens))
+        )[1]
+        chosen_pools = aten.slice(top_pools, minimum(pool_count, operation.options["top_k"] // pool_tokens))
+        tokens = aten.new_tensor((batch, query_count, chosen_pools.shape[-1] * pool_tokens), INT64)
+        last_pool_tokens = key_count % pool_tokens if is_size_one(query_count) else pool_tokens - 1
+        return aten.cat([tokens, aten.new_tensor((batch, query_count, last_pool_tokens), INT64)])
 
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
@@ -127,16 +127,16 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_select_blocks(self, operation: Step) -> None:
         """Selects the key blocks with the highest scores. scores: [batch, index heads, queries, keys]."""
-        aten, block, scores = self.t, operation.options["block"], self.tensor_of(operation.ins[0])
+        aten, block_size, scores = self.t, operation.options["block"], self.tensor_of(operation.ins[0])
         self.forget(operation.ins[0].storage)
         scores = aten.to(scores, FLOAT32)
-        queries, key_count = scores.shape[-2:]
-        query_positions, key_positions = self.token_positions(queries), self.token_positions(key_count)
+        query_count, key_count = scores.shape[-2:]
+        query_positions, key_positions = self.token_positions(query_count), self.token_positions(key_count)
         scores = aten.masked_fill(
             scores, aten.compare(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
         )
-        block_count = ceil_div(key_count, block)
-        scores = aten.new_tensor((*scores.shape[:-1], block_count * block), FLOAT32)
+        block_count = ceil_div(key_count, block_size)
+        scores = aten.new_tensor((*scores.shape[:-1], block_count * block_size), FLOAT32)
         block_scores = aten.new_tensor((*scores.shape[:-1], block_count), FLOAT32)
         block_distances = aten.like(
             aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new_tensor((block_count,), INT64), 0)
@@ -146,7 +146,7 @@ class AttentionVariantKernels(AttentionKernels):
             aten.compare(block_distances),
         )
         rank = aten.sort(aten.sort(block_scores)[1])[1]
-        selected_mask = aten.slice(aten.repeat_interleave(aten.compare(rank), block, 3), key_count)
+        selected_mask = aten.slice(aten.repeat_interleave(aten.compare(rank), block_size, 3), key_count)
         self.bind(
             operation.outs[0],
             aten.compare(
@@ -158,11 +158,11 @@ class AttentionVariantKernels(AttentionKernels):
         """Gathers the selected keys and values when decoding one token; otherwise passes all of them to attention."""
         aten = self.t
         visible_mask = self.tensor_of(operation.ins[0])
-        block, block_count = operation.options["block"], operation.options["blocks"]
+        block_size, block_count = operation.options["block"], operation.options["blocks"]
         keys = [self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[1:]]
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
-            rows_read = minimum(key_count, (block_count - 1) * block + (key_count - 1) % block + 1)
+            rows_read = minimum(key_count, (block_count - 1) * block_size + (key_count - 1) % block_size + 1)
             selected_index = aten.unsqueeze(
                 aten.slice(aten.sort(aten.to(aten.select(visible_mask, 2), UINT8))[1], rows_read), -1
             )
@@ -222,10 +222,10 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
         """Returns the mask of all scores: first of the sequence's keys, then of the compressed keys."""
-        aten, other_keys = self.t, scores.shape[-1] - mask.shape[-1]
+        aten, new_keys = self.t, scores.shape[-1] - mask.shape[-1]
         if selection:
             return aten.cat([aten.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
-        return mask if is_zero(other_keys) else aten.cat([mask, aten.new_tensor((mask.shape[0], other_keys), BOOL)])
+        return mask if is_zero(new_keys) else aten.cat([mask, aten.new_tensor((mask.shape[0], new_keys), BOOL)])
 
     def do_weighted(self, operation: Step) -> None:
         aten, weights, v = self.t, self.tensor_of(operation.ins[0]), self.tensor_of(operation.ins[1])

@@ -38,7 +38,7 @@ class BasicKernels(Lowering):
         if len(x.shape) == 3 and x.shape[1] != computed_rows:
             x = self.t.slice(x, computed_rows, 1)
         self.modules[id(output)] = self.module_path(), operation.name
-        weight = self.matrix(operation)
+        weight = self.linear_weight(operation)
         if operation.options.get("float32"):
             x, weight, bias = self.t.to(x, FLOAT32), self.t.to(weight, FLOAT32), bias and self.t.to(bias, FLOAT32)
         self.store_tensor(output, self.linear_output(operation, x, weight, bias))
@@ -74,11 +74,13 @@ class BasicKernels(Lowering):
     def do_table(self, operation: Step) -> None:
         output = operation.outs[0]
         if operation.options["by"] == "all":
-            self.store_tensor(output, self.table(operation))
+            self.store_tensor(output, self.embedding_table(operation))
             return
-        index_kind = operation.options["by"]
-        embeddings = self.look_up_rows(operation, self.table(operation), self._look_up_indices(output.rows, index_kind))
-        if index_kind in (*BY_TOKEN, "chosen"):
+        index_source = operation.options["by"]
+        embeddings = self.look_up_rows(
+            operation, self.embedding_table(operation), self._look_up_indices(output.rows, index_source)
+        )
+        if index_source in (*BY_TOKEN, "chosen"):
             self.store_tensor(output, embeddings)
         else:
             self.bind(output, embeddings)  # [rows, …]: all sequences share it
@@ -87,9 +89,9 @@ class BasicKernels(Lowering):
         """Looks up rows of a table by index."""
         return self.t.embedding(weight, index)
 
-    def _look_up_indices(self, value_rows: Rows, index_kind: str) -> Tensor:
+    def _look_up_indices(self, value_rows: Rows, index_source: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
-        if index_kind in BY_TOKEN:
+        if index_source in BY_TOKEN:
             if isinstance(value_rows, Multiple) and value_rows.of in self.inputs:
                 token_ids = self.inputs[value_rows.of]
                 n_grams = self.t.new_tensor((token_ids.shape[0], self.run_config.new_rows(value_rows)), INT64)
@@ -101,19 +103,19 @@ class BasicKernels(Lowering):
                     "count this model"
                 )
             token_ids = self.inputs[value_rows]
-            return token_ids if index_kind == "ids" else self.t.like(token_ids, self.t.compare(token_ids))
-        if index_kind == "chosen" and value_rows is LOGITS:
+            return token_ids if index_source == "ids" else self.t.like(token_ids, self.t.compare(token_ids))
+        if index_source == "chosen" and value_rows is LOGITS:
             return self.t.new_tensor((self.run_config.batch, self.run_config.new_rows(value_rows)), INT64)
-        if index_kind == "chosen":
+        if index_source == "chosen":
             raise self.unsupported("no kernels for a look-up of tokens that the pass chooses")
         local_tensors = self.frames[-1].local_tensors
-        if index_kind == "positions" or index_kind not in local_tensors:
-            local_tensors[index_kind] = self.t.new_tensor((self.run_config.new_rows(value_rows),), INT64)
-        row_indices: Tensor = local_tensors[index_kind]
-        return self.t.like(row_indices) if index_kind == "positions" else row_indices  # positions have an offset
+        if index_source == "positions" or index_source not in local_tensors:
+            local_tensors[index_source] = self.t.new_tensor((self.run_config.new_rows(value_rows),), INT64)
+        row_indices: Tensor = local_tensors[index_source]
+        return self.t.like(row_indices) if index_source == "positions" else row_indices  # positions have an offset
 
     def do_unread_table(self, operation: Step) -> None:
-        self.table(operation)
+        self.embedding_table(operation)
 
     def do_vector(self, operation: Step) -> None:
         assert isinstance(operation.op, VectorWeight)
@@ -189,9 +191,9 @@ class BasicKernels(Lowering):
         scaled_x = aten.unflatten(x, -1, (group_count, norm_width // group_count)) if spec.scales_x else y
         if spec.type == "layernorm":
             mean = aten.mean(y)
-            scaled_x = centered = aten.sub(y, mean)
-            y = aten.sub(y, mean) if spec.float32_product and spec.weight else centered
-            del centered, mean
+            scaled_x = centered_x = aten.sub(y, mean)
+            y = aten.sub(y, mean) if spec.float32_product and spec.weight else centered_x
+            del centered_x, mean
         dtype = FLOAT32 if spec.float32_product else x.dtype
         return aten.to(
             aten.flatten(aten.mul(scaled_x, aten.rsqrt(aten.add_number(aten.mean(aten.square(y))))), -2), dtype
@@ -203,7 +205,7 @@ class BasicKernels(Lowering):
         x = self.tensor_of(operation.ins[0])
         if operation.options["float32"]:
             x = self.t.to(x, FLOAT32)
-            self.release(operation, operation.ins)
+            self.release_last_reads(operation, operation.ins)
         self.store_tensor(operation.outs[0], self.apply_activation(x, operation.options["kind"]))
 
     def apply_activation(self, x: Tensor, activation_name: str) -> Tensor:
@@ -264,11 +266,11 @@ class BasicKernels(Lowering):
             axis_range = range(-1, 1 - len(x.shape), -1)
             split_axes = (axis for axis in axis_range if sum(shape[axis] for shape in shapes) == x.shape[axis])
             axis = next(split_axes, -1)
-            part_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
+            pieces = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
-            part_tensors = self.t.split(self.flat_tensor(operation.ins[0]), [output.width for output in operation.outs])
-        for output, part_tensor in zip(operation.outs, part_tensors, strict=True):
-            self.store_tensor(output, part_tensor)
+            pieces = self.t.split(self.flat_tensor(operation.ins[0]), [output.width for output in operation.outs])
+        for output, piece in zip(operation.outs, pieces, strict=True):
+            self.store_tensor(output, piece)
 
     def do_cat(self, operation: Step) -> None:
         tensors = list(map(self.tensor_of, operation.ins))
@@ -281,7 +283,7 @@ class BasicKernels(Lowering):
         if needs_transpose:  # heads first
             tensors = [self._expand_heads(x, shape) for x in tensors]
         joined_tensor = (
-            self._join_in_pages(tensors, axis) if all(map(self.pooled, tensors)) else self.t.cat(tensors, axis)
+            self._join_in_pages(tensors, axis) if all(map(self.is_pooled, tensors)) else self.t.cat(tensors, axis)
         )
         self.store_tensor(
             operation.outs[0], self.t.transpose(joined_tensor, 1, 2) if needs_transpose else joined_tensor
@@ -319,7 +321,9 @@ class BasicKernels(Lowering):
     def do_state(self, operation: Step) -> None:
         """Caches a recurrent state for the next pass, unless the reading operation does."""
         if operation.ins:
-            self.keep(operation.name, *(self.t.select(self.tensor_of(input_value), 1) for input_value in operation.ins))
+            self.store_in_cache(
+                operation.name, *(self.t.select(self.tensor_of(input_value), 1) for input_value in operation.ins)
+            )
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 

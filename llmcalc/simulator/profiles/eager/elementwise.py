@@ -25,7 +25,7 @@ class ElementwiseKernels(BasicKernels):
         product, dtype = self.t.mul(a, b), a.dtype
         if operation.options["float32"]:
             del a, b
-            self.release(operation, operation.ins)
+            self.release_last_reads(operation, operation.ins)
             product = self.t.to(product, dtype)
         self.store_tensor(operation.outs[0], product)
 
@@ -84,8 +84,8 @@ class ElementwiseKernels(BasicKernels):
         self.store_tensor(output, self._compute_sinusoids(self.run_config.new_rows(output.rows), output.width))
 
     def do_in_format_of(self, operation: Step) -> None:
-        x, template_value = map(self.tensor_of, operation.ins)
-        self.bind(operation.outs[0], self.t.to(template_value, x.dtype))
+        x, format_tensor = map(self.tensor_of, operation.ins)
+        self.bind(operation.outs[0], self.t.to(format_tensor, x.dtype))
 
     def _compute_sinusoids(self, row_count: Number, vector_width: Number) -> Tensor:
         aten, positions = self.t, self.t.new_tensor((row_count,), INT64)

@@ -56,12 +56,12 @@ class ExpertKernels(Lowering):
                 expert_indices = aten.new_tensor((*scores.shape[:-1], route_options["top_k"]), INT64)
             else:
                 expert_indices = self.top_experts(scores, route_options["top_k"], inputs_by_name.get("correction"))
-            weights = self.weights_of_experts(scores, expert_indices)
+            weights = self.chosen_expert_weights(scores, expert_indices)
             if "scale" in inputs_by_name:
                 weights = aten.mul(weights, aten.index_select(self.tensor_of(inputs_by_name["scale"]), expert_indices))
             if route_options["skip"]:
-                is_skipped = aten.compare(expert_indices)
-                weights, expert_indices = aten.masked_fill(weights, is_skipped), aten.like(expert_indices)
+                is_skipped_expert = aten.compare(expert_indices)
+                weights, expert_indices = aten.masked_fill(weights, is_skipped_expert), aten.like(expert_indices)
         for flow_value, x in zip(operation.outs, (weights, expert_indices), strict=True):
             self.store_tensor(flow_value, x)
 
@@ -83,7 +83,7 @@ class ExpertKernels(Lowering):
             scores if score_correction is None else self.t.add(scores, self.tensor_of(score_correction)), top_k
         )[1]
 
-    def weights_of_experts(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
+    def chosen_expert_weights(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
         """Returns the scores of the chosen experts, divided by the sum of these scores."""
         chosen_scores = self.t.gather(scores, expert_indices)
         if expert_indices.shape[-1] != 1:
@@ -103,7 +103,7 @@ class ExpertKernels(Lowering):
         self.store_tensor(operation.outs[1], top_indices)
 
     def do_carry(self, operation: Step) -> None:
-        x, carried_name = self.tensor_of(operation.ins[0]), (CARRIED, operation.options["slot"])
+        x, slot_key = self.tensor_of(operation.ins[0]), (CARRIED, operation.options["slot"])
         if len(operation.ins) > 1 and self.recompute.reentrant:
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
@@ -115,9 +115,9 @@ class ExpertKernels(Lowering):
                 "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
                 "full, or nodes without this module"
             )
-        if len(operation.ins) > 1 and carried_name in self.memo:
-            x = self.t.add(x, self.t.mul(self.memo[carried_name], self.tensor_of(operation.ins[1])))
-        self.memo[carried_name] = x
+        if len(operation.ins) > 1 and slot_key in self.memo:
+            x = self.t.add(x, self.t.mul(self.memo[slot_key], self.tensor_of(operation.ins[1])))
+        self.memo[slot_key] = x
         self.store_tensor(operation.outs[0], x)
 
     # --- rows -------------------------------------------------------------------------------------------------------
@@ -159,10 +159,10 @@ class ExpertKernels(Lowering):
         Until then they name the experts' inputs and outputs (integrations/moe.py, `grouped_mm_experts_forward`).
         """
         aten, weights = self.t, self.tensor_of(operation.ins[1])
-        outputs = self.flat_rows(self.tensor_read_by(operation, operation.ins[0]), len(operation.ins[0].axes))
-        dtype = outputs.dtype
+        expert_outputs = self.flat_rows(self.tensor_read_by(operation, operation.ins[0]), len(operation.ins[0].axes))
+        dtype = expert_outputs.dtype
         y = aten.mul(
-            outputs,
+            expert_outputs,
             aten.unsqueeze(
                 aten.index_select(
                     aten.flatten(weights if operation.options["float32"] else aten.to(weights, dtype)),
@@ -180,7 +180,7 @@ class ExpertKernels(Lowering):
             for module_frame in self.frames:
                 module_frame.local_tensors.pop("rows", None)
             return
-        del outputs
+        del expert_outputs
         token_sums = aten.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token"))
         self.store_tensor(operation.outs[0], aten.to(token_sums, dtype))
 
@@ -197,10 +197,10 @@ class ExpertKernels(Lowering):
                     f"requires a multiple of {ALIGNED}",
                     operation.name,
                 )
-        linear_steps = self._linear_steps_run_with(operation)
+        linear_steps = self._linear_steps_fused_with(operation)
         if operation is not linear_steps[0]:
             return  # bound by the first of them
-        group_ends = self.ends_of_groups(experts, operation.options["identities"])
+        group_ends = self.group_end_indices(experts, operation.options["identities"])
         if len(linear_steps) > 1:
             if self.adapters is not None and self.adapters.experts:  # one adapter stands beside the fused weight
                 weights = [
@@ -210,7 +210,7 @@ class ExpertKernels(Lowering):
                 ]
             else:
                 weights = [
-                    self.slices_of_experts(
+                    self.expert_slices(
                         linear_step, self.expert_weight(linear_step, (experts, output_width, input_width))
                     )
                     for linear_step in linear_steps
@@ -223,7 +223,7 @@ class ExpertKernels(Lowering):
             ):
                 self.store_tensor(linear_step.outs[0], y)
             return
-        weight = self.slices_of_experts(operation, self.expert_weight(operation, (experts, output_width, input_width)))
+        weight = self.expert_slices(operation, self.expert_weight(operation, (experts, output_width, input_width)))
         if x.dtype is not weight.dtype:
             raise self.unsupported(
                 f"torch has no grouped product of {x.dtype} rows and {weight.dtype} weights, and casts neither under "
@@ -240,7 +240,7 @@ class ExpertKernels(Lowering):
             )
         self.store_tensor(output, y)
 
-    def slices_of_experts(self, operation: Step, weight: Tensor) -> Tensor:
+    def expert_slices(self, operation: Step, weight: Tensor) -> Tensor:
         """Returns the experts' weight, whose backward pass allocates a gradient of full size for each expert's slice.
 
         Each slice has a gradient of that size, of zeros beside its expert. The first two are added to a third tensor,
@@ -256,13 +256,13 @@ class ExpertKernels(Lowering):
 
         return record(self.graph, "select", (weight,), weight.view(weight.shape, weight.strides), backward)
 
-    def _linear_steps_run_with(self, operation: Step) -> list[Step]:
+    def _linear_steps_fused_with(self, operation: Step) -> list[Step]:
         """Returns the experts' linear layers that run as one product with this step, in order.
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """
-        is_fused = self.choices.like_classes if self.adapters is None else self.adapters.experts
-        if not is_fused or operation.name not in GATE_AND_UP:
+        fuses_gate_and_up = self.choices.like_classes if self.adapters is None else self.adapters.experts
+        if not fuses_gate_and_up or operation.name not in GATE_AND_UP:
             return [operation]
         linear_steps = [
             scope_item
@@ -275,7 +275,7 @@ class ExpertKernels(Lowering):
         ]
         return linear_steps if len(linear_steps) == len(GATE_AND_UP) else [operation]
 
-    def ends_of_groups(self, experts: int, has_identities: bool) -> Tensor:
+    def group_end_indices(self, experts: int, has_identities: bool) -> Tensor:
         """Returns the cumulative row count per expert, computed by the experts' first linear layer."""
         aten, local_tensors = self.t, self.frames[-1].local_tensors
         if "ends" not in local_tensors:

@@ -86,12 +86,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
         for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
         """
-        is_unfused = spec.float32_product and spec.weight
-        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not is_unfused
-        is_unfused_norm = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
+        has_weight_product = spec.float32_product and spec.weight
+        runs_layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm and not has_weight_product
+        is_unfused_norm = self.choices.norm == "eager" and not self.choices.compiled and not runs_layer_norm
         if is_unfused_norm or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, norm_name, shape, groups, module_path)
-        if layer_norm and spec.float32_product and x.dtype is not FLOAT32:
+        if runs_layer_norm and spec.float32_product and x.dtype is not FLOAT32:
             copy_spec = spec.model_copy(update={"float32_product": False})
             return self.t.to(
                 self.norm(self.t.to(x, FLOAT32), copy_spec, norm_name, shape, groups, module_path), x.dtype
@@ -102,12 +102,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         inputs = [tensor for tensor in (x, weight, None if spec.type == "rmsnorm" else bias) if tensor is not None]
         shapes = [(tensor.shape, tensor.dtype) for tensor in inputs]
 
-        def dense(tensor: Tensor) -> Tensor | None:
-            is_copied = self.choices.on_gpu and not tensor.is_contiguous
+        def copy_if_strided(tensor: Tensor) -> Tensor | None:
+            is_copied = self.choices.is_on_gpu and not tensor.is_contiguous
             return autograd_graph.new_tensor(tensor.shape, tensor.dtype) if is_copied else None
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
-            input_copies = dense(output_gradient), dense(x)
+            input_copies = copy_if_strided(output_gradient), copy_if_strided(x)
             input_gradients = [
                 autograd_graph.new_tensor(*input_gradients) if needs_grad else None
                 for input_gradients, needs_grad in zip(shapes, needs_input_grad, strict=True)
@@ -115,7 +115,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             del input_copies
             return input_gradients
 
-        input_copy = dense(x)
+        input_copy = copy_if_strided(x)
         normed_output = autograd_graph.new_tensor(x.shape, x.dtype)
         row_statistics = [
             autograd_graph.new_tensor(statistics_shape, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)
@@ -157,14 +157,14 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             return
         gate, up_projection = map(self.tensor_of, operation.ins)
         gated_output = self.t.like(gate, up_projection)
-        shapes = [(input_value.shape, input_value.dtype) for input_value in (gate, up_projection)]
+        shapes_and_dtypes = [(input_value.shape, input_value.dtype) for input_value in (gate, up_projection)]
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *inputs: Tensor) -> Sequence[Gradient]:
             if is_in_place:
                 return [x if needs_grad else None for x, needs_grad in zip(inputs, needs_input_grad, strict=True)]
             return [
                 autograd_graph.new_tensor(*shape_and_dtype) if needs_grad else None
-                for shape_and_dtype, needs_grad in zip(shapes, needs_input_grad, strict=True)
+                for shape_and_dtype, needs_grad in zip(shapes_and_dtypes, needs_input_grad, strict=True)
             ]
 
         gated_product = record(
@@ -202,7 +202,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 operation.name,
             )
         bias = self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
-        self.head = (operation, self.matrix(operation), bias)
+        self.head = (operation, self.linear_weight(operation), bias)
         self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
 
     def output_rows(self, operation: Step) -> Number:
@@ -280,10 +280,10 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         default_dtype = FLOAT32 if self.choices.float32_loss else logits.dtype
         logits = aten.to(logits, DTYPES[self.choices.logits_dtype or default_dtype.name])
         logit_rows = aten.scale_slice_in_place(logits, tokens - 1, 1)
-        last_labels = aten.slice(aten.reshape(labels, (batch, labels.shape[0] // batch)), tokens - 1, 1)
-        log_probabilities = self._log_probabilities(logit_rows, aten.unsqueeze(last_labels, 2))
+        completion_labels = aten.slice(aten.reshape(labels, (batch, labels.shape[0] // batch)), tokens - 1, 1)
+        log_probabilities = self._log_probabilities(logit_rows, aten.unsqueeze(completion_labels, 2))
         with self.graph.no_grad():
-            _entropies = self._entropies(logit_rows)
+            _token_entropies = self._compute_entropies(logit_rows)
         return aten.mean(aten.flatten(log_probabilities), keepdim=False)
 
     def _log_probabilities(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -300,7 +300,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         del sequence_logits, log_probs, row_labels
         return aten.squeeze(aten.stack(label_log_probs))
 
-    def _entropies(self, logits: Tensor) -> Tensor:
+    def _compute_entropies(self, logits: Tensor) -> Tensor:
         """Computes entropies of logits, 128 rows at a time."""
         aten = self.t
         logit_rows = aten.reshape(logits, (logits.shape[0] * logits.shape[1], logits.shape[2]))
@@ -422,11 +422,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             loss_scalar = aten.new_tensor((), FLOAT32)
         del losses, is_counted
         present_gradients = [tensor for tensor in gradients if tensor is not None]
-        has_gradient = [tensor is not None for tensor in gradients]
+        gradient_flags = [tensor is not None for tensor in gradients]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             saved_gradients = iter(saved_tensors)
-            return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
+            return [next(saved_gradients) if has_gradient else None for has_gradient in gradient_flags]
 
         del gradients
         return record(autograd_graph, "linear_cross_entropy", inputs, loss_scalar, backward, *present_gradients)
@@ -451,8 +451,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             input_gradients: list[Tensor] = []
             for _sequence in range(batch):
                 flat_rows = x.view((completion_tokens, width), x.strides[1:])
-                log_probabilities, log_sums = self._streamed_log_probabilities(flat_rows, weight, bias)
-                input_gradients.append(self._streamed_gradients(flat_rows, weight, bias, log_sums))
+                log_probabilities, log_sums = self._log_probabilities_by_part(flat_rows, weight, bias)
+                input_gradients.append(self._gradients_by_part(flat_rows, weight, bias, log_sums))
                 del log_probabilities, log_sums
             input_gradient = aten.cat(input_gradients, 0)
             input_gradient = aten.reshape(input_gradient, (batch, completion_tokens, width))
@@ -478,7 +478,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             aten.to(aten.slice(bias, part_size, 0), FLOAT32)
         return logits
 
-    def _streamed_log_probabilities(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _log_probabilities_by_part(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Computes the labels' log-probabilities and the logits' logsumexp by vocabulary parts. x: [tokens, hidden]."""
         aten = self.t
         log_probabilities, log_sums = (aten.new_tensor(x.shape[:1], FLOAT32) for _ in range(2))
@@ -495,7 +495,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 exponentials = aten.scale(aten.sub(logits, aten.unsqueeze(new_maxima, 1)), "exp")
                 exponential_sums = aten.add(aten.mul(exponential_sums, rescale_factor), aten.sum(exponentials))
                 row_maxima = new_maxima
-                is_label, label_indices = self._labels_in_part(row_count)
+                is_label, label_indices = self._labels_in_vocabulary_part(row_count)
                 label_logits_of_part = aten.new_tensor(row_shape, FLOAT32)
                 aten.like(label_logits_of_part)
                 del label_logits_of_part
@@ -503,16 +503,16 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             del logits, exponentials, max_logits, rescale_factor, is_label, label_indices, row_indices, label_logits
         return log_probabilities, log_sums
 
-    def _labels_in_part(self, row_count: int) -> tuple[Tensor, Tensor]:
+    def _labels_in_vocabulary_part(self, row_count: int) -> tuple[Tensor, Tensor]:
         """Returns two tensors: whether each label is in a vocabulary part, and the label's index in this part."""
         aten, shape = self.t, (row_count,)
         is_above, is_below = (aten.new_tensor(shape, BOOL) for _ in range(2))
         is_label = aten.like(is_above)
         del is_above, is_below
-        difference = aten.new_tensor(shape, INT64)
-        return is_label, aten.like(difference)
+        label_offset = aten.new_tensor(shape, INT64)
+        return is_label, aten.like(label_offset)
 
-    def _streamed_gradients(self, x: Tensor, weight: Tensor, bias: Tensor | None, log_sums: Tensor) -> Tensor:
+    def _gradients_by_part(self, x: Tensor, weight: Tensor, bias: Tensor | None, log_sums: Tensor) -> Tensor:
         """Computes the log-probabilities' gradients in float32, and casts the gradient of x [tokens, hidden].
 
         log_sums: the logarithms of the sums of exponentials, which the forward pass saves.
@@ -535,7 +535,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 negated_gradients = aten.scale(aten.slice(row_gradients, row_count, 0), "neg")
                 gradient = aten.mul(aten.unsqueeze(negated_gradients, 1), probabilities)
                 del negated_gradients
-                is_label, label_indices = self._labels_in_part(row_count)
+                is_label, label_indices = self._labels_in_vocabulary_part(row_count)
                 aten.product(gradient, aten.to(aten.slice(weight, part_size, 0), FLOAT32))
                 if weight_gradient is not None:
                     aten.product(aten.transpose(gradient, 0, 1), aten.to(sliced_rows, FLOAT32))

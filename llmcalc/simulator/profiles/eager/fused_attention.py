@@ -10,10 +10,10 @@ from ....components.base import BY_TORCH
 from ....evidence import by_torch, compared, kernels_compared, source_code_witness
 from ....flow.program import Step
 from ....flow.value import Value
-from ...autograd import record, recorded
-from ...sdpa import SdpaCall, sdpa_backend, takes_input_as_mask
+from ...autograd import is_recorded, record
+from ...sdpa import SdpaCall, has_extra_mask_input, sdpa_backend
 from ...strides import Shape as Sizes
-from ...strides import elementwise, is_size_one
+from ...strides import elementwise_strides, is_size_one
 from ...tensor import BOOL, FLOAT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor
 from .attention import AttentionKernels
 
@@ -61,10 +61,10 @@ class FusedAttention(AttentionKernels):
             super().attention_AttentionCore(operation)
             return
         uses_flash = self.choices.attention == "flash"
-        has_mask = self.choices.attention == "sdpa" and takes_input_as_mask(operation)
-        changes_scores = not has_mask and (operation.options.get("selected") is not None or len(operation.ins) > 3)
+        has_mask = self.choices.attention == "sdpa" and has_extra_mask_input(operation)
+        has_score_terms = not has_mask and (operation.options.get("selected") is not None or len(operation.ins) > 3)
         sinks = self.weight("sinks", (operation.outs[0].axes[0].size,)) if operation.options.get("sinks") else None
-        if not (uses_flash and not self.trained) and (changes_scores or (sinks is not None and not uses_flash)):
+        if not (uses_flash and not self.trained) and (has_score_terms or (sinks is not None and not uses_flash)):
             raise self.unsupported(
                 f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no such selection; "
                 "expected eager",
@@ -113,9 +113,9 @@ class FusedAttention(AttentionKernels):
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
         `mha_bwd`).
         """
-        autograd_graph, allocates_workspace = self.graph, self.choices.on_gpu
+        autograd_graph, allocates_workspace = self.graph, self.choices.is_on_gpu
         batch, heads, query_count, _ = q.shape
-        strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
+        strides = elementwise_strides(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         kernel_name = "flash_attention"
         attention_output = autograd_graph.operation_result(kernel_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
         logsumexp = autograd_graph.operation_result(kernel_name, (batch, heads, query_count), FLOAT32)
@@ -163,26 +163,28 @@ class FusedAttention(AttentionKernels):
         kernel_choices, query_count, key_count, heads = self.choices, q.shape[2], k.shape[2], q.shape[1]
         causal = operation.options["causal"] and not is_cross_attention and not is_size_one(query_count)
         window_sizes = [operation.options.get(option_name) for option_name in ("window", "chunk")]
-        is_limited = any(
+        has_window = any(
             isinstance(window_size, int) and isinstance(key_count, int) and window_size < key_count
             for window_size in window_sizes
         )
-        is_limited = is_limited and not is_size_one(query_count)
-        is_masked = is_limited or (causal and query_count != key_count)
+        has_window = has_window and not is_size_one(query_count)
+        is_masked = has_window or (causal and query_count != key_count)
         dropout = operation.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
-        bias = self.bias_as_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
-        mask_trained = bias is not None and recorded(self.graph, (bias,))
+        bias = (
+            self.additive_bias_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
+        )
+        mask_trained = bias is not None and is_recorded(self.graph, (bias,))
         selection_mask = self.tensor_of(operation.ins[-1]) if operation.options["narrowed"] else None
         is_masked = is_masked or bias is not None or selection_mask is not None
-        is_trained = recorded(self.graph, (q, k, v))
+        is_trained = is_recorded(self.graph, (q, k, v))
         dtype = self.graph.autocast or q.dtype
         sdpa_call = SdpaCall(dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, mask_trained)
         backend = sdpa_backend(kernel_choices.capability, sdpa_call)
         is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and is_grouped_query and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
-        broadcasts = kernel_choices.like_classes and not operation.options["repeat_kv"]
-        if broadcasts:
+        broadcasts_kv_heads = kernel_choices.like_classes and not operation.options["repeat_kv"]
+        if broadcasts_kv_heads:
             backend = "math"  # all others ask for equal numbers of heads (`check_batch_size_and_num_heads_dense`)
         elif k.shape[1] != heads and not (is_grouped_query and backend in ("cudnn", "flash", "cpu")):
             k, v = (self.repeat_heads(x, heads) for x in (k, v))
@@ -215,7 +217,7 @@ class FusedAttention(AttentionKernels):
             return self.run_attention_core(lambda q, k, v: self.cpu_attention(q, k, v, mask), q, k, v)
         return self.run_attention_core(lambda q, k, v: self.sdpa_kernel(q, k, v, mask, backend == "efficient"), q, k, v)
 
-    def bias_as_mask(self, operation: Step, query_count: Any, key_count: Any, causal: bool) -> Tensor:
+    def additive_bias_mask(self, operation: Step, query_count: Any, key_count: Any, causal: bool) -> Tensor:
         """Returns the bias as a contiguous mask [1, heads, queries, keys], a constant at keys that are not visible.
 
         Source: transformers/integrations/sdpa_attention.py, `create_position_bias_mask`.
@@ -247,7 +249,7 @@ class FusedAttention(AttentionKernels):
         cuDNN's workspace for it was measured on an H200 (tests/data/gpu), that of the efficient kernel is taken to be
         that of flash attention.
         """
-        autograd_graph, allocates_workspace = self.graph, self.choices.on_gpu
+        autograd_graph, allocates_workspace = self.graph, self.choices.is_on_gpu
         batch, heads, query_count, _ = q.shape
         kernel_name = "efficient_attention" if is_efficient else "cudnn_attention"
         bias = [] if mask is None else [self._additive_mask(mask, q, is_efficient)]
@@ -260,7 +262,7 @@ class FusedAttention(AttentionKernels):
             else self._allocate_in_query_order(kernel_name, q, v)
         )
         padded_queries = ceil_div(query_count, 32) * 32 if is_efficient else query_count
-        needs_gradient = recorded(autograd_graph, (q, k, v))
+        needs_gradient = is_recorded(autograd_graph, (q, k, v))
         row_sum_shape = (
             (batch, heads, (padded_queries if needs_gradient else 0))
             if is_efficient
@@ -271,20 +273,20 @@ class FusedAttention(AttentionKernels):
         seeds = [autograd_graph.operation_result(kernel_name, (), INT64) for _ in range(seed_count)]
         if allocates_workspace and not is_efficient:
             autograd_graph.new_tensor((CUDNN_WORKSPACE,), UINT8)
-        shapes = [(x.shape, elementwise(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
+        layouts = [(x.shape, elementwise_strides(((x.shape, x.strides),), x.shape)) for x in (q, k, v)]
         workspace = FLOAT32.bytes * batch * heads * query_count * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             if is_efficient:
-                outputs = [self._allocate_tokens_first("", shape, output_gradient.dtype) for shape, _ in shapes]
+                outputs = [self._allocate_tokens_first("", shape, output_gradient.dtype) for shape, _ in layouts]
             else:
                 outputs = [
-                    autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in shapes
+                    autograd_graph.new_tensor(shape, output_gradient.dtype, strides) for shape, strides in layouts
                 ]
             outputs += [autograd_graph.new_tensor(*mask_shape) for mask_shape in mask_shapes]
             if allocates_workspace and is_efficient:
                 row_sums_of_gradient = autograd_graph.new_tensor((batch, heads, query_count), FLOAT32)
-                float_gradient = autograd_graph.new_tensor(shapes[0][0], FLOAT32)
+                float_gradient = autograd_graph.new_tensor(layouts[0][0], FLOAT32)
                 del row_sums_of_gradient, float_gradient
             elif allocates_workspace:
                 autograd_graph.new_tensor((workspace,), UINT8)
@@ -351,7 +353,7 @@ class FusedAttention(AttentionKernels):
 
     def _allocate_in_query_order(self, operation_name: str, q: Tensor, v: Tensor) -> Tensor:
         """Allocates the output of cuDNN's attention kernel, in the order of the queries' axes."""
-        strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
+        strides = elementwise_strides(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         return self.graph.operation_result(operation_name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive_mask(self, mask: Tensor, q: Tensor, is_aligned: bool) -> Tensor:
@@ -364,9 +366,9 @@ class FusedAttention(AttentionKernels):
         minus_infinity = aten.new_tensor((), q.dtype)
         bias = aten.new_tensor((q.shape[0], 1, query_count, key_count), q.dtype)
         del minus_infinity
-        is_copied = is_aligned and key_count % 16
+        is_padded = is_aligned and key_count % 16
         return (
-            aten.new_tensor((q.shape[0], 1, query_count, ceil_div(key_count, 16) * 16), q.dtype) if is_copied else bias
+            aten.new_tensor((q.shape[0], 1, query_count, ceil_div(key_count, 16) * 16), q.dtype) if is_padded else bias
         )
 
     @compared(CHOSEN, attention="sdpa-math")
@@ -401,7 +403,7 @@ class FusedAttention(AttentionKernels):
     def _safe_softmax(self, scores: Tensor) -> Tensor:
         """Runs `_safe_softmax` (aten/src/ATen/native/transformers/attention.cpp), which marks scores of −∞."""
         probabilities = self.t.softmax(scores)
-        if self.choices.on_gpu:
+        if self.choices.is_on_gpu:
             self.t.new_tensor(scores.shape, BOOL)
         return probabilities
 
@@ -409,7 +411,7 @@ class FusedAttention(AttentionKernels):
         """Computes a mask of 0 for visible keys and −∞ elsewhere, in every layer."""
         aten = self.t
         is_visible = aten.like(aten.new_tensor((query_count, key_count), BOOL))
-        zero, minus_infinity = aten.new_tensor((), FLOAT32), aten.new_tensor((), FLOAT32)
+        zero_scalar, minus_infinity = aten.new_tensor((), FLOAT32), aten.new_tensor((), FLOAT32)
         mask = aten.new_tensor((query_count, key_count), FLOAT32)
-        del is_visible, zero, minus_infinity
+        del is_visible, zero_scalar, minus_infinity
         return mask

@@ -28,15 +28,15 @@ class LoraKernels(FakeQuantizationKernels):
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
-    def matrix(self, operation: Step) -> Tensor:
+    def linear_weight(self, operation: Step) -> Tensor:
         """Returns the weight of a linear layer, quantized for a quantized base model."""
         weight = operation.weight
         if weight is None or not self._is_quantised(operation):
-            return self._trained_copy(operation, super().matrix(operation))
+            return self._trained_copy(operation, super().linear_weight(operation))
         return self._new_quantised_weight(operation.name, element_count(weight.out), element_count(weight.ins))
 
-    def table(self, operation: Step) -> Tensor:
-        return self._trained_copy(operation, super().table(operation))
+    def embedding_table(self, operation: Step) -> Tensor:
+        return self._trained_copy(operation, super().embedding_table(operation))
 
     @compared(BY_TORCH)
     def do_table(self, operation: Step) -> None:
@@ -60,7 +60,7 @@ class LoraKernels(FakeQuantizationKernels):
         is_tied = ("", id(operation.weight)) in self.weights
         return adapters.quantized_head and operation.outs[0] is self.result and not is_tied
 
-    def expert_weight(self, operation: Step, shape: Shape, matrices: int = 1) -> Tensor:
+    def expert_weight(self, operation: Step, shape: Shape, matrix_count: int = 1) -> Tensor:
         """Returns the stacked weights of all experts, decoded from 4 bits and added to an adapter's if necessary.
 
         Sources: axolotl, monkeypatch/moe_quant.py; bitsandbytes/nn/parametrize.py, `Bnb4bitParametrization`;
@@ -69,7 +69,7 @@ class LoraKernels(FakeQuantizationKernels):
         adapters, aten = self.adapters, self.t
         if adapters is not None and adapters.experts:
             weight, (experts, row_count, column_count) = super().expert_weight(operation, shape), shape
-            rank = adapters.rank * matrices
+            rank = adapters.rank * matrix_count
             lora_a = self.adapter(f"{operation.name}.lora_A.weight", (rank * experts, column_count))
             lora_b = self.adapter(f"{operation.name}.lora_B.weight", (row_count, rank * experts))
             low_rank_rows = aten.unflatten(lora_a, 0, (experts, rank))
@@ -172,14 +172,14 @@ class LoraKernels(FakeQuantizationKernels):
             return []
         return projections if len(projections) > 1 and projections[0].name == projection_names[0] else []
 
-    def _linear_layers_of_input(self, operation: Step, is_wanted: Callable[[Step], bool]) -> list[Step]:
+    def _linear_layers_of_input(self, operation: Step, is_joinable: Callable[[Step], bool]) -> list[Step]:
         """Returns the linear layers of the current module that read the same input as a layer, in order."""
         return [
             scope_item
             for scope_item in self.frames[-1].scope.items
             if isinstance(scope_item, Step)
             and scope_item.verb == "linear"
-            and is_wanted(scope_item)
+            and is_joinable(scope_item)
             and scope_item.ins[0] is operation.ins[0]
         ]
 
@@ -215,7 +215,7 @@ class LoraKernels(FakeQuantizationKernels):
         x = self.flat_tensor(operations[0].ins[0])
         output_widths = [operation.outs[0].width for operation in operations]
         x = self.t.operand(x)
-        weights = [self.t.operand(self.matrix(operation)) for operation in operations]
+        weights = [self.t.operand(self.linear_weight(operation)) for operation in operations]
         bias_tensors = [
             self.t.operand(self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
             for operation in operations
@@ -281,12 +281,12 @@ class LoraKernels(FakeQuantizationKernels):
         )
         adapter_output = aten.transpose(adapter_output, -1, -2)
         output_width = pretrained_output.shape[-1]
-        lora = aten.scale(
+        scaled_adapter_output = aten.scale(
             adapter_output
             if same(total_width, output_width)
             else self._pad_adapter_output(adapter_output, output_width)
         )
-        return aten.add(pretrained_output, lora)
+        return aten.add(pretrained_output, scaled_adapter_output)
 
     def _pad_adapter_output(self, x: Tensor, output_width: Number) -> Tensor:
         """Pads an adapter's output [batch, tokens, …] with zeros, and saves a copy for the gradient's shape.
@@ -350,9 +350,9 @@ class LoraKernels(FakeQuantizationKernels):
             magnitude = self.adapter(f"{parameter_name}.magnitude", (base_output.shape[-1],), module_path)
             return self._add_decomposed_adapter(x, base_output, weight, bias, lora_a, lora_b, magnitude)
         if adapters.library != "peft":  # torchtune/modules/peft/lora.py and lit_gpt/lora.py, `LoRALinear`
-            lora_out = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
-            lora_out = aten.scale(aten.linear(lora_out, lora_b))
-            return aten.add(base_output, lora_out)
+            lora_a_output = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
+            lora_a_output = aten.scale(aten.linear(lora_a_output, lora_b))
+            return aten.add(base_output, lora_a_output)
         dtype = base_output.dtype
         if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear8bitLt.forward` and `Linear4bit.forward`
             if adapters.base != "int8":
@@ -387,7 +387,7 @@ class LoraKernels(FakeQuantizationKernels):
         is_peft, casts_operands = adapters.library == "peft", self.graph.autocast is None or weight.dtype is not UINT8
         if is_peft and weight.dtype is UINT8:
             base_output = aten.copy(base_output)
-        scaled_output = base_output
+        original_output = base_output
         if is_peft and casts_operands:
             x = aten.to(x, adapters.dtype)
         if adapters.dropout:
@@ -406,18 +406,18 @@ class LoraKernels(FakeQuantizationKernels):
                 base_output = aten.linear(x, weight)
             elif bias is not None:
                 base_output = aten.sub(base_output, bias)
-        base_part = aten.mul(aten.add_number(magnitude_scale), base_output)
-        decomposed = aten.add(base_part, aten.scale(aten.mul(magnitude_scale, low_rank_output)))
-        del base_part, lora_weight, weight, low_rank_output, magnitude_scale, base_output, x
-        output = aten.add(scaled_output, decomposed)
+        base_change = aten.mul(aten.add_number(magnitude_scale), base_output)
+        dora_change = aten.add(base_change, aten.scale(aten.mul(magnitude_scale, low_rank_output)))
+        del base_change, lora_weight, weight, low_rank_output, magnitude_scale, base_output, x
+        output = aten.add(original_output, dora_change)
         return aten.to(output, output_dtype) if is_peft and casts_operands else output
 
     def _row_norms(self, weight: Tensor, lora_weight: Tensor) -> Tensor:
         """Returns the norm of each row of the adapted weight, through which no gradient flows."""
         aten = self.t
         adapted_weight = aten.add(weight, aten.scale(lora_weight))
-        summed_weight = aten.to(adapted_weight, FLOAT32) if self.autocasts_to_float32 else adapted_weight
-        return aten.to(aten.new_tensor((summed_weight.shape[0],), summed_weight.dtype), adapted_weight.dtype)
+        weight_to_square = aten.to(adapted_weight, FLOAT32) if self.autocasts_to_float32 else adapted_weight
+        return aten.to(aten.new_tensor((weight_to_square.shape[0],), weight_to_square.dtype), adapted_weight.dtype)
 
     def _scaled_adapter(self, x: Tensor, lora_a: Tensor, lora_b: Tensor) -> Tensor:
         """Computes lora_B(lora_A(dropout(x))) * scaling, as PEFT's layers do."""
@@ -498,7 +498,7 @@ class LoraKernels(FakeQuantizationKernels):
         adapters = self.adapters
         assert adapters is not None
         scale_tensor = self._decode_scales(shape)
-        output = self.graph.new_tensor(shape, FLOAT16 if adapters.decodes_to_half else dtype)
+        output = self.graph.new_tensor(shape, FLOAT16 if adapters.decodes_to_float16 else dtype)
         del scale_tensor
         return self.t.to(output, dtype)
 
@@ -508,5 +508,5 @@ class LoraKernels(FakeQuantizationKernels):
         Source: bitsandbytes/backends/cuda/ops.py, `_dequant_linear_fallback`.
         """
         assert self.adapters is not None
-        is_nested = self.adapters.base == "nf4-dq"
-        return self.graph.new_tensor((ceil_div(count(shape), BLOCK),), FLOAT32) if is_nested else None
+        has_quantized_scales = self.adapters.base == "nf4-dq"
+        return self.graph.new_tensor((ceil_div(count(shape), BLOCK),), FLOAT32) if has_quantized_scales else None

@@ -32,8 +32,8 @@ class PositionKernels(AttentionVariantKernels):
     def do_alibi(self, operation: Step) -> None:
         output = operation.outs[0]
         heads, (query_count, key_count) = output.axes[0].size, self._query_and_key_counts(operation)
-        bias_key = ("alibi", heads, query_count, key_count)
-        self.bind(output, self.computed_once(bias_key, lambda: self._alibi_bias(heads, query_count, key_count)))
+        alibi_key = ("alibi", heads, query_count, key_count)
+        self.bind(output, self.computed_once(alibi_key, lambda: self._alibi_bias(heads, query_count, key_count)))
 
     def _alibi_bias(self, heads: Any, query_count: Any, key_count: Any) -> Tensor:
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
@@ -59,15 +59,18 @@ class PositionKernels(AttentionVariantKernels):
         """Computes T5's relative bias [heads, queries, keys]: a table row per distance bucket."""
         aten = self.t
         distances = aten.like(aten.unsqueeze(keys, 0), aten.unsqueeze(queries, 1))
-        offset: tuple[Tensor, ...] = ()
+        offsets: tuple[Tensor, ...] = ()
         if causal:
             distances = aten.like(aten.like(distances))
         else:
-            offset, distances = (aten.like(aten.like(aten.compare(distances), dtype=INT64)),), aten.like(distances)
+            offsets, distances = (
+                (aten.like(aten.like(aten.compare(distances), dtype=INT64)),),
+                aten.like(distances),
+            )
         log_buckets = aten.like(
             aten.like(aten.like(aten.like(aten.like(aten.like(distances), dtype=FLOAT32))), dtype=INT64)
         )
-        bucket_indices = aten.like(aten.like(aten.compare(distances), distances, aten.like(log_buckets)), *offset)
+        bucket_indices = aten.like(aten.like(aten.compare(distances), distances, aten.like(log_buckets)), *offsets)
         return aten.permute(aten.embedding(bias_table, bucket_indices), (2, 0, 1))
 
     # --- scores by distance -----------------------------------------------------------------------------------------
@@ -77,18 +80,18 @@ class PositionKernels(AttentionVariantKernels):
         output, dtype = operation.outs[0], self.tensor_of(operation.ins[0]).dtype
         row_count, table_width = self.run_config.new_rows(output.rows), output.width
         if not operation.options["once"]:
-            table_key = ("distances", row_count, table_width)
+            sinusoid_key = ("distances", row_count, table_width)
             angles = self.computed_once(
-                table_key, lambda: self._angle_table(self.token_positions(row_count), 2 * ceil_div(table_width, 2))
+                sinusoid_key, lambda: self._angle_table(self.token_positions(row_count), 2 * ceil_div(table_width, 2))
             )
             self.store_tensor(output, self._sines_and_cosines(angles, dtype))
             return
-        table_key = ("away", row_count, table_width)
-        if table_key not in self.memo:
+        sinusoid_key = ("away", row_count, table_width)
+        if sinusoid_key not in self.memo:
             angles = self._angle_table(self.t.like(self.token_positions(row_count)), 2 * ceil_div(table_width, 2))
-            self.memo[table_key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
+            self.memo[sinusoid_key] = self.t.expand(self._sines_and_cosines(angles, dtype), self.shape(output))
             del angles
-        self.store_tensor(output, self.memo[table_key])
+        self.store_tensor(output, self.memo[sinusoid_key])
 
     def _sines_and_cosines(self, angles: Tensor, dtype: Dtype) -> Tensor:
         return self.t.to(self.t.cat([self.t.like(angles), self.t.like(angles)]), dtype)
@@ -123,9 +126,9 @@ class PositionKernels(AttentionVariantKernels):
             operation.options,
             self._query_and_key_counts(operation),
         )
-        table_key = ("distance", query_count, key_count, distance_options["binned"])
-        if table_key in self.memo:
-            distance_indices = self.memo[table_key]
+        distance_key = ("distance", query_count, key_count, distance_options["binned"])
+        if distance_key in self.memo:
+            distance_indices = self.memo[distance_key]
         else:
             distance_indices = (
                 self._bin_distances(query_count, key_count)
@@ -133,9 +136,9 @@ class PositionKernels(AttentionVariantKernels):
                 else self._relative_positions(query_count, key_count)
             )
         if distance_options["stored"]:
-            self.memo[table_key] = distance_indices
-        for changes_index in (distance_options["shifted"], distance_options["clamped"]):
-            distance_indices = aten.like(distance_indices) if changes_index else distance_indices
+            self.memo[distance_key] = distance_indices
+        for changes_indices in (distance_options["shifted"], distance_options["clamped"]):
+            distance_indices = aten.like(distance_indices) if changes_indices else distance_indices
         self.bind(operation.outs[0], distance_indices)
 
     def _bin_distances(self, query_count: Any, key_count: Any) -> Tensor:
@@ -144,8 +147,8 @@ class PositionKernels(AttentionVariantKernels):
         distances = self._relative_positions(query_count, key_count)
         log_bins = aten.like(aten.like(aten.like(distances)), dtype=FLOAT32)
         bin_indices = aten.like(aten.like(aten.like(aten.like(aten.like(aten.like(log_bins)))), dtype=INT64))
-        is_near = aten.compare(aten.like(distances))
-        return aten.like(is_near, distances, aten.like(bin_indices, aten.like(distances)))
+        is_near_distance = aten.compare(aten.like(distances))
+        return aten.like(is_near_distance, distances, aten.like(bin_indices, aten.like(distances)))
 
     def do_at_distance(self, operation: Step) -> None:
         aten, (scores, distance_indices) = self.t, map(self.tensor_of, operation.ins)

@@ -17,7 +17,7 @@ from ....flow.program import Alternatives, Scope, Step
 from ....flow.value import Value
 from ....workload.derived_rows import QueryKeyPairs
 from ...tensor import FLOAT32, INT32, Tensor
-from .entries import EntryKernels
+from .cache_entries import CacheEntryKernels
 from .fused import FusedKernels
 from .positions import PositionKernels
 
@@ -27,7 +27,7 @@ INDEXER_LOGITS = 512 << 20
 """
 
 
-class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
+class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     """Kernels of inference that allocate no tensor with an element per query-key pair.
 
     joint_output: the first sum of values of the last joint softmax, which its kernel has computed; None before.
@@ -38,23 +38,23 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
     selectable_entries: Number = 0
 
     @property
-    def scores_in_kernel(self) -> bool:
+    def computes_scores_in_kernel(self) -> bool:
         """Whether one kernel computes all of attention, including every score term and mask."""
         return self.choices.attention == "flash" and not self.trained
 
-    def branch(self, alternatives: Alternatives) -> Scope:
+    def choose_branch(self, alternatives: Alternatives) -> Scope:
         """Returns the absorbed form of latent attention if keys are selected, even in prefill."""
         absorbed_form = alternatives.branches.get("absorbed")
-        if absorbed_form is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
-            return super().branch(alternatives)
+        if absorbed_form is None or not self.computes_scores_in_kernel or self.run_config.execution.mla != "auto":
+            return super().choose_branch(alternatives)
         selects_keys = any(
             operation.options.get("selected") is not None for operation in absorbed_form.steps(includes_idle=False)
         )
-        return absorbed_form if selects_keys else super().branch(alternatives)
+        return absorbed_form if selects_keys else super().choose_branch(alternatives)
 
-    def step(self, operation: Step) -> None:
+    def run_step(self, operation: Step) -> None:
         if (
-            self.scores_in_kernel
+            self.computes_scores_in_kernel
             and operation.verb not in SELECTIONS
             and operation.outs
             and all(map(has_query_key_pairs, operation.outs))
@@ -64,19 +64,19 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
                     f"--attn-implementation {self.choices.attention} has no scores by distance; expected eager",
                     operation.name,
                 )
-            self.release(operation, operation.ins)
+            self.release_last_reads(operation, operation.ins)
             return
-        super().step(operation)
+        super().run_step(operation)
 
     def kernel_of(self, operation: Step) -> Callable[[Step], None] | None:
         """Returns the `serve_…` method for an operation that runs inside the single attention kernel."""
-        kernel = getattr(self, f"serve_{operation.verb}", None) if self.scores_in_kernel else None
+        kernel = getattr(self, f"serve_{operation.verb}", None) if self.computes_scores_in_kernel else None
         return super().kernel_of(operation) if kernel is None else kernel
 
     def is_computed(self, flow_value: Value) -> bool:
         """Whether a tensor, or a view of a tensor, is allocated for a value."""
         return (
-            not self.scores_in_kernel
+            not self.computes_scores_in_kernel
             or not has_query_key_pairs(flow_value)
             or self._value_with_tensor(flow_value) is not None
         )
@@ -170,15 +170,15 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         if self.joint_output is not None:
             self.store_tensor(operation.outs[0], self.tensor_of(self.joint_output))
             return
-        q, kernel_output = self.tensor_of(operation.ins[0]), operation.outs[0]
-        output = self.t.new_tensor((*q.shape[:3], kernel_output.axes[-1].size), q.dtype)
+        q, output_value = self.tensor_of(operation.ins[0]), operation.outs[0]
+        output = self.t.new_tensor((*q.shape[:3], output_value.axes[-1].size), q.dtype)
         self.t.new_tensor(q.shape[:3], FLOAT32)
-        self.store_tensor(kernel_output, output)
-        self.joint_output = kernel_output
+        self.store_tensor(output_value, output)
+        self.joint_output = output_value
 
     @compared(BY_TORCH)
     def do_add(self, operation: Step) -> None:
-        if self.scores_in_kernel and self.joint_output is not None and self.joint_output in operation.ins:
+        if self.computes_scores_in_kernel and self.joint_output is not None and self.joint_output in operation.ins:
             a, b = map(self.tensor_of, operation.ins)
             if a.storage is b.storage:
                 self.bind(operation.outs[0], a)

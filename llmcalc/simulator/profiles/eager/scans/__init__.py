@@ -11,11 +11,11 @@ published module.
 
 from __future__ import annotations
 
-from .decays import DecayKernels
+from .decays import DecayScanKernels
 from .delta_rules import DeltaRuleKernels
 from .mamba import MambaKernels
-from .rglru import RgLruKernels
+from .rglru import RGLRUKernels
 
 
-class ScanKernels(MambaKernels, DeltaRuleKernels, DecayKernels, RgLruKernels):
+class ScanKernels(MambaKernels, DeltaRuleKernels, DecayScanKernels, RGLRUKernels):
     """Runs the kernels of recurrent mixers, such as state-space scans and delta rules."""

@@ -12,11 +12,11 @@ from ....published import lightning_attn, mlstm_kernels, rwkv
 from ....tensor import FLOAT32, INT64, Tensor
 from ..attention import AttentionKernels
 from .module_steps import ModuleSteps
-from .modules import ScanModules
+from .modules import ScanModuleKernels
 
 
 @kernels_compared(PUBLISHED, unchecked_kernels=("decode_tokens",))
-class DecayKernels(AttentionKernels, ScanModules):
+class DecayScanKernels(AttentionKernels, ScanModuleKernels):
     """Kernels of lightning attention, mLSTM and RWKV-4."""
 
     def module_LightningCore(self, operations: ModuleSteps, x: Tensor) -> Tensor:
@@ -27,12 +27,12 @@ class DecayKernels(AttentionKernels, ScanModules):
         q, k, v = self._lightning_heads(operations, x, op.head_dim)
         output = lightning_attn.lightning_attn_func(aten, q, k, v, aten.new_tensor((op.heads, 1, 1), FLOAT32))
         if self.store is not None:  # the kernel returns no state
-            self.states(operations["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
+            self.state_tensors(operations["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
             _state = aten.matmul(aten.transpose(aten.like(k), -1, -2), v)
             del _state
-        normed = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
+        normed_output = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
         gate = aten.function("sigmoid", self.project(operations["g_proj"], x))
-        return self.project(operations["o_proj"], aten.mul(gate, normed))
+        return self.project(operations["o_proj"], aten.mul(gate, normed_output))
 
     def _lightning_heads(self, operations: ModuleSteps, x: Tensor, head_dim: Any) -> list[Tensor]:
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
@@ -44,7 +44,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         )
         heads = []
         for projection_letter, projected in projections.items():
-            y = self.by_head(projected, head_dim)
+            y = self.split_heads(projected, head_dim)
             if f"{projection_letter}_norm" in operations:
                 y = self._normalize_with(operations[f"{projection_letter}_norm"], y)
             y = self.t.transpose(y, 1, 2)
@@ -56,10 +56,10 @@ class DecayKernels(AttentionKernels, ScanModules):
     def decode_tokens(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs tokens in sequence from a state (LightningReference.forward)."""
         aten, op = self.t, operations.op("core", DecayScan)
-        _cached_state = self.cached("recurrent_state")
+        _cached_state = self.cached_tensors("recurrent_state")
         q, k, v = self._lightning_heads(operations, x, op.head_dim)
         output, next_state = self._decode_from_state(q, k, v)
-        self.keep("recurrent_state", next_state)
+        self.store_in_cache("recurrent_state", next_state)
         normed = self._normalize_with(operations["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
         gate = aten.function("sigmoid", self.project(operations["g_proj"], x))
         gate = aten.mul(gate, normed)
@@ -72,7 +72,7 @@ class DecayKernels(AttentionKernels, ScanModules):
         """
         aten, (batch, heads, tokens, head_size) = self.t, q.shape
         decay_slope = self._decay_slopes(heads)
-        cached_state = self.cached("recurrent_state")
+        cached_state = self.cached_tensors("recurrent_state")
         assert cached_state is not None
         state, output = cached_state[0], []
         q, k, v = (aten.slice(y, 1, 2) for y in (q, k, v))
@@ -103,10 +103,10 @@ class DecayKernels(AttentionKernels, ScanModules):
         q, k, v = (self.project(operations[operation_name], x) for operation_name in "qkv")
         output_gate = self.project(operations["ogate"], x)
         input_gate, forget_gate = (
-            self._soft_cap(self.project(operations[operation_name], x)) for operation_name in ("igate", "fgate")
+            self._soft_cap_scores(self.project(operations[operation_name], x)) for operation_name in ("igate", "fgate")
         )
-        q, k = (aten.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k))
-        v = aten.transpose(self.by_head(v, op.value_dim), 1, 2)
+        q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
+        v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         input_gate, forget_gate = aten.transpose(input_gate, 1, 2), aten.transpose(forget_gate, 1, 2)
         if self.store is None:
             h = mlstm_kernels.mlstm_chunkwise(aten, q, k, v, input_gate, forget_gate, op.chunk)
@@ -114,7 +114,7 @@ class DecayKernels(AttentionKernels, ScanModules):
             h, _states = mlstm_kernels.mlstm_with_states(
                 aten, q, k, v, input_gate, forget_gate, op.chunk, self._memory_states(operations["recurrent_state"])
             )
-            self.states(operations["recurrent_state"], *self.memory_shapes(op))
+            self.state_tensors(operations["recurrent_state"], *self.memory_shapes(op))
         h = aten.transpose(h, 1, 2)
         norm_step = operations["norm"]
         normed = self.norm(
@@ -129,17 +129,17 @@ class DecayKernels(AttentionKernels, ScanModules):
 
     def _memory_states(self, state_step: Step) -> list[Tensor] | None:
         """Returns the states in float32; None at a sequence's first token."""
-        cached_states = self.cached(state_step.name)
+        cached_states = self.cached_tensors(state_step.name)
         return None if cached_states is None else [self.t.to(x, FLOAT32) for x in cached_states]
 
-    def _soft_cap(self, x: Tensor) -> Tensor:
+    def _soft_cap_scores(self, x: Tensor) -> Tensor:
         """Computes cap · tanh(x / cap)."""
         return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
 
     def scan_wkv(self, operation: Step) -> None:
         key, value, time_first, decay = map(self.tensor_of, operation.ins)
         state_step, head_size = self.find_step("recurrent_state"), key.shape[-1:]
-        self.states(state_step, head_size, head_size, head_size)
+        self.state_tensors(state_step, head_size, head_size, head_size)
         has_cache = self.store is not None
         self.store_tensor(
             operation.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache)

@@ -11,10 +11,10 @@ from .....ops import DeltaRule
 from ....published import fla, jet_nemotron
 from ....tensor import FLOAT32, Tensor
 from .module_steps import ModuleSteps
-from .modules import ScanModules
+from .modules import ScanModuleKernels
 
 
-class DeltaRuleKernels(ScanModules):
+class DeltaRuleKernels(ScanModuleKernels):
     """Kernels of gated DeltaNet and Kimi delta attention."""
 
     @compared(PUBLISHED)
@@ -24,8 +24,8 @@ class DeltaRuleKernels(ScanModules):
             return self.jet_block(operations, x)
         is_class = self.choices.like_classes and operations["norm"].options["spec"].type == "rmsnorm"
         if operations["core"].op.by_channel:
-            return (self.kimi_delta_of_class if is_class else self.kimi_delta)(operations, x)
-        return (self.gated_delta_of_class if is_class else self.gated_delta)(operations, x)
+            return (self.kimi_delta_like_class if is_class else self.kimi_delta)(operations, x)
+        return (self.gated_delta_like_class if is_class else self.gated_delta)(operations, x)
 
     def gated_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as fla does (fla/layers/gated_deltanet.py:190, `GatedDeltaNet.forward`)."""
@@ -50,7 +50,7 @@ class DeltaRuleKernels(ScanModules):
         else:
             self._keep_convolved(operations)
             q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
-        q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
+        q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
         beta = self.project(operations["b_proj"], x)
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
         gate = self.project(operations["a_proj"], x)
@@ -61,7 +61,7 @@ class DeltaRuleKernels(ScanModules):
             o = fla.chunk_gated_delta_rule(aten, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
         if self.store is None:
             del gate
-        g = self.by_head(self.project(operations["g_proj"], x), op.value_dim)
+        g = self.split_heads(self.project(operations["g_proj"], x), op.value_dim)
         has_bias = operations["norm"].options["spec"].has_bias
         weight = self.weight("norm.weight", (op.value_dim,))
         bias = self.weight("norm.bias", (op.value_dim,)) if has_bias else None
@@ -78,7 +78,7 @@ class DeltaRuleKernels(ScanModules):
                 "convolution",
             )
 
-    def gated_delta_of_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def gated_delta_like_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as transformers does (modeling_olmo_hybrid.py, `OlmoHybridGatedDeltaNet`).
 
         The classes of Qwen3-Next and Qwen3.5 differ in which projections are one product. Convolution and delta rule
@@ -87,10 +87,10 @@ class DeltaRuleKernels(ScanModules):
         aten, op = self.t, operations.op("core", DeltaRule)
         q, k, v = self._convolved_heads(operations, x)
         o, _log_decay = self._delta_rule_behind_gates(operations, x, q, k, v)
-        gate = self.by_head(self.project(operations["g_proj"], x), op.value_dim)
+        gate = self.split_heads(self.project(operations["g_proj"], x), op.value_dim)
         return self.project(operations["o_proj"], aten.flatten(self._gated_norm(operations["norm"], o, gate), 2))
 
-    def kimi_delta_of_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def kimi_delta_like_class(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs Kimi delta attention as transformers does (modeling_kimi_linear.py, `KimiLinearDeltaAttention`)."""
         aten, op = self.t, operations.op("core", DeltaRule)
         q, k, v = self._convolved_heads(operations, x)
@@ -98,7 +98,7 @@ class DeltaRuleKernels(ScanModules):
         beta = self.apply_activation(self.project(operations["b_proj"], x), "sigmoid")
         _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         o = fla.chunk_kda(aten, q, k, v, g, beta)
-        gate = self.by_head(self._gate_projection("g", operations, x), op.value_dim)
+        gate = self.split_heads(self._gate_projection("g", operations, x), op.value_dim)
         o = aten.flatten(self._gated_float32_norm(operations["norm"], o, gate), 2)
         return self.project(operations["o_proj"], o)
 
@@ -106,7 +106,7 @@ class DeltaRuleKernels(ScanModules):
         """Computes the log decay of each channel (`KimiLinearForgetGate.forward`), cast after a single product."""
         aten, op = self.t, operations.op("core", DeltaRule)
         g = aten.to(self._gate_projection("f", operations, x), FLOAT32)
-        g = self.by_head(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
+        g = self.split_heads(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
         decay_rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
         if "softplus" not in operations.acts:
             g = aten.scale(aten.function("sigmoid", aten.mul(decay_rate, g)))
@@ -134,9 +134,9 @@ class DeltaRuleKernels(ScanModules):
         projection_widths = [projection.shape[-1] for projection in projections]
         qkv = aten.transpose(aten.cat(projections), 1, 2)
         del projections
-        qkv = aten.transpose(self.convolve_with_cached(operations, qkv, "silu"), 1, 2)
+        qkv = aten.transpose(self.convolve_after_cached_inputs(operations, qkv, "silu"), 1, 2)
         q, k, v = aten.split(qkv, projection_widths)
-        return self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
+        return self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
 
     def _gated_norm(self, norm_step: Step, x: Tensor, gate: Tensor) -> Tensor:
         """Runs a norm whose output is multiplied by SiLU of a gate in float32 (`OlmoHybridRMSNormGated.forward`).
@@ -161,9 +161,9 @@ class DeltaRuleKernels(ScanModules):
         v = self.project(operations["v_proj"], x)
         conv_filters = self.project(operations["w2"], self.apply_activation(self.project(operations["w1"], x), "silu"))
         v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, conv_filters), "silu")
-        q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
+        q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
         o, _log_decay = self._delta_rule_behind_gates(operations, x, q, k, v)
-        gate = self.by_head(self.project(operations["g_proj"], x), op.value_dim)
+        gate = self.split_heads(self.project(operations["g_proj"], x), op.value_dim)
         weight = self.weight("norm.weight", (op.value_dim,))
         o = fla.rms_norm_gated(aten, o, gate, weight, self.accelerator)
         return self.project(operations["o_proj"], aten.flatten(o, 2))
@@ -174,7 +174,7 @@ class DeltaRuleKernels(ScanModules):
         """Runs the delta rule with β and log decay from torch operations. Returns the output and the log decay."""
         aten, op = self.t, operations.op("core", DeltaRule)
         beta = self.apply_activation(self.project(operations["b_proj"], x), "sigmoid")
-        decay = self.decay((op.heads,))
+        decay = self.state_decay((op.heads,))
         step_size = aten.to(self.project(operations["a_proj"], x), FLOAT32)
         step_size = aten.add(step_size, self.weight("dt_bias", (op.heads,)))
         g = aten.mul(decay, self.apply_activation(step_size, "softplus"))
@@ -184,7 +184,7 @@ class DeltaRuleKernels(ScanModules):
     def _keep_convolved(self, operations: ModuleSteps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
         conv_step = operations["conv1d"]
-        self.states(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
+        self.state_tensors(operations["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
 
     def _convolution_weight(self, proj_name: str, channel_count: Any, kernel: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
@@ -199,14 +199,14 @@ class DeltaRuleKernels(ScanModules):
         q, k, v = (self._convolve_by_name(operation_name, operations, x) for operation_name in "qkv")
         g = self._gate_projection("f", operations, x)
         beta = self.project(operations["b_proj"], x)
-        q, k, v, g = (self.by_head(tensor, op.key_dim) for tensor in (q, k, v, g))
+        q, k, v, g = (self.split_heads(tensor, op.key_dim) for tensor in (q, k, v, g))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
         _state = self.final_state(operations["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         runs_recurrently = self.store is not None and x.shape[1] <= fla.FEW
         o = fla.fused_recurrent(aten, v) if runs_recurrently else fla.chunk_kda(aten, q, k, v, g, beta, a_log, dt_bias)
         weight = self.weight("norm.weight", (op.value_dim,))
         o = fla.rms_norm_gated(
-            aten, o, self.by_head(self._gate_projection("g", operations, x), op.value_dim), weight, self.accelerator
+            aten, o, self.split_heads(self._gate_projection("g", operations, x), op.value_dim), weight, self.accelerator
         )
         o = aten.flatten(o, 2)
         return self.project(operations["o_proj"], o)

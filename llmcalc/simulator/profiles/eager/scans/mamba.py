@@ -12,23 +12,23 @@ from .....ops import ChunkedScan, SelectiveScan
 from ....published import mamba_ssm
 from ....tensor import FLOAT32, Tensor
 from .module_steps import ModuleSteps
-from .modules import ScanModules
+from .modules import ScanModuleKernels
 
 NORMS = "dt_norm", "b_norm", "c_norm"
 """The norms on Δ, B and C."""
 
 
-class MambaKernels(ScanModules):
+class MambaKernels(ScanModuleKernels):
     """Kernels of Mamba and Mamba-2."""
 
     @compared(PUBLISHED)
     def module_SelectiveScan(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         if operations["x_proj"].verb == "experts":
-            return self.mamba_of_heads(operations, x)
+            return self.mamba_with_heads(operations, x)
         has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
         if has_fused_kernel and "dt_norm" not in operations:
             return self.mamba(operations, x)
-        return self.mamba_of_steps(operations, x)
+        return self.mamba_step_by_step(operations, x)
 
     def mamba(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer as mamba_ssm does (mamba_ssm/modules/mamba_simple.py:119, `Mamba.forward`)."""
@@ -40,33 +40,33 @@ class MambaKernels(ScanModules):
         )
         batch = x.shape[0]
         hidden_columns = aten.flatten(aten.transpose(aten.transpose(x, 1, 2), 0, 1), 1, 2)
-        xz = mamba_ssm.split_tokens(aten, aten.mm(self.raw_weight(operations["in_proj"]), hidden_columns), batch)
+        xz = mamba_ssm.split_tokens(aten, aten.mm(self.unadapted_weight(operations["in_proj"]), hidden_columns), batch)
         del hidden_columns
         bias = self.bias(operations["in_proj"])
         if bias is not None:
             xz = aten.add(xz, aten.unsqueeze(bias, 1))
-        a = self.decay((op.inner, op.state))
+        a = self.state_decay((op.inner, op.state))
         d, dt_bias = self.weight("D", (op.inner,)), self.bias(operations["dt_proj"])
         assert dt_bias is not None
         if self.bias(out_proj_step) is None and self.store is None:
             return mamba_ssm.mamba_inner_fn(
                 aten,
                 xz,
-                self.filters(conv_step),
+                self.convolution_filters(conv_step),
                 self.bias(conv_step),
-                self.raw_weight(operations["x_proj"]),
-                self.raw_weight(operations["dt_proj"]),
-                self.raw_weight(out_proj_step),
+                self.unadapted_weight(operations["x_proj"]),
+                self.unadapted_weight(operations["dt_proj"]),
+                self.unadapted_weight(out_proj_step),
                 a,
                 aten.to(d, FLOAT32),
                 aten.to(dt_bias, FLOAT32),
             )
         u, z = mamba_ssm.split_halves(aten, xz)
-        self.keep_inputs(operations["conv_state"], u)
+        self.cache_last_inputs(operations["conv_state"], u)
         u = self.causal_conv(conv_step, u)
         x_dbl = self.project(operations["x_proj"], mamba_ssm.tokens_first(aten, u))
         dt, b, c = aten.split(x_dbl, [operations["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
-        dt = aten.mm(self.raw_weight(operations["dt_proj"]), aten.transpose(dt, 0, 1))
+        dt = aten.mm(self.unadapted_weight(operations["dt_proj"]), aten.transpose(dt, 0, 1))
         dt = mamba_ssm.split_tokens(aten, dt, batch)
         b, c = self._dense_parameter(b, batch), self._dense_parameter(c, batch)
         d, dt_bias = aten.to(d, FLOAT32), aten.to(dt_bias, FLOAT32)
@@ -74,7 +74,7 @@ class MambaKernels(ScanModules):
         del d, dt_bias
         if self.store is None:
             del _last_state
-        self.states(operations["ssm_state"], (op.inner, op.state))
+        self.state_tensors(operations["ssm_state"], (op.inner, op.state))
         y = aten.transpose(y, 1, 2)
         return self.project(out_proj_step, y)
 
@@ -82,16 +82,16 @@ class MambaKernels(ScanModules):
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
         return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 
-    def mamba_of_steps(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def mamba_step_by_step(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer with norms on Δ, B and C as Jamba does (`JambaMambaMixer.forward`, modeling_jamba.py).
 
         An activation that the kernels do not have runs after them.
         """
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         projected_input = aten.transpose(self.project(operations["in_proj"], x), 1, 2)
-        a = self.decay((op.inner, op.state))
+        a = self.state_decay((op.inner, op.state))
         u, gate = mamba_ssm.split_halves(aten, projected_input)
-        u = aten.transpose(self.convolve_with_cached(operations, u, activation_name), 1, 2)
+        u = aten.transpose(self.convolve_after_cached_inputs(operations, u, activation_name), 1, 2)
         rank = operations["x_proj"].outs[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(operations["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in operations:
@@ -104,7 +104,7 @@ class MambaKernels(ScanModules):
         if self.adapters is not None and self.adapters.base != "none":  # `_is_quantized`: the layer, less its bias
             dt = aten.add(self.project(operations["dt_proj"], dt), dt_bias)
         else:
-            dt = aten.linear(dt, self.raw_weight(operations["dt_proj"]))
+            dt = aten.linear(dt, self.unadapted_weight(operations["dt_proj"]))
         dt = aten.contiguous(aten.transpose(dt, 1, 2))
         dt_bias = aten.to(dt_bias, FLOAT32)
         d = aten.to(self.weight("D", (op.inner,)), FLOAT32)
@@ -114,12 +114,12 @@ class MambaKernels(ScanModules):
         )
         if self.store is None:
             del _last_state
-        self.states(operations["ssm_state"], (op.inner, op.state))
+        self.state_tensors(operations["ssm_state"], (op.inner, op.state))
         if activation_name != "silu":
             y = aten.mul(y, self.apply_activation(gate, activation_name))
         return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
 
-    def mamba_of_heads(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def mamba_with_heads(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer with one scan per head as Zamba does (`ZambaMambaMixer.forward`, modeling_zamba.py)."""
         aten, op, activation_name = self.t, operations.op("scan", SelectiveScan), operations.acts[0]
         heads = operations["x_proj"].options["experts"].size
@@ -129,7 +129,7 @@ class MambaKernels(ScanModules):
         u, gate = aten.split(aten.unflatten(projected_input, 1, (op.inner, 2)), [1, 1], 2)
         u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
         gate = aten.transpose(aten.reshape(gate, (batch, heads, head_width, tokens)), 0, 1)
-        u = self.convolve_with_cached(operations, u, activation_name)
+        u = self.convolve_after_cached_inputs(operations, u, activation_name)
         u = aten.transpose(aten.reshape(u, (batch, heads, head_width, tokens)), 0, 1)
         x_proj = self.weight("x_proj.weight", (heads, rank + 2 * op.state, head_width))
         dt_b_c = aten.transpose(aten.matmul(aten.unsqueeze(x_proj, 1), u), 2, 3)
@@ -137,7 +137,7 @@ class MambaKernels(ScanModules):
         dt_proj = self.weight("dt_proj.weight", (heads, head_width, rank))
         dt = aten.matmul(aten.unsqueeze(dt_proj, 1), aten.transpose(dt, 2, 3))
         dt_bias = aten.to(self.weight("dt_proj.bias", (heads, head_width)), FLOAT32)
-        a, d = self.decay((heads, head_width, op.state)), self.weight("D", (heads, head_width))
+        a, d = self.state_decay((heads, head_width, op.state)), self.weight("D", (heads, head_width))
         outputs, _states = [], []
         for _ in range(heads):
             y, last_state = mamba_ssm.selective_scan_with_states(
@@ -160,7 +160,7 @@ class MambaKernels(ScanModules):
                 _states.append(last_state)
             del last_state
         y = aten.cat(outputs, 1)
-        self.states(operations["ssm_state"], (op.inner, op.state))
+        self.state_tensors(operations["ssm_state"], (op.inner, op.state))
         return self.project(operations["out_proj"], aten.transpose(y, 1, 2))
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class MambaKernels(ScanModules):
             norm_spec.type == "rmsnorm" and norm_spec.weight and not norm_spec.has_bias
         )
         has_fused_kernel = 2 <= operations["conv1d"].options["kernel"] <= 4 and operations.acts[0] == "silu"
-        return (self.mamba2 if has_fused_norm and has_fused_kernel else self.mamba2_of_steps)(operations, x)
+        return (self.mamba2 if has_fused_norm and has_fused_kernel else self.mamba2_step_by_step)(operations, x)
 
     @compared(PUBLISHED, mamba2="steps")
     def mamba2(self, operations: ModuleSteps, x: Tensor) -> Tensor:
@@ -187,13 +187,13 @@ class MambaKernels(ScanModules):
         group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
         group_count = exact_div(group_width, op.state)
         zxbcdt = self.project(operations["in_proj"], x)
-        a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
+        a, d, dt_bias = self.state_decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         norm_weight = self.weight("norm.weight", (inner_width,)) if "norm" in operations else None
         if self.choices.mamba2 == "combined" and self.store is None:
             return mamba_ssm.mamba_split_conv1d_scan_combined(
                 aten,
                 zxbcdt,
-                self.filters(conv_step),
+                self.convolution_filters(conv_step),
                 self.bias(conv_step),
                 dt_bias,
                 a,
@@ -202,36 +202,36 @@ class MambaKernels(ScanModules):
                 op.head_dim,
                 group_count,
                 norm_weight,
-                self.raw_weight(out_proj_step),
+                self.unadapted_weight(out_proj_step),
                 self.bias(out_proj_step),
                 self.accelerator,
             )
         z, xbc, dt = aten.split(zxbcdt, [inner_width, inner_width + 2 * group_width, op.heads])
-        self.keep_inputs(operations["conv_state"], aten.transpose(xbc, 1, 2))
+        self.cache_last_inputs(operations["conv_state"], aten.transpose(xbc, 1, 2))
         xbc = aten.transpose(self.causal_conv(conv_step, aten.transpose(xbc, 1, 2)), 1, 2)
         x, b, c = aten.split(xbc, [inner_width, group_width, group_width])
         y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
             aten,
-            self.by_head(x, op.head_dim),
+            self.split_heads(x, op.head_dim),
             dt,
             a,
-            self.by_head(b, op.state),
-            self.by_head(c, op.state),
+            self.split_heads(b, op.state),
+            self.split_heads(c, op.state),
             op.chunk,
             d,
-            self.by_head(z, op.head_dim) if norm_weight is None else None,
+            self.split_heads(z, op.head_dim) if norm_weight is None else None,
             dt_bias,
             self.accelerator,
         )
         if self.store is None:
             del _last_state
-        self.states(operations["ssm_state"], (op.heads, op.head_dim, op.state))
+        self.state_tensors(operations["ssm_state"], (op.heads, op.head_dim, op.state))
         y = aten.flatten(y, 2)
         if norm_weight is not None:
             y = mamba_ssm.rmsnorm_fn(aten, y, norm_weight, z, group_count, self.accelerator)
         return self.project(out_proj_step, y)
 
-    def mamba2_of_steps(self, operations: ModuleSteps, x: Tensor) -> Tensor:
+    def mamba2_step_by_step(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer like the reference, but with the convolution and the scan of the libraries."""
         aten, op, conv_step, activation_name = (
             self.t,
@@ -244,17 +244,17 @@ class MambaKernels(ScanModules):
         gate, xbc, dt = aten.split(
             self.project(operations["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )
-        self.keep_inputs(operations["conv_state"], aten.transpose(xbc, 1, 2))
+        self.cache_last_inputs(operations["conv_state"], aten.transpose(xbc, 1, 2))
         xbc = aten.transpose(self.causal_conv(conv_step, aten.transpose(xbc, 1, 2), activation_name), 1, 2)
         x, b, c = aten.split(xbc, [inner_width, group_width, group_width])
-        x, b, c = self.by_head(x, op.head_dim), self.by_head(b, op.state), self.by_head(c, op.state)
-        a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
+        x, b, c = self.split_heads(x, op.head_dim), self.split_heads(b, op.state), self.split_heads(c, op.state)
+        a, d, dt_bias = self.state_decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         y, _last_state = mamba_ssm.mamba_chunk_scan_with_state(
             aten, x, dt, a, b, c, op.chunk, d, None, dt_bias, self.accelerator
         )
         if self.store is None:
             del _last_state
-        self.states(operations["ssm_state"], (op.heads, op.head_dim, op.state))
+        self.state_tensors(operations["ssm_state"], (op.heads, op.head_dim, op.state))
         y = aten.flatten(y, 2)
         activated_gate = self.apply_activation(gate, activation_name)
         for operation in operations.all:

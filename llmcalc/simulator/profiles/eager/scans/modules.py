@@ -21,7 +21,7 @@ from .module_steps import ModuleSteps, module_steps
 
 
 @kernels_compared(BY_TORCH, unchecked_kernels=("module_kernel",))
-class ScanModules(ConvolutionKernels, BasicKernels):
+class ScanModuleKernels(ConvolutionKernels, BasicKernels):
     """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
     accelerator: what kernels ask of the device that runs them.
@@ -39,8 +39,8 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         for operation in module_steps(module_scope):
             if operation.verb not in ("core", "scan"):
                 continue
-            op_class = type(operation.op).__name__ if operation.verb == "core" else operation.options.get("kind", "")
-            kernel = getattr(self, f"{'decode' if self.decodes_one_token else 'module'}_{op_class}", None)
+            kind_name = type(operation.op).__name__ if operation.verb == "core" else operation.options.get("kind", "")
+            kernel = getattr(self, f"{'decode' if self.decodes_one_token else 'module'}_{kind_name}", None)
             if kernel is not None:
                 return lambda: self.run_module_at_once(module_scope, kernel)
         return super().module_kernel(module_scope)
@@ -54,16 +54,16 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """Runs all operations of a module by `compute_module`, which returns the last output."""
         assert module_scope.argument is not None
         self._check_number_formats()
-        operations_by_name = ModuleSteps(module_scope)
-        for operation in operations_by_name.all:
+        module_operations = ModuleSteps(module_scope)
+        for operation in module_operations.all:
             if operation.verb == "keep":
                 raise self.not_modelled(operation, "a recurrence whose output higher layers read")
         self.store_tensor(
-            operations_by_name.all[-1].outs[0],
-            compute_module(operations_by_name, self.flat_tensor(module_scope.argument)),
+            module_operations.all[-1].outs[0],
+            compute_module(module_operations, self.flat_tensor(module_scope.argument)),
         )
-        for operation in operations_by_name.all:
-            if operation.verb == "state" and self.store is not None and self.cached(operation.name) is None:
+        for operation in module_operations.all:
+            if operation.verb == "state" and self.store is not None and self.cached_tensors(operation.name) is None:
                 raise self.unsupported("no kernels that keep this state", operation.name)
         for operation in every_step(module_scope.items):
             for flow_value in operation.ins:
@@ -80,33 +80,33 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def project(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the linear layer of an operation on x."""
-        return self.linear_output(operation, x, self.matrix(operation), self.bias(operation))
+        return self.linear_output(operation, x, self.linear_weight(operation), self.bias(operation))
 
-    def raw_weight(self, operation: Step) -> Tensor:
+    def unadapted_weight(self, operation: Step) -> Tensor:
         """Returns the weight of a linear layer that a published kernel reads without calling the layer."""
         if self.adapters is not None and (self.adapters.base != "none" or operation.name in self.adapters.targets):
             raise self.unsupported(
                 "the published module reads this weight itself; expected no adapter on it, and no base in 4 bits",
                 operation.name,
             )
-        return self.matrix(operation)
+        return self.linear_weight(operation)
 
     def bias(self, operation: Step) -> Tensor | None:
         """Returns the bias of a linear layer or convolution."""
         return self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
 
-    def filters(self, operation: Step) -> Tensor:
+    def convolution_filters(self, operation: Step) -> Tensor:
         """Returns the weight of a depthwise convolution: rearrange(weight, "d 1 w -> d w")."""
         channel_count, kernel = operation.outs[0].width, operation.options["kernel"]
         return self.t.reshape(
             self.weight(f"{operation.name}.weight", (channel_count, 1, kernel)), (channel_count, kernel)
         )
 
-    def by_head(self, x: Tensor, head_size: Any) -> Tensor:
+    def split_heads(self, x: Tensor, head_size: Any) -> Tensor:
         """Splits the last axis into heads: rearrange(x, "... (h d) -> ... h d")."""
         return self.t.unflatten(x, -1, (exact_div(x.shape[-1], head_size), head_size))
 
-    def decay(self, shape: tuple[Any, ...]) -> Tensor:
+    def state_decay(self, shape: tuple[Any, ...]) -> Tensor:
         """Computes the decay of a state-space mixer: A = -exp(A_log.float())."""
         return self.t.scale(self.t.exp(self.t.to(self.weight("A_log", shape), FLOAT32)), "neg")
 
@@ -117,20 +117,20 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """
         aten, kernel = self.t, operation.options["kernel"]
         if 2 <= kernel <= 4:
-            y = causal_conv1d.causal_conv1d_fn(aten, x, self.filters(operation), self.bias(operation))
+            y = causal_conv1d.causal_conv1d_fn(aten, x, self.convolution_filters(operation), self.bias(operation))
             return y if activation_name in (None, "silu") else self.apply_activation(y, activation_name)
         weight = self.weight(f"{operation.name}.weight", (operation.outs[0].width, 1, kernel))
         y = aten.slice(aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel - 1), x.shape[2])
         return y if activation_name is None else self.apply_activation(y, activation_name)
 
-    def convolve_with_cached(self, operations: ModuleSteps, x: Tensor, activation_name: str) -> Tensor:
+    def convolve_after_cached_inputs(self, operations: ModuleSteps, x: Tensor, activation_name: str) -> Tensor:
         """Convolves with the inputs that earlier passes cached (transformers/cache_utils.py, `update_conv_state`)."""
         aten, state_step, tokens = self.t, operations["conv_state"], x.shape[2]
         if self.store is None:
             return self.causal_conv(operations["conv1d"], x, activation_name)
         assert isinstance(state_step.op, State)
-        cached_tokens, cached_inputs = exact_div(state_step.op.size, x.shape[1]), self.cached(state_step.name)
-        (state_tensor,) = self.states(state_step, (x.shape[1], cached_tokens))
+        cached_tokens, cached_inputs = exact_div(state_step.op.size, x.shape[1]), self.cached_tensors(state_step.name)
+        (state_tensor,) = self.state_tensors(state_step, (x.shape[1], cached_tokens))
         if cached_inputs is not None:
             x = aten.cat([state_tensor, x])
         elif tokens < cached_tokens:
@@ -142,30 +142,34 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             super().do_conv(operation)
             return
         self._check_number_formats()
-        x, state_name = self.channels(operation), operation.options["state"]
+        x, state_name = self.channels_first_input(operation), operation.options["state"]
         uses_fused_kernel = 2 <= operation.options["kernel"] <= 4 and not self.decodes_one_token
         if self.store is None or not uses_fused_kernel:
-            y = self.causal_conv(operation, x) if self.store is None else self.conv_with_state(operation, x, state_name)
+            y = (
+                self.causal_conv(operation, x)
+                if self.store is None
+                else self.convolve_after_state(operation, x, state_name)
+            )
         else:
-            self.keep_inputs(self.find_step(state_name), x)
+            self.cache_last_inputs(self.find_step(state_name), x)
             y = self.causal_conv(operation, x)
         self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2))
 
-    def conv_with_state(self, operation: Step, x: Tensor, state_name: str, cached_inputs: Any = None) -> Tensor:
+    def convolve_after_state(self, operation: Step, x: Tensor, state_name: str, cached_rows: Any = None) -> Tensor:
         """Convolves x [batch, channels, tokens] after the cached inputs, and caches the last inputs."""
-        aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached(state_name)
-        cached_inputs = kernel if cached_inputs is None else cached_inputs
+        aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached_tensors(state_name)
+        cached_rows = kernel if cached_rows is None else cached_rows
         channel_count, tokens = operation.outs[0].width, x.shape[2]
         weight = self.conv_weight(operation, (channel_count, 1, kernel))
         if stored_inputs is None:
             output = aten.slice(aten.convolution(x, weight, self.bias(operation), tokens + kernel - 1), tokens)
-            padded_input = aten.pad(x, tokens + cached_inputs)
+            padded_input = aten.pad(x, tokens + cached_rows)
         else:
             padded_input = aten.cat([stored_inputs[0], x])
             output = aten.convolution(
                 aten.slice(padded_input, tokens + kernel - 1), weight, self.bias(operation), tokens
             )
-        self.keep(state_name, aten.slice(padded_input, cached_inputs))
+        self.store_in_cache(state_name, aten.slice(padded_input, cached_rows))
         return output
 
     def conv_weight(self, operation: Step, shape: Any) -> Tensor:
@@ -175,23 +179,23 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             return self.new_pool_tensor(shape, self.dtype)
         return self.weight(f"{operation.name}.weight", shape)
 
-    def keep_inputs(self, state_step: Step, x: Tensor) -> None:
+    def cache_last_inputs(self, state_step: Step, x: Tensor) -> None:
         """Caches the last inputs of a convolution: conv_state.copy_(F.pad(x, (kernel - tokens, 0)))."""
         if self.store is not None:
             assert isinstance(state_step.op, State)
             cached_tokens = exact_div(state_step.op.size, x.shape[1])
-            self.states(state_step, (x.shape[1], cached_tokens))
+            self.state_tensors(state_step, (x.shape[1], cached_tokens))
             _padded_input = self.t.new_tensor((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state_step: Step, *shape: Any) -> Optional:
         """Returns the tensor for a kernel's last state: the cache's tensor, or one copied to the cache."""
-        is_first_pass = self.cached(state_step.name) is None
-        state_tensors = self.states(state_step, shape)
+        is_first_pass = self.cached_tensors(state_step.name) is None
+        state_tensors = self.state_tensors(state_step, shape)
         if not state_tensors or is_first_pass:
             return state_tensors[0] if state_tensors else None
         return self.graph.new_tensor((self.run_config.batch, *shape), state_tensors[0].dtype)
 
-    def channels(self, operation: Step) -> Tensor:
+    def channels_first_input(self, operation: Step) -> Tensor:
         """Returns the input of a convolution as [batch, channels, tokens]."""
         return self.t.transpose(self.flat_tensor(operation.ins[0]), 1, 2)
 
@@ -213,9 +217,9 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def do_shift(self, operation: Step) -> None:
         aten, x, state_name = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
-        cached_row = self.cached(state_name)
+        cached_row = self.cached_tensors(state_name)
         previous_row = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached_row is None else cached_row[0]
-        self.keep(state_name, aten.slice(x, 1, 1))
+        self.store_in_cache(state_name, aten.slice(x, 1, 1))
         self.store_tensor(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
 
     def do_complement(self, operation: Step) -> None:

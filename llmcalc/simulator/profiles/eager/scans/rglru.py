@@ -9,16 +9,16 @@ from .....components.base import PUBLISHED
 from .....evidence import compared
 from .....flow.program import Step
 from .....ops import BlockLinear
-from ....autograd import record, recorded
+from ....autograd import is_recorded, record
 from ....tensor import BOOL, FLOAT32, Tensor
 from .module_steps import ModuleSteps
-from .modules import ScanModules
+from .modules import ScanModuleKernels
 
 ONE_BY_ONE = 4
 """The tokens at the end of a loop that run one after the other."""
 
 
-class RgLruKernels(ScanModules):
+class RGLRUKernels(ScanModuleKernels):
     """Kernels of RG-LRU."""
 
     @compared(PUBLISHED)
@@ -32,8 +32,8 @@ class RgLruKernels(ScanModules):
         u = aten.transpose(self.project(operations["linear_x"], x), 1, 2)
         conv_step = operations["conv_1d"]
         weight = self.weight("conv_1d.weight", (conv_step.outs[0].width, 1, conv_step.options["kernel"]))
-        self.states(operations["recurrent_state"], (conv_step.outs[0].width,))
-        self.keep_inputs(operations["conv_state"], u)
+        self.state_tensors(operations["recurrent_state"], (conv_step.outs[0].width,))
+        self.cache_last_inputs(operations["conv_state"], u)
         u = aten.convolution(u, weight, self.bias(conv_step), u.shape[2] + conv_step.options["kernel"] - 1)
         u = self._rglru(aten.transpose(aten.slice(u, x.shape[1]), 1, 2), operations["input_gate"])
         output = aten.mul(u, y)
@@ -110,7 +110,7 @@ class RgLruKernels(ScanModules):
 
         input_shape, dtype = x.shape, x.dtype
         view = Tensor(state_sequence.shape, state_sequence.dtype, state_sequence.storage, state_sequence.strides)
-        if recorded(autograd_graph, (x,)):
+        if is_recorded(autograd_graph, (x,)):
             saved_tensors = [
                 autograd_graph.new_tensor((batch, tokens - 1, width), FLOAT32) for _ in range(2)
             ]  # gates and states

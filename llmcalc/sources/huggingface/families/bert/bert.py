@@ -42,19 +42,21 @@ if TYPE_CHECKING:
 
 def read_bert(config: Config) -> Table:
     """Reads BERT and models with the same config fields: post-norm layers, a pooler, segments."""
-    has_pretraining = has_pretraining_head(config)
+    scores_pretraining = has_pretraining_head(config)
     return encoder(
         config,
         bert_block(config),
         bert_stack(config),
         bert_head(config, bert_activation(config)),
         {},
-        **pooler(config.head == "none" or scores_sequences(config) or has_pretraining, 2 if has_pretraining else None),
+        **pooler(
+            config.head == "none" or scores_sequences(config) or scores_pretraining, 2 if scores_pretraining else None
+        ),
     )
 
 
 def _read_roberta(config: Config) -> Table:
-    score_head, has_pooler = score_and_pooler(config)
+    score_head, has_pooler = score_head_and_pooler(config)
     return encoder(
         config,
         bert_block(config),
@@ -66,18 +68,18 @@ def _read_roberta(config: Config) -> Table:
 
 
 def _read_megatron_bert(config: Config) -> Table:
-    return _with_pre_norm(config, read_bert(config))
+    return _model_with_pre_norm(config, read_bert(config))
 
 
 def _read_roberta_prelayernorm(config: Config) -> Table:
-    return _with_pre_norm(config, _read_roberta(config), embedding_norm=True)
+    return _model_with_pre_norm(config, _read_roberta(config), embedding_norm=True)
 
 
 def _read_xlm_roberta_xl(config: Config) -> Table:
-    return _with_pre_norm(config, _read_roberta(config))
+    return _model_with_pre_norm(config, _read_roberta(config))
 
 
-def _with_pre_norm(config: Config, model_fields: Table, embedding_norm: bool = False) -> Table:
+def _model_with_pre_norm(config: Config, model_fields: Table, embedding_norm: bool = False) -> Table:
     """Returns the model with pre-norm sublayers and a final norm.
 
     embedding_norm: whether the norm after the embeddings is kept; default False.
@@ -94,7 +96,11 @@ def _read_distilbert(config: Config) -> Table:
     norm = layernorm(1e-12)
     stack = {"position": bert_positions(config), "embedding_norm": norm}
     return encoder(
-        config, bert_block(config, norm), stack, bert_head(config, bert_activation(config), norm), bert_score("relu")
+        config,
+        bert_block(config, norm),
+        stack,
+        bert_head(config, bert_activation(config), norm),
+        bert_score_head("relu"),
     )
 
 
@@ -115,7 +121,7 @@ def _read_electra(config: Config) -> Table:
         bert_block(config),
         {**bert_stack(config), **input_size(model_fields)},
         bert_head(config, "gelu"),
-        bert_score("gelu"),
+        bert_score_head("gelu"),
         **model_fields,
     )
 
@@ -186,7 +192,7 @@ def _read_big_bird(config: Config) -> Table:
     }
     model_fields |= pooler(True, 2 if has_pretraining_head(config) else None)
     if scores_sequences(config) and not architecture(config).endswith(OF_CHOICES):
-        model_fields["head"] |= bert_score(bert_activation(config))  # its class has a pooler too
+        model_fields["head"] |= bert_score_head(bert_activation(config))  # its class has a pooler too
     return model_fields
 
 
@@ -200,7 +206,7 @@ def _read_mpnet(config: Config) -> Table:
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
         "relative_bias": bias,
     }
-    score_head, has_pooler = score_and_pooler(config)
+    score_head, has_pooler = score_head_and_pooler(config)
     block = bert_block(config)
     block["attention"]["float32_softmax"] = False
     return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
@@ -211,14 +217,14 @@ def has_pretraining_head(config: Config) -> bool:
     return config.head == "lm" and architecture(config).endswith("ForPreTraining")
 
 
-def score_and_pooler(config: Config) -> tuple[Table, bool]:
+def score_head_and_pooler(config: Config) -> tuple[Table, bool]:
     """Returns the sequence classifier, and whether there is a pooler.
 
     The classifier has a linear layer of its own over the first token; a multiple-choice score uses the pooler's output.
     """
     if config.head == "classification" and architecture(config).endswith(OF_CHOICES):
         return {}, True
-    return bert_score("tanh"), config.head == "none"
+    return bert_score_head("tanh"), config.head == "none"
 
 
 def bert_block(config: Config, norm: Table | None = None) -> Table:
@@ -259,14 +265,14 @@ def padded_positions(config: Config) -> Table:
 
 def bert_stack(config: Config, position: Table | None = None) -> Table:
     """Returns position, segment and ERNIE task embeddings, and a norm on their sum."""
-    segment_types, has_task_types = (
+    segment_type_count, has_task_types = (
         config.count("type_vocab_size"),
         "use_task_id" in config.defaults and config.flag("use_task_id"),
     )
     return {
         "position": position or bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
-        **token_types(segment_types, config.size("task_type_vocab_size") if has_task_types else None),
+        **token_types(segment_type_count, config.size("task_type_vocab_size") if has_task_types else None),
     }
 
 
@@ -277,7 +283,7 @@ def bert_head(config: Config, activation: str, norm: Table | None = None) -> Tab
     }
 
 
-def bert_score(activation: str) -> Table:
+def bert_score_head(activation: str) -> Table:
     """Returns a sequence classifier with a separate linear layer on the first token's hidden state."""
     return {"transform": {"hidden_act": activation, "norm": None}}
 
@@ -314,7 +320,7 @@ ROBERTA_WRITES: Writes = {
 }
 
 
-def _task_types(config_values: ConfigValues) -> int | None:
+def _task_type_count(config_values: ConfigValues) -> int | None:
     """Returns the number of ERNIE's task types; None without task embeddings."""
     type_embedding = config_values.first_stack.token_types
     return None if type_embedding is None else type_embedding.task_type_vocab_size
@@ -329,8 +335,8 @@ def _parameter_owners(config_values: ConfigValues) -> list[int]:
 
 def _layers_per_group(config_values: ConfigValues) -> int:
     """Returns the number of sequential layers in an ALBERT group."""
-    owner_indices = _parameter_owners(config_values)
-    group_starts = [i for i, owner_index in enumerate(owner_indices) if owner_index == 0]
+    first_layers_of_kinds = _parameter_owners(config_values)
+    group_starts = [i for i, first_layer_of_kind in enumerate(first_layers_of_kinds) if first_layer_of_kind == 0]
     return group_starts[1] if len(group_starts) > 1 else 1
 
 
@@ -365,8 +371,8 @@ FAMILIES = {
         read_bert,
         ignored_fields=OF_ERNIE,
         field_writers={
-            "use_task_id": lambda s: _task_types(s) is not None,
-            "task_type_vocab_size": lambda s: require_present(_task_types(s)),
+            "use_task_id": lambda s: _task_type_count(s) is not None,
+            "task_type_vocab_size": lambda s: require_present(_task_type_count(s)),
         },
         deviations=(SECOND_BIAS,),
         modules=module_names("bert"),

@@ -16,26 +16,26 @@ from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, biases, decoder, layerno
 from .bert import SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
 
 
-def _captioner(config: Config, head: Table, **cross_fields: Any) -> Table:
+def _caption_decoder(config: Config, head: Table, **cross_fields: Any) -> Table:
     stack = {"position": bert_positions(config), "embedding_norm": layernorm(config.number("layer_norm_eps"))}
     return decoder(config, {**bert_block(config), **cross_fields}, None, head, stack)
 
 
 def _read_git(config: Config) -> Table:
-    return _captioner(config, {"bias": True})
+    return _caption_decoder(config, {"bias": True})
 
 
 def _read_blip_text_model(config: Config) -> Table:
     config.require("is_decoder", True)
     config.notes.append(IDLE_CROSS_ATTENTION)
     attention = {"num_attention_heads": config.size("num_attention_heads"), **biases(True, *QKVO)}
-    source_size, hidden_size = config.size("encoder_hidden_size"), config.size("hidden_size")
-    return _captioner(
+    encoder_width, hidden_size = config.size("encoder_hidden_size"), config.size("hidden_size")
+    return _caption_decoder(
         config,
         bert_head(config, bert_activation(config)),
         cross_attention=attention,
         idle_cross_attention=True,
-        **({} if source_size == hidden_size else {"idle_source_size": source_size}),
+        **({} if encoder_width == hidden_size else {"idle_source_size": encoder_width}),
     )
 
 

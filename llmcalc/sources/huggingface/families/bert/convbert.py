@@ -10,7 +10,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names
 from ...parts import OF_CHOICES, Table, architecture, encoder, layer_table, layernorm, mlp
 from ...writes import Writes
-from .bert import OLD, bert_activation, bert_head, bert_score, bert_stack, embedding_size, input_size
+from .bert import OLD, bert_activation, bert_head, bert_score_head, bert_stack, embedding_size, input_size
 
 
 def _read_convbert(config: Config) -> Table:
@@ -32,7 +32,9 @@ def _read_convbert(config: Config) -> Table:
     )
     model_fields = embedding_size(config)
     stack = {**bert_stack(config), **input_size(model_fields)}
-    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score(bert_activation(config)), **model_fields)
+    return encoder(
+        config, block, stack, bert_head(config, "gelu"), bert_score_head(bert_activation(config)), **model_fields
+    )
 
 
 def _grouped_ffn(config: Config, hidden: int) -> Table:

@@ -13,7 +13,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Value, Writes
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score_head
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -25,10 +25,14 @@ def _read_deberta(config: Config) -> Table:
     Only the distances in the sequence are projected.
     """
     config.require("talking_head", None, False)
-    block, span = bert_block(config), _largest_distance(config)
+    block, largest_distance = bert_block(config), _largest_distance(config)
     block["attention"].pop("k_bias")
     return _deberta_model(
-        config, block, span, {"max_relative_positions": span, "key_bias": False, "within_sequence": True}, None
+        config,
+        block,
+        largest_distance,
+        {"max_relative_positions": largest_distance, "key_bias": False, "within_sequence": True},
+        None,
     )
 
 
@@ -72,7 +76,12 @@ def _side_convolution(config: Config) -> Table:
 
 
 def _deberta_model(
-    config: Config, block: Table, span: int, position: Table, norm: Table | None, stack_fields: Table | None = None
+    config: Config,
+    block: Table,
+    largest_distance: int,
+    position: Table,
+    norm: Table | None,
+    stack_fields: Table | None = None,
 ) -> Table:
     config.require("embedding_size", None, config.size("hidden_size"))
     if config.has("pooler_hidden_size") and config.size("pooler_hidden_size") != config.size("hidden_size"):
@@ -85,7 +94,7 @@ def _deberta_model(
     if norm is not None and not config.flag("relative_attention"):
         raise config.error("norm_rel_ebd", config.get("norm_rel_ebd"), "none without relative_attention")
     if config.flag("relative_attention"):
-        stack["relative_embedding"] = {"span": span, **({"norm": norm} if norm else {})}
+        stack["relative_embedding"] = {"span": largest_distance, **({"norm": norm} if norm else {})}
         position_terms = _listed_names(config, "pos_att_type")
         if set(position_terms) - {"c2p", "p2c"}:
             raise config.error("pos_att_type", config.get("pos_att_type"), "c2p, p2c or both")
@@ -106,7 +115,9 @@ def _deberta_model(
         if config.flag("position_biased_input")
         else {"max_position_embeddings": config.size("max_position_embeddings")}
     )
-    return encoder(config, block, stack, bert_head(config, bert_activation(config)), bert_score("gelu"), **model_fields)
+    return encoder(
+        config, block, stack, bert_head(config, bert_activation(config)), bert_score_head("gelu"), **model_fields
+    )
 
 
 def _largest_distance(config: Config) -> int:

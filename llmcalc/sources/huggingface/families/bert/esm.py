@@ -9,7 +9,7 @@ from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family, module_names
 from ...parts import QKVO, Table, architecture, biases, encoder, layer_table, layernorm, mlp, pooler, rope
-from .bert import OLD, bert_head, bert_score, padded_positions
+from .bert import OLD, bert_head, bert_score_head, padded_positions
 
 
 def _read_esm(config: Config) -> Table:
@@ -32,7 +32,7 @@ def _read_esm(config: Config) -> Table:
     config.require("emb_layer_norm_before", None, False, True)
     if config.get("emb_layer_norm_before"):
         stack["embedding_norm"] = norm
-    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **model_fields)
+    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score_head("tanh"), **model_fields)
 
 
 IGNORED = OLD | {"esmfold_config", "hidden_act"}

@@ -24,7 +24,7 @@ def _read_funnel(config: Config) -> Table:
     config.require("attention_type", "relative_shift")
     block_sizes, block_repeats = config.sizes("block_sizes"), _block_repeats(config)
     heads, norm = config.size("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
-    separate_cls, decoder_layers = config.flag("separate_cls"), config.count("num_decoder_layers")
+    separates_cls, decoder_layers = config.flag("separate_cls"), config.count("num_decoder_layers")
     class_name, activation = architecture(config), config.choice(ACTIVATIONS, "hidden_act")
     if class_name.endswith("BaseModel") or scores_sequences(config):
         decoder_layers = 0
@@ -33,7 +33,7 @@ def _read_funnel(config: Config) -> Table:
         "attention": {"type": "funnel", "num_attention_heads": heads, "head_dim": config.size("d_head")},
         "feed_forward": mlp(config.size("d_inner"), activation),
         "norm": norm,
-        "separate_cls": separate_cls,
+        "separate_cls": separates_cls,
         "truncate_seq": config.flag("truncate_seq"),
     }
     stack = {

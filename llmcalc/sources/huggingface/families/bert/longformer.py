@@ -16,7 +16,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, module_names
 from ...parts import Table, encoder, layer_pattern, pooler
 from ...writes import Writes
-from .bert import OLD, ROBERTA_WRITES, SECOND_BIAS, bert_block, bert_head, bert_score, bert_stack, padded_positions
+from .bert import OLD, ROBERTA_WRITES, SECOND_BIAS, bert_block, bert_head, bert_score_head, bert_stack, padded_positions
 
 GLOBAL = ("q_global_proj", "k_global_proj", "v_global_proj")
 """The projections of tokens with global attention."""
@@ -29,7 +29,9 @@ def _read_longformer(config: Config) -> Table:
     block = bert_block(config)
     block["attention"]["idle_projections"] = GLOBAL
     config.notes.append(GLOBAL_NOTE)
-    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **pooler(config.head == "none"))
+    return encoder(
+        config, block, stack, bert_head(config, "gelu"), bert_score_head("tanh"), **pooler(config.head == "none")
+    )
 
 
 def window_stack(config: Config, depth: int) -> Table:
@@ -40,14 +42,16 @@ def window_stack(config: Config, depth: int) -> Table:
     window_sizes = config.get("attention_window")
     window_sizes = window_sizes if isinstance(window_sizes, list | tuple) else [window_sizes] * depth
     if len(window_sizes) != depth or any(not is_whole(window) or window <= 0 or window % 2 for window in window_sizes):
-        stated_window = config.get("attention_window")
-        raise config.error("attention_window", stated_window, f"a positive even number, or a list of {depth} of them")
+        window_in_config = config.get("attention_window")
+        raise config.error(
+            "attention_window", window_in_config, f"a positive even number, or a list of {depth} of them"
+        )
     layer_kinds = [f"window{window}" for window in window_sizes]
     layer_variants = {f"window{window}": {"attention": {"sliding_window": window + 1}} for window in window_sizes}
     return {"variants": layer_variants, **layer_pattern(layer_kinds)}
 
 
-def _chunked_op(op: Op) -> Op:
+def _with_chunked_attention(op: Op) -> Op:
     if not isinstance(op, AttentionCore) or op.window is None:
         return op
     return OverlappingChunkAttentionCore(*(getattr(op, field.name) for field in fields(op)))
@@ -57,7 +61,7 @@ CHUNKS = Deviation(
     "Longformer's chunks",
     "its class computes the scores of a window in chunks that overlap",
     "forward_flops",
-    class_op=_chunked_op,
+    class_op=_with_chunked_attention,
 )
 
 WINDOW_WRITES: Writes = {"attention_window": lambda s: [window - 1 for window in s.windows if window is not None]}

@@ -54,7 +54,7 @@ def _read_luke(config: Config) -> Table:
     return encoder(config, block, stack, head, {}, **pooler(has_pooler), tie_word_embeddings=False)
 
 
-def _second_bias(spec: ModelSpec) -> bool:
+def _has_second_bias(spec: ModelSpec) -> bool:
     entities = spec.main.entities
     return entities is not None and entities.prediction == "own"
 
@@ -63,7 +63,7 @@ SECOND_BIAS = Deviation(
     "LUKE's untied head",
     "its output projection has a second, unused bias; tying merges the two",
     "parameters",
-    applies_to=_second_bias,
+    applies_to=_has_second_bias,
     further_quantity=lambda spec: spec.vocab_size,
     node_path="lm_head.decoder",
 )

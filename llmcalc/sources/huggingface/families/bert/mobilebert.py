@@ -41,10 +41,10 @@ def _read_mobilebert(config: Config) -> Table:
         kernel_size = 3 if has_trigrams else 1
         model_fields = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel_size}
     head = {**bert_head(config, bert_activation(config)), **biases(embedding < hidden, "more_columns")}
-    has_pretraining = has_pretraining_head(config)
+    scores_pretraining = has_pretraining_head(config)
     has_dense_layer = config.flag("classifier_activation")
-    has_pooler = config.head == "none" or scores_sequences(config) or has_pretraining
-    if has_pretraining and not has_dense_layer:
+    has_pooler = config.head == "none" or scores_sequences(config) or scores_pretraining
+    if scores_pretraining and not has_dense_layer:
         raise config.error("classifier_activation", False, "true with a head for pretraining")
     return encoder(
         config,
@@ -53,7 +53,7 @@ def _read_mobilebert(config: Config) -> Table:
         head,
         {},
         **model_fields,
-        **pooler(has_pooler and has_dense_layer, 2 if has_pretraining else None),
+        **pooler(has_pooler and has_dense_layer, 2 if scores_pretraining else None),
     )
 
 

@@ -39,7 +39,7 @@ from ...parts import (
     token_types,
 )
 from ...writes import UNPADDED, Writes
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_score
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_score_head
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -55,10 +55,15 @@ def _read_modernbert(config: Config) -> Table:
     if config.head == "classification":
         model_fields["head"] = {
             **head_table(config, None, {"over": "sequence"}, class_count(config)),
-            "transform": _transform(config, norm),
+            "transform": _head_transform(config, norm),
         }
     return encoder(
-        config, block, {**stack, "final_norm": norm}, _modern_head(config, norm), {"over": "sequence"}, **model_fields
+        config,
+        block,
+        {**stack, "final_norm": norm},
+        _prediction_head(config, norm),
+        {"over": "sequence"},
+        **model_fields,
     )
 
 
@@ -68,8 +73,8 @@ def _read_modernbert_decoder(config: Config) -> Table:
     )
     block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
-    score_head = {"over": "token", "bias": config.flag("classifier_bias"), "transform": _transform(config, norm)}
-    return decoder(config, block, norm, _modern_head(config, norm), stack, score_head)
+    score_head = {"over": "token", "bias": config.flag("classifier_bias"), "transform": _head_transform(config, norm)}
+    return decoder(config, block, norm, _prediction_head(config, norm), stack, score_head)
 
 
 def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
@@ -103,7 +108,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     return block, {"variants": layer_variants, **layer_pattern(layer_kinds), "embedding_norm": norm}
 
 
-def _transform(config: Config, norm: Table) -> Table:
+def _head_transform(config: Config, norm: Table) -> Table:
     return {
         "hidden_act": config.choice(ACTIVATIONS, "classifier_activation"),
         "bias": config.flag("classifier_bias"),
@@ -111,8 +116,8 @@ def _transform(config: Config, norm: Table) -> Table:
     }
 
 
-def _modern_head(config: Config, norm: Table) -> Table:
-    return {"bias": config.flag("decoder_bias"), "transform": _transform(config, norm)}
+def _prediction_head(config: Config, norm: Table) -> Table:
+    return {"bias": config.flag("decoder_bias"), "transform": _head_transform(config, norm)}
 
 
 def _read_eurobert(config: Config) -> Table:
@@ -171,8 +176,8 @@ def _read_nomic_bert(config: Config) -> Table:
     if config.optional_size("head_dim") is not None:
         mixer["head_dim"] = config.size("head_dim")
     block = layer_table(mixer, ffn, norm, "post")
-    segment_types = config.count("type_vocab_size")
-    stack = {"embedding_norm": norm, **token_types(segment_types)}
+    segment_type_count = config.count("type_vocab_size")
+    stack = {"embedding_norm": norm, **token_types(segment_type_count)}
     head = {"bias": True, "transform": {"hidden_act": config.choice(GATED, "hidden_act"), "norm": norm}}
     return encoder(config, block, stack, head, {}, **pooler(scores_sequences(config)))
 
@@ -193,7 +198,7 @@ def _read_jina_embeddings_v3(config: Config) -> Table:
         config,
         mlp(config.size("intermediate_size"), bert_activation(config)),
         20000.0,
-        bert_score("tanh"),
+        bert_score_head("tanh"),
         has_pooler=config.head == "none",
     )
 

@@ -36,13 +36,13 @@ def _read_neomme(config: Config) -> Table:
         zip(layer_kinds, _window_distances(config, layer_kinds), strict=True)
     ):
         mixer: Table = {"position": position_by_kind[layer_kind]}
-        variant_name = layer_kind
+        layer_variant = layer_kind
         if window_distance is not None:
-            variant_name = f"sliding_{window_distance}"
+            layer_variant = f"sliding_{window_distance}"
             mixer["sliding_window"] = 2 * window_distance + 1
         elif layer in (full_layers[0], full_layers[-1]):
-            variant_name, mixer["adds_embeddings"] = "full_with_embeddings", True
-        layers.append((variant_name, {"attention": mixer}))
+            layer_variant, mixer["adds_embeddings"] = "full_with_embeddings", True
+        layers.append((layer_variant, {"attention": mixer}))
     attention = {
         "type": "exclusive",
         "num_attention_heads": heads,

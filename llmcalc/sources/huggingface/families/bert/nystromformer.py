@@ -18,7 +18,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, module_names
 from ...parts import Table, encoder
 from ...writes import Writes
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -64,7 +64,7 @@ def _read_mra(config: Config) -> Table:
         block,
         bert_stack(config, position),
         bert_head(config, activation),
-        bert_score(activation),
+        bert_score_head(activation),
         label_count=2,
     )
 
@@ -96,14 +96,14 @@ def _bert_with_convolution(config: Config, field: str) -> Table:
     position = {"type": "learned", "max_position_embeddings": position_rows, "offset": 2}
     activation = bert_activation(config)
     stack, head = bert_stack(config, position), bert_head(config, activation)
-    return encoder(config, block, stack, head, bert_score(activation), label_count=2)
+    return encoder(config, block, stack, head, bert_score_head(activation), label_count=2)
 
 
 def _kernel_writer(field: str) -> Writes:
     return {field: lambda s: getattr(s.first_stack.block.attention.value_convolution, "conv_kernel_size", None)}
 
 
-def _blocks_per_row(config_values: ConfigValues) -> int:
+def _mra_blocks_per_row(config_values: ConfigValues) -> int:
     """Returns the number of exact score blocks per block of tokens in MRA, for the longest sequence."""
     block_rows = max(1, config_values.position_rows // MRA_BLOCK)
     block_count: int = config_values.first_stack.block.attention.blocks
@@ -133,7 +133,7 @@ FAMILIES = {
         _read_mra,
         ignored_fields=OLD,
         field_writers={
-            "block_per_row": _blocks_per_row,
+            "block_per_row": _mra_blocks_per_row,
             "approx_mode": lambda s: "full" if s.first_stack.block.attention.approximated else "sparse",
         },
         deviations=(SECOND_BIAS, NO_KERNEL),

@@ -34,20 +34,20 @@ def _read_perceiver(config: Config) -> Table:
         return mlp(config.size(factor_field) * hidden_size, activation)
 
     qk_channels, v_channels = (config.optional_size(field) for field in ("qk_channels", "v_channels"))
-    input_channels, config_channels = qk_channels or width_of_queries, qk_channels or latent_size
+    cross_qk_channels, input_qk_channels = qk_channels or width_of_queries, qk_channels or latent_size
     input_attention = attention(
         config.size("num_cross_attention_heads"),
-        input_channels,
-        v_channels or input_channels,
+        cross_qk_channels,
+        v_channels or cross_qk_channels,
         "num_cross_attention_heads",
     )
     mixer = attention(
         config.size("num_self_attention_heads"),
-        config_channels,
-        v_channels or config_channels,
+        input_qk_channels,
+        v_channels or input_qk_channels,
         "num_self_attention_heads",
     )
-    if (v_channels or config_channels) != latent_size:
+    if (v_channels or input_qk_channels) != latent_size:
         raise config.error("v_channels", v_channels, f"{latent_size} (d_latents), or null: a residual adds both")
     config.quotient("num_self_attention_heads", latent_size, config.size("num_self_attention_heads"))
     config.quotient("num_cross_attention_heads", latent_size, config.size("num_cross_attention_heads"))
@@ -78,7 +78,7 @@ def _read_perceiver(config: Config) -> Table:
     }
     embedding_fields = {"embedding_size": input_width} if input_width != latent_size else {}
     stack = {
-        **_layers_of_all_blocks(config),
+        **_layers_of_every_block(config),
         "position": learned_positions(config),
         "streams": residual_streams,
         **({"input_size": input_width} if embedding_fields else {}),
@@ -87,7 +87,7 @@ def _read_perceiver(config: Config) -> Table:
     return encoder(config, block, stack, {"bias": True}, tie_word_embeddings=True, **embedding_fields)
 
 
-def _layers_of_all_blocks(config: Config) -> Table:
+def _layers_of_every_block(config: Config) -> Table:
     """Returns the layers of all blocks, which share the parameters of the first block."""
     layers, block_count = config.size("num_self_attends_per_block"), config.size("num_blocks")
     if block_count == 1:

@@ -13,7 +13,7 @@ from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score, bert_stack
+from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
 
 if TYPE_CHECKING:
     from .....algebra import Number
@@ -60,7 +60,7 @@ def _read_roformer(config: Config) -> Table:
         block,
         stack,
         bert_head(config, bert_activation(config)),
-        {} if architecture(config).endswith(OF_CHOICES) else bert_score(bert_activation(config)),
+        {} if architecture(config).endswith(OF_CHOICES) else bert_score_head(bert_activation(config)),
         **model_fields,
     )
 

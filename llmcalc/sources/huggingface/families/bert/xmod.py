@@ -20,7 +20,7 @@ from .bert import (
     bert_head,
     bert_stack,
     padded_positions,
-    score_and_pooler,
+    score_head_and_pooler,
 )
 
 
@@ -50,7 +50,7 @@ def _read_xmod(config: Config) -> Table:
     stack = bert_stack(config, padded_positions(config))
     if is_pre_norm:
         stack["final_norm"] = layernorm(config.number("layer_norm_eps"))
-    score_head, has_pooler = score_and_pooler(config)
+    score_head, has_pooler = score_head_and_pooler(config)
     return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 

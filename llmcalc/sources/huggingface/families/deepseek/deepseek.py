@@ -31,17 +31,20 @@ def latent_attention(config: Config, v_head_dim: int | None = None, **attention_
 
 
 def routed_experts(
-    config: Config, shared_bias: bool = False, other_names: tuple[str, ...] = ("num_local_experts",), **moe_fields: Any
+    config: Config,
+    has_shared_bias: bool = False,
+    expert_count_names: tuple[str, ...] = ("num_local_experts",),
+    **moe_fields: Any,
 ) -> Table:
     """Returns DeepSeek's mixture of experts, where one wide FFN stands for all shared experts.
 
-    other_names: other names that the class accepts for n_routed_experts.
+    expert_count_names: other names that the class accepts for n_routed_experts.
     """
     expert_width = config.size("moe_intermediate_size")
     shared_expert_count = 0 if config.get("n_shared_experts") is None else config.count("n_shared_experts")
-    shared_expert = glu(config, shared_bias, expert_width * shared_expert_count) if shared_expert_count else None
+    shared_expert = glu(config, has_shared_bias, expert_width * shared_expert_count) if shared_expert_count else None
     return moe(
-        config.size("n_routed_experts", *other_names),
+        config.size("n_routed_experts", *expert_count_names),
         config.size("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         shared_expert,
@@ -77,7 +80,9 @@ def _read_deepseek_v2(config: Config) -> Table:
         )
     layer_kinds = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     mixer = (
-        _without_latent(config) if config.has("use_mla") and not config.flag("use_mla") else latent_attention(config)
+        _attention_without_query_latent(config)
+        if config.has("use_mla") and not config.flag("use_mla")
+        else latent_attention(config)
     )
     return deepseek_decoder(
         config,
@@ -88,7 +93,7 @@ def _read_deepseek_v2(config: Config) -> Table:
     )
 
 
-def _without_latent(config: Config) -> Table:
+def _attention_without_query_latent(config: Config) -> Table:
     """Returns multi-head attention for a config with `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     heads = config.size("num_attention_heads")

@@ -57,7 +57,7 @@ def _read_deepseek_v4(config: Config) -> Table:
     }
     shared_ffn = clamped_swiglu(glu(config, config.flag("mlp_bias"), expert_width))
     scoring = _scoring_func(config)
-    table_router: Table = {"type": "token_table", "scoring_func": scoring}
+    token_table_router: Table = {"type": "token_table", "scoring_func": scoring}
     experts = moe(
         config.size("n_routed_experts", "num_local_experts"),
         config.size("num_experts_per_tok"),
@@ -66,7 +66,7 @@ def _read_deepseek_v4(config: Config) -> Table:
         router={"scoring_func": scoring},
     )
     ffns_by_kind: Table = {
-        "hash": {"feed_forward": {"router": {**table_router, "vocab_size": config.size("vocab_size")}}},
+        "hash": {"feed_forward": {"router": {**token_table_router, "vocab_size": config.size("vocab_size")}}},
         "moe": {"feed_forward": {"router": {"score_correction": "buffer"}}},
     }
     block = {
@@ -142,7 +142,7 @@ def _written_layer_types(config_values: ConfigValues) -> list[str]:
     ]
 
 
-def _rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
+def _compression_rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
     """Returns the tokens per compressed entry, by kind of layer."""
     kinds_and_mixers = zip(_written_layer_types(config_values), config_values.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
@@ -150,7 +150,7 @@ def _rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
     }
 
 
-def _doubled_cache(op: Op) -> Op:
+def _with_doubled_cache(op: Op) -> Op:
     return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "sliding_attention" else op
 
 
@@ -158,7 +158,7 @@ KEPT_TWICE = Deviation(
     "DeepSeek-V4's cache",
     "layers without compressed entries cache their shared key/value tensor twice",
     "cache_bytes",
-    class_op=_doubled_cache,
+    class_op=_with_doubled_cache,
 )
 
 
@@ -175,7 +175,7 @@ FAMILIES = {
             "layer_types": _written_layer_types,
             "mlp_layer_types": lambda s: ["hash_moe" if n.router.reads_token_ids else "moe" for n in s.networks],
             "partial_rotary_factor": lambda s: s.first_value("qk_rope_head_dim") / s.first_value("head_dim"),
-            "compress_rates": _rates_by_kind,
+            "compress_rates": _compression_rates_by_kind,
         },
         deviations=(KEPT_TWICE,),
         modules=module_names("deepseek_v4"),

@@ -103,7 +103,7 @@ def _window_sizes(config: Config) -> Table:
     return {**latent_sizes, "qk_rope_head_dim": rotary_dim}
 
 
-def _float32_cache(op: Op) -> Op:
+def _with_float32_cache(op: Op) -> Op:
     return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "indexer" else op
 
 
@@ -111,7 +111,7 @@ FLOAT32_KEYS = Deviation(
     "Dots 3's indexer",
     "its keys are cached in float32, because they are rotated by angles in float32",
     "cache_bytes",
-    class_op=_float32_cache,
+    class_op=_with_float32_cache,
 )
 
 NO_COUNT = ROUTING | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim", "per_layer_config"}

@@ -38,9 +38,9 @@ def _read_mistral_large4_text(config: Config) -> Table:
         },
     }
     layer_indexers = indexer_kinds(config, depth)
-    latent_kinds = _latent_kinds(config, positions)
+    latent_kinds = _latent_layer_kinds(config, positions)
     ffn_kinds = dense_or_moe(config, depth, config.count("first_k_dense_replace"))
-    experts = routed_experts(config, other_names=("num_experts", "num_local_experts"))
+    experts = routed_experts(config, expert_count_names=("num_experts", "num_local_experts"))
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
     layers = list(zip(positions, layer_indexers, latent_kinds, strict=True))
     layer_tables: Table = {}
@@ -68,7 +68,7 @@ def _position_kinds(config: Config, depth: int) -> list[str]:
     return ["rope" if has_position else "nope" for has_position in has_positions[:depth]]
 
 
-def _latent_kinds(config: Config, position_kinds: list[str]) -> list[str]:
+def _latent_layer_kinds(config: Config, position_kinds: list[str]) -> list[str]:
     """Returns `computed` for each layer with separate latents, and `shared` for layers with a lower layer's latents."""
     if not config.has("kv_source_layers"):
         return ["computed"] * len(position_kinds)

@@ -108,21 +108,21 @@ def _layer_ffn(config: Config) -> Table:
     stated_fields = {field: config.get(field) for field in EXPERT_FIELDS if config.has(field)}
     moe_config = Config({**preset, **stated_fields}, {}, config.model_type, location=config.location)
     expert_width = moe_config.size("moe_intermediate_size")
-    clamp_ffn = clamped_swiglu if moe_config.number("swiglu_limit") else dict
+    clamp_if_limited = clamped_swiglu if moe_config.number("swiglu_limit") else dict
     router: Table = {"scoring_func": moe_config.choice({field: field for field in SCORES}, "scoring_func")}
     if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
         router["score_correction"] = "buffer"
     shared_ffn: Table | None = None
     if moe_config.count("n_shared_experts"):
         moe_config.require("n_shared_experts", 1)
-        shared_ffn = clamp_ffn(
+        shared_ffn = clamp_if_limited(
             glu(config, ffn_width=moe_config.optional_size("shared_expert_intermediate_size") or expert_width)
         )
     is_gated = moe_config.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
     return moe(
         moe_config.size("n_routed_experts"),
         moe_config.size("num_experts_per_tok"),
-        clamp_ffn(glu(config, ffn_width=expert_width)),
+        clamp_if_limited(glu(config, ffn_width=expert_width)),
         shared_ffn,
         router=router,
         **({"shared_expert_gate": True} if is_gated and shared_ffn is not None else {}),
@@ -142,10 +142,13 @@ def _read_dflash2(config: Config) -> Table:
 
 def _read_dspark(config: Config) -> Table:
     model_fields = _read_dflash(config)
-    proposal: Table = {}
+    proposal_fields: Table = {}
     if config.count("markov_rank"):
         head_kinds = {head_kind: head_kind for head_kind in ("vanilla", "gated", "rnn")}
-        proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(head_kinds, "markov_head_type")}
+        proposal_fields |= {
+            "markov_rank": config.size("markov_rank"),
+            "markov": config.choice(head_kinds, "markov_head_type"),
+        }
     config.fields_read.update(("markov_rank", "markov_head_type"))
     confidence_alpha = config.number("confidence_head_alpha")
     if (
@@ -153,9 +156,9 @@ def _read_dspark(config: Config) -> Table:
         if config.get("enable_confidence_head") is not None
         else confidence_alpha > 0
     ):
-        proposal |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
+        proposal_fields |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
     config.fields_read.update(("enable_confidence_head", "confidence_head_with_markov"))
-    return {**model_fields, **({"proposal": proposal} if proposal else {})}
+    return {**model_fields, **({"proposal": proposal_fields} if proposal_fields else {})}
 
 
 def _read_domino(config: Config) -> Table:

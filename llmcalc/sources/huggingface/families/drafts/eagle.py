@@ -64,28 +64,28 @@ def _read_eagle(config: Config) -> Table:
 
 def _read_eagle3(config: Config) -> Table:
     """Reads EAGLE-3, and P-EAGLE, which has a learned vector for tokens that are not verified yet."""
-    return _draft_of_states(config, _attention(config, config.flag("use_qk_norm")), glu(config))
+    return _draft_of_hidden_states(config, _attention(config, config.flag("use_qk_norm")), glu(config))
 
 
 def _read_eagle3_deepseek(config: Config) -> Table:
     """Reads EAGLE-3 with DeepSeek's latent attention, whose class always has a dense network and no biases."""
     config.require("attention_bias", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    return _draft_of_states(config, latent_attention(config, norm=norm), glu(config))
+    return _draft_of_hidden_states(config, latent_attention(config, norm=norm), glu(config))
 
 
 def _read_eagle3_qwen3_moe(config: Config) -> Table:
     """Reads EAGLE-3 with Qwen3's experts; its class adds attention to the normalized states."""
     ffn = glu(config, ffn_width=config.size("moe_intermediate_size"))
     experts = moe(config.size("num_experts"), config.size("num_experts_per_tok"), ffn)
-    return _draft_of_states(config, _attention(config, has_qk_norm=True), experts, norm_before_residual=True)
+    return _draft_of_hidden_states(config, _attention(config, has_qk_norm=True), experts, norm_before_residual=True)
 
 
 def _read_eagle3_gpt_oss(config: Config) -> Table:
     """Reads EAGLE-3 with gpt-oss's experts and Llama's attention."""
     expert = clamped_gpt_oss_ffn(glu(config, bias=True))
     experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), expert, router={"bias": True})
-    return _draft_of_states(config, _attention(config, has_qk_norm=False), experts)
+    return _draft_of_hidden_states(config, _attention(config, has_qk_norm=False), experts)
 
 
 def _attention(config: Config, has_qk_norm: bool) -> Table:
@@ -96,7 +96,7 @@ def _attention(config: Config, has_qk_norm: bool) -> Table:
     return attention(config, head_dim=head_dim, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
 
 
-def _draft_of_states(config: Config, mixer: Table, ffn: Table, norm_before_residual: bool = False) -> Table:
+def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_before_residual: bool = False) -> Table:
     """Returns an EAGLE-3 draft model from the attention and the FFN of its layers.
 
     norm_before_residual: whether the residual is normalized even if the config does not say so.
@@ -155,7 +155,7 @@ COMMON: dict[str, Any] = {
 }
 IGNORED = field_names(
     """
-    block_size eagle_config embed_requires_grad has_no_defaults_at_init layer_types max_window_layers norm_output
+    block_size eagle_config embed_requires_grad has_no_defaults_at_init layer_types max_window_layers normalize_output
     num_target_layers parallel_drafting ptd_token_id sliding_window speculators_config speculators_model_type
     speculators_version target_model_type use_sliding_window
     """
@@ -176,9 +176,12 @@ EXPERT_SIZES = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_
 SPECFORGE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
 
 
-def _defaults_with(model_type: str, *fields: str) -> dict[str, Any]:
+def _class_defaults_of_fields(model_type: str, *fields: str) -> dict[str, Any]:
     """Returns EAGLE-3's defaults, and the defaults of another configuration class for some fields."""
-    return {**EAGLE3, **{field: value for field, value in class_defaults(model_type).items() if field in fields}}
+    return {
+        **EAGLE3,
+        **{field: default_value for field, default_value in class_defaults(model_type).items() if field in fields},
+    }
 
 
 FAMILIES = {
@@ -193,7 +196,7 @@ FAMILIES = {
     ),
     "eagle3_deepseek": Family(
         _read_eagle3_deepseek,
-        _defaults_with("deepseek_v3", *LATENT_SIZES),
+        _class_defaults_of_fields("deepseek_v3", *LATENT_SIZES),
         IGNORED
         | field_names(
             """
@@ -207,13 +210,13 @@ FAMILIES = {
     ),
     "eagle3_qwen3_moe": Family(
         _read_eagle3_qwen3_moe,
-        _defaults_with("qwen3_moe", *EXPERT_SIZES),
+        _class_defaults_of_fields("qwen3_moe", *EXPERT_SIZES),
         IGNORED | field_names("decoder_sparse_step intermediate_size mlp_only_layers norm_topk_prob use_qk_norm"),
         source=f"{SPECFORGE}qwen3_moe_eagle.py",
     ),
     "eagle3_gpt_oss": Family(
         _read_eagle3_gpt_oss,
-        _defaults_with("gpt_oss", *EXPERT_SIZES),
+        _class_defaults_of_fields("gpt_oss", *EXPERT_SIZES),
         IGNORED | field_names("experts_per_token swiglu_limit use_qk_norm"),
         source=f"{SPECFORGE}gpt_oss_eagle.py",
     ),

@@ -57,10 +57,10 @@ def _read_afmoe(config: Config) -> Table:
     mixer = attention(
         config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm)
     )
-    full_period = config.size("global_attn_every_n_layers") if config.get("layer_types") is None else depth
+    full_attention_period = config.size("global_attn_every_n_layers") if config.get("layer_types") is None else depth
     sliding_attention = {"position": mixer.pop("position"), **_window_field(config)}
     attention_kinds = (
-        listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, full_period)),
+        listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, full_attention_period)),
         {"full": {}, "sliding": {"attention": sliding_attention}},
     )
     ffn_kinds = _dense_and_expert_ffns(

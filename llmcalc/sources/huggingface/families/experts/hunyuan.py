@@ -163,7 +163,7 @@ OF_EXPERTS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_
 """Fields that are not read for a model without experts."""
 
 
-def _top_k_values(config_values: ConfigValues) -> Any:
+def _top_k_of_layers(config_values: ConfigValues) -> Any:
     top_k_by_layer = [ffn.num_experts_per_tok for ffn in config_values.networks]
     return top_k_by_layer if len({*top_k_by_layer}) > 1 else top_k_by_layer[0]
 
@@ -190,7 +190,7 @@ FAMILIES = {
         _read_hunyuan_v1_moe,
         ignored_fields=NO_COUNT,
         aliases={"num_experts_per_tok": "moe_topk"},
-        field_writers={"moe_topk": _top_k_values},
+        field_writers={"moe_topk": _top_k_of_layers},
         modules=HUNYUAN_MODULES,
     ),
     "hy_v3": Family(

@@ -107,7 +107,7 @@ def _uncounted_prediction(config: Config) -> None:
         config.notes.append("num_mtp_layers: the multi-token-prediction modules are not counted")
 
 
-def _float32_states(op: Op) -> Op:
+def _with_float32_state(op: Op) -> Op:
     return replace(op, bits=32) if isinstance(op, State) and op.kind == "conv_state" else op
 
 
@@ -115,7 +115,7 @@ FLOAT32_STATES = Deviation(
     "Inkling's convolutions",
     "they run in float32, so that the states of their last inputs are float32 too",
     "cache_bytes",
-    class_op=_float32_states,
+    class_op=_with_float32_state,
 )
 
 

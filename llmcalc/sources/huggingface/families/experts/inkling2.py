@@ -42,7 +42,10 @@ def _read_inkling2_text(config: Config) -> Table:
         "feed_forward_blocks": 1,
         "separate_inputs": True,
     }
-    changes: dict[str, Table] = {"full": {}, "sliding": {"attention": sliding_attention, "separate_inputs": False}}
+    attention_by_kind: dict[str, Table] = {
+        "full": {},
+        "sliding": {"attention": sliding_attention, "separate_inputs": False},
+    }
     default_kinds = ["sliding" if (layer + 1) % 6 else "full" for layer in range(depth)]
     block_size, layers = config.size("n_layers_per_attn_res_block"), []
     for layer, layer_kind in enumerate(listed_kinds(config, "layer_types", RANGES, default_kinds)):
@@ -55,7 +58,7 @@ def _read_inkling2_text(config: Config) -> Table:
         layers.append(
             (
                 f"{layer_kind}_{finished_blocks}" + ("_start" if starts_block else ""),
-                {**changes[layer_kind], **residual_fields},
+                {**attention_by_kind[layer_kind], **residual_fields},
             )
         )
     residual_streams: Table = {

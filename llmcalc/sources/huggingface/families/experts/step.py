@@ -40,7 +40,7 @@ def _read_step3p5(config: Config) -> Table:
     window = config.optional_size("sliding_window")
     if window is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
-    sliding_attention: Table = {"num_attention_heads": _sliding_heads(config), "sliding_window": window}
+    sliding_attention: Table = {"num_attention_heads": _sliding_attention_heads(config), "sliding_window": window}
     for field_name, field_value in (
         ("num_experts", config.size("n_routed_experts")),
         ("n_shared_experts", 1),
@@ -83,7 +83,7 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
     return ["moe" if layer in expert_layers else "dense" for layer in range(depth)]
 
 
-def _sliding_heads(config: Config) -> int:
+def _sliding_attention_heads(config: Config) -> int:
     """Returns the number of query heads in layers with a window."""
     heads = config.optional_size("num_sliding_attention_heads")
     if heads is not None:

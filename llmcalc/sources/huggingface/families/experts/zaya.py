@@ -68,7 +68,7 @@ def _read_zaya(config: Config) -> Table:
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack)
 
 
-def _scale_and_bias(module_name: str) -> str:
+def _scale_and_bias_paths(module_name: str) -> str:
     """Returns the module names of the scale and shift vectors of a residual or of a sublayer output."""
     return f"{module_name}_scale + {module_name}_bias"
 
@@ -89,10 +89,10 @@ FAMILIES = {
             "router.norm": "router_mlp.norm",
             "router.out_proj": "router_mlp.out_proj",
             "router.below_scale": "router_states_scale",
-            "mlp_out_scale": _scale_and_bias("post_mlp_residual_scale.hidden_states"),
-            "mlp_residual_scale": _scale_and_bias("post_mlp_residual_scale.residual"),
-            "self_attn_out_scale": _scale_and_bias("post_attention_residual_scale.hidden_states"),
-            "self_attn_residual_scale": _scale_and_bias("post_attention_residual_scale.residual"),
+            "mlp_out_scale": _scale_and_bias_paths("post_mlp_residual_scale.hidden_states"),
+            "mlp_residual_scale": _scale_and_bias_paths("post_mlp_residual_scale.residual"),
+            "self_attn_out_scale": _scale_and_bias_paths("post_attention_residual_scale.hidden_states"),
+            "self_attn_residual_scale": _scale_and_bias_paths("post_attention_residual_scale.residual"),
             "q_proj": "qkv_proj.q_proj",
             "k_proj": "qkv_proj.k_proj",
             "v_proj": "qkv_proj.v_proj_current",

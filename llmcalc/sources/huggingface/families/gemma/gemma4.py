@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _full_heads(config: Config, layer_kinds: list[str]) -> list[Table]:
+def _full_attention_head_fields(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns each layer's head sizes that differ from the common sizes: `global_` fields in full layers."""
     heads = config.optional_size("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     full_fields: Table = {
@@ -80,9 +80,9 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
     window = config.size("sliding_window")
     shared_layers = config.count("num_kv_shared_layers")
     check_shared_layers(config, layer_kinds, shared_layers)
-    double_wide = config.flag("use_double_wide_mlp")
+    has_double_wide_mlp = config.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []
-    layer_head_sizes = _full_heads(config, layer_kinds)
+    layer_head_sizes = _full_attention_head_fields(config, layer_kinds)
     for layer_index, layer_kind in enumerate(layer_kinds):
         mixer: Table = dict(layer_head_sizes[layer_index])
         if layer_kind == "sliding":
@@ -95,7 +95,7 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
         layer: Table = {"attention": mixer}
         if shared_layers and layer_index >= depth - shared_layers:
             mixer["kv_shared"] = True
-            if double_wide:
+            if has_double_wide_mlp:
                 layer[wider_ffn_field] = {"intermediate_size": 2 * config.size("intermediate_size")}
         layers.append((f"{layer_kind}_shared" if "kv_shared" in mixer else layer_kind, layer))
     return stack_of_layers(layers)
@@ -108,7 +108,7 @@ def _read_gemma4(config: Config) -> Table:
 
 
 def _read_gemma4_unified(config: Config) -> Table:
-    return _gemma4_decoder(config, experts=False, has_layer_inputs=False)
+    return _gemma4_decoder(config, has_experts=False, has_layer_inputs=False)
 
 
 def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
@@ -129,11 +129,11 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     return norm, layer_kinds, mixer
 
 
-def _gemma4_decoder(config: Config, experts: bool, has_layer_inputs: bool) -> Table:
+def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
     dense_ffn = glu(config, act_field="hidden_activation")
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_ffn, "norm": norm}
-    if experts:
+    if has_experts:
         expert = glu(config, ffn_width=config.size("moe_intermediate_size"), act_field="hidden_activation")
         block |= {
             "feed_forward": moe(
@@ -144,7 +144,7 @@ def _gemma4_decoder(config: Config, experts: bool, has_layer_inputs: bool) -> Ta
             ),
             "dense": dense_ffn,
         }
-    stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if experts else "feed_forward")
+    stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if has_experts else "feed_forward")
     if has_layer_inputs:
         width_per_layer = config.size("hidden_size_per_layer_input")
         block["per_layer_input"] = {

@@ -36,22 +36,24 @@ if TYPE_CHECKING:
 
 def _read_stack_config(config: Config, section_name: str, has_cross_attention: bool = False) -> tuple[Config, Table]:
     """Returns the config and the stack of the encoder or decoder; a missing section has the class's defaults."""
-    side_config = config.section(section_name, SIDE)
-    norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
-    mixer = attention(side_config, **score_cap_fields(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
-    block: Table = layer_table(mixer, glu(side_config, act_field="hidden_activation"), norm, "sandwich")
+    stack_config = config.section(section_name, SIDE)
+    norm = offset_rmsnorm(stack_config.number("rms_norm_eps"))
+    mixer = attention(
+        stack_config, **score_cap_fields(stack_config), **biases(stack_config.flag("attention_bias"), *QKVO)
+    )
+    block: Table = layer_table(mixer, glu(stack_config, act_field="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
         block["cross_attention"] = {field: field_value for field, field_value in mixer.items() if field != "position"}
-    depth = side_config.size("num_hidden_layers")
+    depth = stack_config.size("num_hidden_layers")
     stack: Table = {
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
-        **sliding_stack(side_config, kinds_with_nth_full(depth, 2)),
+        **sliding_stack(stack_config, kinds_with_nth_full(depth, 2)),
     }
     stack = stack if has_cross_attention else bidirectional_stack(stack, lambda window: window)
-    side_config.finish(IGNORED, config)
-    return side_config, stack
+    stack_config.finish(IGNORED, config)
+    return stack_config, stack
 
 
 def _read_t5gemma(config: Config) -> Table:
@@ -100,8 +102,8 @@ def _read_t5gemma2(config: Config) -> Table:
             )
     is_tied, hidden_size = config.flag("tie_word_embeddings"), decoder_config.size("hidden_size")
     encoder, decoder = (
-        _encoder_or_decoder(encoder_config),
-        _encoder_or_decoder(decoder_config, has_merged_attention=True),
+        _stack_fields(encoder_config),
+        _stack_fields(decoder_config, has_merged_attention=True),
     )
     from ...towers import read_towers
 
@@ -130,7 +132,7 @@ def _read_t5gemma2(config: Config) -> Table:
     return {**model_fields, "towers": towers} if towers else model_fields
 
 
-def _encoder_or_decoder(config: Config, has_merged_attention: bool = False) -> Table:
+def _stack_fields(config: Config, has_merged_attention: bool = False) -> Table:
     """Returns the table of the encoder's or the decoder's stack.
 
     has_merged_attention: whether attention also covers the encoder's output.
@@ -212,7 +214,7 @@ IMAGES = field_names(
 def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
     """Writes the config of the encoder or of the decoder from a model's description."""
     stack = require_present(getattr(config_values.spec, stack_name))
-    side_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
+    stack_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
     stack_fields = (
         "num_hidden_layers",
         "intermediate_size",
@@ -221,14 +223,14 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         "layer_types",
         "rms_norm_eps",
     )
-    field_values = {field: side_values.usual_value(field) for field in stack_fields}
-    mixer, context_length = side_values.find_part(Attention), config_values.spec.max_position_embeddings
+    field_values = {field: stack_values.usual_value(field) for field in stack_fields}
+    mixer, context_length = stack_values.find_part(Attention), config_values.spec.max_position_embeddings
     field_values |= {
-        "hidden_activation": side_values.usual_value("hidden_act"),
+        "hidden_activation": stack_values.usual_value("hidden_act"),
         "attention_bias": mixer.q_bias,
         "attn_logit_softcapping": mixer.attn_logit_softcapping,
     }
-    field_values |= {} if side_values.window is None else {"sliding_window": side_values.window}
+    field_values |= {} if stack_values.window is None else {"sliding_window": stack_values.window}
     field_values |= {} if context_length is None else {"max_position_embeddings": context_length}
     model_sizes = {
         "vocab_size": stack.vocab_size or config_values.spec.vocab_size,
@@ -238,7 +240,7 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         **model_sizes,
         "num_attention_heads": mixer.num_attention_heads,
         **field_values,
-        "rope_theta": side_values.rotary_position.rope_theta,
+        "rope_theta": stack_values.rotary_position.rope_theta,
     }
 
 

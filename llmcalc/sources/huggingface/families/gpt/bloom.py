@@ -104,7 +104,7 @@ def _parallel_norm_count(config_values: ConfigValues) -> int | None:
     return {"separate": 2, "shared": 1}.get(config_values.layers[0].parallel or "")
 
 
-def _cache_of_every_head(op: Op) -> Op:
+def _with_cache_of_every_head(op: Op) -> Op:
     if isinstance(op, AttentionCore):
         return KVCache(op.heads * (op.qk_dim + op.v_dim), "full_attention")
     return replace(op, width=0) if isinstance(op, KVCache) else op
@@ -124,7 +124,7 @@ KEEPS_EVERY_HEAD = Deviation(
     "Falcon's cache",
     "grouped keys and values are cached once for each query head",
     "cache_bytes",
-    class_op=_cache_of_every_head,
+    class_op=_with_cache_of_every_head,
     applies_to=_has_grouped_queries,
 )
 

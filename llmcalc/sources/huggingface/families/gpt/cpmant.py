@@ -22,10 +22,10 @@ MOST_SEGMENTS = 2**20
 def _read_cpmant(config: Config) -> Table:
     norm = rmsnorm(config.number("eps"))
     heads = config.size("num_attention_heads")
-    segment_types = config.size("segment_types")
-    if segment_types > MOST_SEGMENTS:
+    segment_type_count = config.size("segment_types")
+    if segment_type_count > MOST_SEGMENTS:
         raise config.error(
-            "segment_types", segment_types, f"at most {MOST_SEGMENTS}, as its table has a row for each pair"
+            "segment_types", segment_type_count, f"at most {MOST_SEGMENTS}, as its table has a row for each pair"
         )
     prompt_count = config.size("prompt_types")
     if prompt_count < FEWEST_PROMPTS:
@@ -41,12 +41,12 @@ def _read_cpmant(config: Config) -> Table:
             "prompt_types": prompt_count,
             "prompt_length": config.size("prompt_length"),
         },
-        "token_types": {"type_vocab_size": segment_types},
+        "token_types": {"type_vocab_size": segment_type_count},
         "relative_bias": {
             "num_attention_heads": heads,
             "relative_attention_num_buckets": config.size("position_bias_num_buckets"),
             "relative_attention_max_distance": config.size("position_bias_max_distance"),
-            "other_buckets": [segment_types**2],
+            "other_buckets": [segment_type_count**2],
         },
     }
     model_fields = decoder(config, block, norm, stack=stack)

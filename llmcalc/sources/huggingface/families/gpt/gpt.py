@@ -207,12 +207,12 @@ def _attention_types(config_values: ConfigValues) -> list[Any]:
     ]
 
 
-def _cache_of_every_token(op: Op) -> Op:
+def _with_cache_of_every_token(op: Op) -> Op:
     return replace(op, limit=None) if isinstance(op, KVCache) else op
 
 
 KEEPS_EVERY_TOKEN = Deviation(
-    "GPT-Neo's cache", "its local layers cache every token", "cache_bytes", class_op=_cache_of_every_token
+    "GPT-Neo's cache", "its local layers cache every token", "cache_bytes", class_op=_with_cache_of_every_token
 )
 
 

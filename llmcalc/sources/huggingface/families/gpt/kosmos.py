@@ -15,7 +15,7 @@ from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layer_table, layernorm, mlp, token_types
 
 
-def _kosmos(config: Config, stack: Table, **attention_fields: Any) -> Table:
+def _kosmos_decoder(config: Config, stack: Table, **attention_fields: Any) -> Table:
     norm, heads = layernorm(config.number("layer_norm_eps")), config.size("num_attention_heads")
     config.quotient("attention_heads", config.size("hidden_size"), heads)
     ffn = mlp(config.size("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
@@ -27,12 +27,12 @@ def _kosmos(config: Config, stack: Table, **attention_fields: Any) -> Table:
 
 def _read_kosmos2(config: Config) -> Table:
     config.require("add_cross_attention", False)
-    return _kosmos(config, {}, sub_norm=layernorm(config.number("layer_norm_eps")))
+    return _kosmos_decoder(config, {}, sub_norm=layernorm(config.number("layer_norm_eps")))
 
 
 def _read_kosmos2_5(config: Config) -> Table:
     """Reads Kosmos-2.5, with a segment embedding for text and images."""
-    return _kosmos(config, token_types(2))
+    return _kosmos_decoder(config, token_types(2))
 
 
 NO_COUNT = frozenset({"no_scale_embedding"})

@@ -52,10 +52,10 @@ def _read_stablelm(config: Config) -> Table:
     mixer = attention(
         config, head_dim=None, position=rope(config, 0.25), **biases(config.flag("use_qkv_bias"), *QKV), **qk_norms
     )
-    side_by_side = {"parallel": "shared"} if config.flag("use_parallel_residual") else {}
+    parallel_field = {"parallel": "shared"} if config.flag("use_parallel_residual") else {}
     return decoder(
         config,
-        {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre", **side_by_side},
+        {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre", **parallel_field},
         norm,
     )
 

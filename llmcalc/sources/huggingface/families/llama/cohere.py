@@ -85,11 +85,11 @@ def _read_cohere2_moe(config: Config) -> Table:
     if dense_layers > depth:
         raise config.error("first_k_dense_replace", dense_layers, f"at most num_hidden_layers ({depth})")
     dense_period = config.size("prefix_dense_sliding_window_pattern")
-    full_period = config.optional_size("sliding_window_pattern") or 4
+    full_attention_period = config.optional_size("sliding_window_pattern") or 4
     window = config.optional_size("sliding_window")
     default_kinds = [
         *kinds_with_nth_full(dense_layers, dense_period),
-        *kinds_with_nth_full(depth - dense_layers, full_period),
+        *kinds_with_nth_full(depth - dense_layers, full_attention_period),
     ]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_kinds)
     ffn_kinds = listed_kinds(
@@ -146,7 +146,11 @@ def _read_cohere_compass(config: Config) -> Table:
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
     stack = stack_of_variants(
-        {attention_kind: {"attention": changes} for attention_kind, changes in layer_tables.items()}, layer_kinds
+        {
+            attention_kind: {"attention": attention_changes}
+            for attention_kind, attention_changes in layer_tables.items()
+        },
+        layer_kinds,
     )
     return _parallel_decoder(
         config, attention(config, **_attention_biases(config)), glu(config), _layer_norm(config), stack

@@ -12,7 +12,7 @@ from .attention_variants import AttentionVariantKernels
 
 
 @kernels_compared(BY_TORCH)
-class EntryKernels(AttentionVariantKernels):
+class CacheEntryKernels(AttentionVariantKernels):
     """Kernels of attention to compressed entries, which run the operations of the reference line by line."""
 
     def do_windows(self, operation: Step) -> None:
@@ -38,7 +38,7 @@ class EntryKernels(AttentionVariantKernels):
 
     def do_with_rest(self, operation: Step) -> None:
         row_tensors = list(map(self.tensor_of, operation.ins))
-        cached_tensors = self.frames[-1].local_tensors["held"] = self.cached("cache")
+        cached_tensors = self.frames[-1].local_tensors["held"] = self.cached_tensors("cache")
         if cached_tensors is not None:
             row_tensors = [
                 self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached_tensors[1:], row_tensors, strict=True)
@@ -49,10 +49,10 @@ class EntryKernels(AttentionVariantKernels):
 
     def do_keep_entries(self, operation: Step) -> None:
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
-        aten, (flow_value, *row_tensors), cached_tensors = self.t, operation.ins, self.cached(operation.name)
+        aten, (flow_value, *row_values), cached_tensors = self.t, operation.ins, self.cached_tensors(operation.name)
         assert isinstance(operation.op, EntryCache)
         remaining_rows, tokens_per_entry = (
-            [self.tensor_of(remaining_row) for remaining_row in row_tensors],
+            [self.tensor_of(row_value) for row_value in row_values],
             operation.op.rate,
         )
         new_entries = None if self.is_from_earlier_pass(flow_value) else self.tensor_of(flow_value)
@@ -68,7 +68,7 @@ class EntryKernels(AttentionVariantKernels):
             )
         else:
             compressed_entries = new_entries if cached_entries is None else aten.cat([cached_entries, new_entries], 1)
-        self.keep(
+        self.store_in_cache(
             operation.name,
             compressed_entries,
             *(aten.slice(x, x.shape[1] % tokens_per_entry, 1) for x in remaining_rows),
@@ -86,24 +86,28 @@ class EntryKernels(AttentionVariantKernels):
 
     def do_of_lower_layer(self, operation: Step) -> None:
         """Returns the named values that a lower layer has stored."""
-        self.refuse_recomputed(operation)
+        self.refuse_recomputed_module(operation)
         self.bind(operation.outs[0], self.memo[operation.options["slot"]])
 
     def do_candidates(self, operation: Step) -> None:
         """Gathers a single token's candidate keys; for several tokens masks all other keys (Chooser._candidates)."""
         aten, (keys, visible_mask) = self.t, map(self.tensor_of, operation.ins)
-        blocks, block_size, entry_count = self.memo["candidate blocks"], operation.options["block_size"], keys.shape[1]
-        if self.reads_selected(blocks.shape[1]):
+        top_blocks, block_size, entry_count = (
+            self.memo["candidate blocks"],
+            operation.options["block_size"],
+            keys.shape[1],
+        )
+        if self.reads_selected(top_blocks.shape[1]):
             block_offsets = aten.new_tensor((block_size,), INT64)
             last_block_entries = entry_count - (entry_count - 1) // block_size * block_size
-            in_blocks = aten.add(aten.scale(aten.unsqueeze(aten.select(blocks, 1), -1)), block_offsets)
-            in_blocks = aten.flatten(in_blocks, 1)
+            is_in_top_block = aten.add(aten.scale(aten.unsqueeze(aten.select(top_blocks, 1), -1)), block_offsets)
+            is_in_top_block = aten.flatten(is_in_top_block, 1)
             candidate_slices = [
-                aten.slice(in_blocks, last_block_entries),
-                aten.slice(in_blocks, in_blocks.shape[-1] - block_size),
+                aten.slice(is_in_top_block, last_block_entries),
+                aten.slice(is_in_top_block, is_in_top_block.shape[-1] - block_size),
             ]
             positions = aten.cat(candidate_slices)
-            del in_blocks, candidate_slices
+            del is_in_top_block, candidate_slices
             positions = aten.sort(positions)[0]
             entry_indices = aten.unsqueeze(positions, -1)
             gathered_entries = aten.gather(
@@ -114,12 +118,14 @@ class EntryKernels(AttentionVariantKernels):
             self.bind(operation.outs[1], aten.slice(visible_mask, positions.shape[-1]))
             return
         total_blocks = -(-entry_count // block_size)
-        in_blocks = aten.new_tensor((*blocks.shape[:2], total_blocks), BOOL)
-        in_blocks = aten.slice(aten.repeat_interleave(aten.scatter(in_blocks, blocks), block_size, 2), entry_count)
+        is_in_top_block = aten.new_tensor((*top_blocks.shape[:2], total_blocks), BOOL)
+        is_in_top_block = aten.slice(
+            aten.repeat_interleave(aten.scatter(is_in_top_block, top_blocks), block_size, 2), entry_count
+        )
         self.bind(operation.outs[0], keys)
-        self.bind(operation.outs[1], aten.compare(visible_mask, in_blocks))
+        self.bind(operation.outs[1], aten.compare(visible_mask, is_in_top_block))
 
-    def _find_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
+    def _choose_best_blocks(self, masked_scores: Tensor, block_count: Number, block_size: Number) -> None:
         """Stores each token's best blocks of compressed entries for higher layers (Chooser._find_blocks)."""
         aten, (batch, tokens, entry_count) = self.t, masked_scores.shape
         total_blocks = -(-entry_count // block_size)
@@ -143,7 +149,7 @@ class EntryKernels(AttentionVariantKernels):
         del weighted_scores
         masked_scores = aten.masked_fill(scores, aten.like(visible_mask))
         if operation.options["finds"] is not None:
-            self._find_blocks(masked_scores, *operation.options["finds"])
+            self._choose_best_blocks(masked_scores, *operation.options["finds"])
         top_entries = aten.sort(masked_scores)[1]
         top_entries = aten.slice(top_entries, minimum(top_entries.shape[-1], operation.options["top_k"]))
         positions = self.frames[-1].local_tensors.get("positions")

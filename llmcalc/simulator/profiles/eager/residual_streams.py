@@ -10,7 +10,7 @@ from ...tensor import FLOAT32, INT64, Tensor
 
 
 @kernels_compared(BY_TORCH, unchecked_kernels=("do_received",))
-class StreamKernels(Lowering):
+class ResidualStreamKernels(Lowering):
     """Kernels that split, mix and merge residual streams, [batch, rows, streams, width]."""
 
     def do_take(self, operation: Step) -> None:
@@ -55,16 +55,16 @@ class StreamKernels(Lowering):
         aten, part_sizes = self.t, [output.width for output in operation.outs]
         weight_parts = aten.split(self.tensor_of(operation.ins[0]), part_sizes)
         base_weight = self.weight(f"{operation.name}.base", (sum(part_sizes),))
-        scale = self.weight(f"{operation.name}.scale", (len(part_sizes),))
-        for output, weight_logits, scale_element, offset in zip(
-            operation.outs, weight_parts, aten.unbind(scale), aten.split(base_weight, part_sizes), strict=True
+        scale_vector = self.weight(f"{operation.name}.scale", (len(part_sizes),))
+        for output, weight_logits, scale_element, stream_offset in zip(
+            operation.outs, weight_parts, aten.unbind(scale_vector), aten.split(base_weight, part_sizes), strict=True
         ):
-            self.store_tensor(output, aten.add(aten.mul(weight_logits, scale_element), offset))
+            self.store_tensor(output, aten.add(aten.mul(weight_logits, scale_element), stream_offset))
 
     def do_delayed_weights(self, operation: Step) -> None:
         """Returns the stream weights of the previous sublayer, or of the first stream for the first sublayer."""
         x, output, weights_key = self.tensor_of(operation.ins[0]), operation.outs[0], operation.options["slot"]
-        self.refuse_recomputed(operation)
+        self.refuse_recomputed_module(operation)
         if weights_key not in self.memo:
             stream_count = x.shape[-1]
             first_stream = self.t.select(self.t.new_tensor((stream_count, stream_count), x.dtype), 0)

@@ -14,7 +14,7 @@ from .positions import PositionKernels
 
 
 @kernels_compared(BY_TORCH)
-class LocalKernels(PositionKernels):
+class LocalAttentionKernels(PositionKernels):
     """Kernels of local attention, which run the operations of the reference line by line."""
 
     def _block_sum_indices(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ class LocalKernels(PositionKernels):
             self.bind(output, self._split_local_heads(self._split_into_blocks(x, block_size), heads))
             return
         neighbour_blocks = self._split_local_heads(
-            self._join_neighbour_blocks(self._split_into_blocks(self._cut_to_rows(x, tokens), block_size)), heads
+            self._join_neighbour_blocks(self._split_into_blocks(self._keep_first_rows(x, tokens), block_size)), heads
         )
         self.bind(
             output,
@@ -58,7 +58,7 @@ class LocalKernels(PositionKernels):
             [neighbour_blocks, aten.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2
         )
 
-    def _cut_to_rows(self, x: Tensor, row_count: Any) -> Tensor:
+    def _keep_first_rows(self, x: Tensor, row_count: Any) -> Tensor:
         """Returns the first rows of x, or x if it has no more rows."""
         return x if x.shape[1] == row_count else self.t.slice(x, row_count, 1)
 
@@ -98,11 +98,13 @@ class LocalKernels(PositionKernels):
         self, tokens: Any, local_radius: Any, block_size: Any, bias_tables: list[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
         """Builds the local attention mask, as LocalReference._mask_and_bias does."""
-        aten, block = self.t, local_radius + 1
-        token_positions = self._split_into_blocks(aten.like(aten.unsqueeze(self.token_positions(tokens), 0)), block)
+        aten, block_rows = self.t, local_radius + 1
+        token_positions = self._split_into_blocks(
+            aten.like(aten.unsqueeze(self.token_positions(tokens), 0)), block_rows
+        )
         key_positions = self._join_neighbour_blocks(token_positions)
-        window_positions = aten.new_tensor((3 * block,), INT64)
-        block_positions = aten.slice(window_positions, block)
+        window_positions = aten.new_tensor((3 * block_rows,), INT64)
+        block_positions = aten.slice(window_positions, block_rows)
         is_in_radius = aten.compare(
             aten.like(aten.like(aten.unsqueeze(window_positions, 0), aten.unsqueeze(block_positions, 1)))
         )
@@ -121,7 +123,7 @@ class LocalKernels(PositionKernels):
             bias_of_sums = self.bias_by_distance(bias_tables[1], block_of_token, block_indices, causal=False)
             sum_mask = aten.unsqueeze(aten.permute(bias_of_sums, (1, 0, 2)), 0)
             del bias_of_sums
-            sum_mask = aten.transpose(aten.select(self._split_into_blocks(sum_mask, block), 0), 1, 2)
+            sum_mask = aten.transpose(aten.select(self._split_into_blocks(sum_mask, block_rows), 0), 1, 2)
             bias = aten.cat([aten.expand(bias, (sum_mask.shape[0], *bias.shape[1:])), sum_mask])
         return mask, bias
 
@@ -137,7 +139,7 @@ class LocalKernels(PositionKernels):
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
         )
         attention_output = self.t.flatten(self.t.transpose(attention_output, -2, -3), 1, 2)
-        self.store_tensor(operation.outs[0], self._cut_to_rows(attention_output, tokens))
+        self.store_tensor(operation.outs[0], self._keep_first_rows(attention_output, tokens))
 
     def _local_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None

@@ -14,7 +14,7 @@ from .experts import ExpertKernels
 
 
 @kernels_compared(BY_TORCH)
-class CapacityKernels(ExpertKernels):
+class ExpertCapacityKernels(ExpertKernels):
     """Kernels of experts with a fixed capacity, which run the operations of the reference with `expert_capacity`."""
 
     def store_tensor(self, flow_value: Value, tensor: Tensor) -> None:

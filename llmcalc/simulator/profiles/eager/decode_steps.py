@@ -25,16 +25,16 @@ DECODED = by_torch("tests/simulator/test_inference.py")
 
 
 @kernels_compared(DECODED)
-class StepKernels(ScanKernels):
+class DecodeStepKernels(ScanKernels):
     """Kernels for decoding one token of a recurrence."""
 
-    def state_before(self, state_name: str) -> Tensor:
+    def cached_state(self, state_name: str) -> Tensor:
         """Returns the single tensor of a recurrent state."""
-        cached_states = self.cached(state_name)
+        cached_states = self.cached_tensors(state_name)
         assert cached_states is not None
         return cached_states[0]
 
-    def norm_output(self, operations: ModuleSteps, x: Tensor, output_width: Any) -> Tensor:
+    def normalize_output(self, operations: ModuleSteps, x: Tensor, output_width: Any) -> Tensor:
         """Runs a norm on a module's output, group by group if the norm has groups."""
         norm_step = operations["norm"]
         group_count = norm_step.options.get("groups")
@@ -54,12 +54,12 @@ class StepKernels(ScanKernels):
         has_heads = operations["x_proj"].verb == "experts"
         heads = operations["x_proj"].options["experts"].size if has_heads else 1
         inner_states, gate = aten.split(self.project(operations["in_proj"], x), [op.inner, op.inner])
-        inner_states = self.conv_with_state(operations["conv1d"], aten.transpose(inner_states, 1, 2), "conv_state")
+        inner_states = self.convolve_after_state(operations["conv1d"], aten.transpose(inner_states, 1, 2), "conv_state")
         inner_states = aten.transpose(self.apply_activation(inner_states, activation_name), 1, 2)
         projected_width = operations["x_proj"].outs[0].width
         rank = projected_width - 2 * op.state
         dt_b_c = (
-            self._head_map(operations["x_proj"], inner_states, heads, projected_width)
+            self._project_per_head(operations["x_proj"], inner_states, heads, projected_width)
             if has_heads
             else self.project(operations["x_proj"], inner_states)
         )
@@ -71,21 +71,25 @@ class StepKernels(ScanKernels):
                 for operation_name, y in zip(NORMS, (time_step, b, c), strict=True)
             )
         time_step = aten.function(
-            "softplus", self._time_step(operations["dt_proj"], aten.flatten(time_step, 2), heads, has_heads)
+            "softplus", self._project_time_step(operations["dt_proj"], aten.flatten(time_step, 2), heads, has_heads)
         )
         shape = (heads, exact_div(op.inner, heads), op.state) if has_heads else (op.inner, op.state)
-        _cached_state = self.cached("ssm_state")
+        _cached_state = self.cached_tensors("ssm_state")
         y, last_state = self._decode_scan(
             inner_states, time_step, aten.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
         )
-        self.keep("ssm_state", last_state)
+        self.store_in_cache("ssm_state", last_state)
         return self.project(operations["out_proj"], aten.mul(y, self.apply_activation(gate, activation_name)))
 
-    def _time_step(self, operation: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
+    def _project_time_step(self, operation: Step, x: Tensor, heads: Any, per_head: bool) -> Tensor:
         """Projects to the time step Δ."""
-        return self._head_map(operation, x, heads, operation.outs[0].width) if by_head else self.project(operation, x)
+        return (
+            self._project_per_head(operation, x, heads, operation.outs[0].width)
+            if per_head
+            else self.project(operation, x)
+        )
 
-    def _head_map(self, operation: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
+    def _project_per_head(self, operation: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
         """Applies one linear layer per head, as HeadMap.forward does."""
         aten, head_width = self.t, exact_div(x.shape[-1], heads)
         weight = self.weight(f"{operation.name}.weight", (heads, output_width, head_width))
@@ -98,11 +102,11 @@ class StepKernels(ScanKernels):
 
     def _decode_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
         """Runs Mamba's scan for one token, as Scan.forward does."""
-        aten, previous_state = self.t, self.state_before("ssm_state")
+        aten, previous_state = self.t, self.cached_state("ssm_state")
         decay = aten.exp(
             aten.mul(
                 aten.unsqueeze(aten.to(time_step, FLOAT32), -1),
-                aten.reshape(self.decay(shape), previous_state.shape[1:]),
+                aten.reshape(self.state_decay(shape), previous_state.shape[1:]),
             )
         )
         next_state = aten.mul(aten.unsqueeze(aten.to(aten.mul(time_step, x), FLOAT32), -1), aten.to(b, FLOAT32))
@@ -131,13 +135,15 @@ class StepKernels(ScanKernels):
         gate, conv_input, time_step = aten.split(
             self.project(operations["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )
-        conv_input = self.conv_with_state(operations["conv1d"], aten.transpose(conv_input, 1, 2), "conv_state")
+        conv_input = self.convolve_after_state(operations["conv1d"], aten.transpose(conv_input, 1, 2), "conv_state")
         conv_input = aten.transpose(self.apply_activation(conv_input, activation_name), 1, 2)
         x, b, c = aten.split(conv_input, [inner_width, group_width, group_width])
-        b, c = (aten.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, group_count), 2) for y in (b, c))
-        _cached_state = self.cached("ssm_state")
-        y, last_state = self._decode_chunked_scan(self.by_head(x, op.head_dim), time_step, b, c)
-        self.keep("ssm_state", last_state)
+        b, c = (
+            aten.repeat_interleave(self.split_heads(y, op.state), exact_div(op.heads, group_count), 2) for y in (b, c)
+        )
+        _cached_state = self.cached_tensors("ssm_state")
+        y, last_state = self._decode_chunked_scan(self.split_heads(x, op.head_dim), time_step, b, c)
+        self.store_in_cache("ssm_state", last_state)
         return self.project(
             operations["out_proj"],
             self._gate_output(operations, aten.flatten(y, 2), gate, activation_name, inner_width),
@@ -147,15 +153,15 @@ class StepKernels(ScanKernels):
         """Runs Mamba-2's scan with time step and skip connection for one token, as ChunkedScan.forward does."""
         aten, heads = self.t, x.shape[2:3]
         time_step = aten.to(aten.function("softplus", aten.add(time_step, self.weight("dt_bias", heads))), FLOAT32)
-        log_decay = aten.mul(time_step, self.decay(heads))
+        log_decay = aten.mul(time_step, self.state_decay(heads))
         scaled_input = aten.mul(aten.to(x, FLOAT32), aten.unsqueeze(time_step, -1))
         y, last_state = self._chunked_scan_step(scaled_input, log_decay, aten.to(b, FLOAT32), aten.to(c, FLOAT32))
-        converted_skip = aten.to(y, x.dtype)
-        return aten.add(converted_skip, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
+        skip_x = aten.to(y, x.dtype)
+        return aten.add(skip_x, aten.mul(aten.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _chunked_scan_step(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Updates Mamba-2's state by one token, and returns the output and the state (ChunkedScan._decode_step)."""
-        aten, previous_state = self.t, self.state_before("ssm_state")
+        aten, previous_state = self.t, self.cached_state("ssm_state")
         decayed_state = aten.mul(
             previous_state, aten.unsqueeze(aten.unsqueeze(aten.select(aten.exp(log_decay), 1), -1), -1)
         )
@@ -176,7 +182,7 @@ class StepKernels(ScanKernels):
             if operation.verb == "mul":
                 y = self.t.mul(y, activated_gate)
             if operation.verb == "norm":
-                y = self.norm_output(operations, y, inner_width)
+                y = self.normalize_output(operations, y, inner_width)
         return y
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
@@ -204,22 +210,22 @@ class StepKernels(ScanKernels):
         decay = aten.mul(decay_rate, raw_decay)
         del decay_rate, raw_decay
         beta = aten.scale(aten.function("sigmoid", self.project(operations["b_proj"], x)))
-        v = aten.transpose(self.by_head(v, op.value_dim), 1, 2)
+        v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         decay, beta = aten.unsqueeze(aten.transpose(decay, 1, 2), -1), aten.transpose(beta, 1, 2)
         output = self._delta_rule(q, k, v, decay, beta)
-        gate = aten.function("silu", self.by_head(self.project(operations["g_proj"], x), op.value_dim))
-        normed = aten.mul(
+        gate = aten.function("silu", self.split_heads(self.project(operations["g_proj"], x), op.value_dim))
+        normed_output = aten.mul(
             self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype)), gate
         )
-        return self.project(operations["o_proj"], aten.flatten(normed, 2))
+        return self.project(operations["o_proj"], aten.flatten(normed_output, 2))
 
     def _convolved_qkv(self, operations: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
         qkv = self.t.transpose(self.t.cat([self.project(operations[proj_name], x) for proj_name in QKV]), 1, 2)
-        return qkv, self.t.function("silu", self.conv_with_state(operations["conv1d"], qkv, "conv_state"))
+        return qkv, self.t.function("silu", self.convolve_after_state(operations["conv1d"], qkv, "conv_state"))
 
     def _split_and_repeat_heads(self, x: Tensor, head_size: Any, heads_per_group: Any) -> Tensor:
-        return self.t.repeat_interleave(self.t.transpose(self.by_head(x, head_size), 1, 2), heads_per_group, 1)
+        return self.t.repeat_interleave(self.t.transpose(self.split_heads(x, head_size), 1, 2), heads_per_group, 1)
 
     def _decode_kimi_delta(self, operations: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of Kimi Delta Attention, as KimiDeltaAttentionReference.forward does."""
@@ -229,7 +235,7 @@ class StepKernels(ScanKernels):
         q, k, v = aten.split(aten.transpose(convolved_qkv, 1, 2), [channel_count, channel_count, channel_count])
         del convolved_qkv
         beta = aten.transpose(aten.function("sigmoid", self.project(operations["b_proj"], x)), 1, 2)
-        q_heads, k_heads, v_heads = (aten.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k, v))
+        q_heads, k_heads, v_heads = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, v))
         output = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(operations, x), beta)
         normed = self._normalize_with(operations["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
         normed = aten.mul(aten.flatten(normed, 2), aten.function("sigmoid", self._gate_projection("g", operations, x)))
@@ -241,7 +247,7 @@ class StepKernels(ScanKernels):
         raw_decay, bias = self._gate_projection("f", operations, x), self.weight("dt_bias", (op.heads * op.key_dim,))
         float_gate = aten.to(raw_decay, FLOAT32)
         del raw_decay
-        gate_logits = aten.transpose(self.by_head(aten.add(float_gate, aten.to(bias, FLOAT32)), op.key_dim), 1, 2)
+        gate_logits = aten.transpose(self.split_heads(aten.add(float_gate, aten.to(bias, FLOAT32)), op.key_dim), 1, 2)
         del float_gate
         negative_a = aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32))
         negative_a = aten.unsqueeze(aten.unsqueeze(negative_a, -1), -1)
@@ -256,8 +262,8 @@ class StepKernels(ScanKernels):
         q_unit = aten.scale(self._scale_to_unit_length(q))
         q, k = q_unit, self._scale_to_unit_length(k)
         del q_unit
-        output, next_state = self._delta_rule_step(q, k, v, output_gradient, beta, self.state_before("recurrent_state"))
-        self.keep("recurrent_state", next_state)
+        output, next_state = self._delta_rule_step(q, k, v, output_gradient, beta, self.cached_state("recurrent_state"))
+        self.store_in_cache("recurrent_state", next_state)
         return output
 
     def _scale_to_unit_length(self, x: Tensor) -> Tensor:
@@ -284,9 +290,9 @@ class StepKernels(ScanKernels):
         """Decodes one token of mLSTM, as MLSTMReference.forward does."""
         aten, op = self.t, operations.op("core", MatrixMemory)
         q, k, v = (self._split_float32_heads(operations[operation_name], x, op.heads) for operation_name in "qkv")
-        cached_states = self.cached("recurrent_state")
+        cached_states = self.cached_tensors("recurrent_state")
         assert cached_states is not None
-        h, state = self._decode_memory_token(
+        h, states = self._decode_memory_token(
             q,
             k,
             v,
@@ -294,11 +300,11 @@ class StepKernels(ScanKernels):
             self._float_gate(operations["fgate"], x, op.heads),
             [aten.to(y, FLOAT32) for y in cached_states],
         )
-        state_copies = [aten.to(y, x.dtype) for y in state]
-        self.keep("recurrent_state", *state_copies)
+        state_copies = [aten.to(y, x.dtype) for y in states]
+        self.store_in_cache("recurrent_state", *state_copies)
         del state_copies
         flat_output = aten.to(aten.flatten(aten.transpose(h, 1, 2), 2), x.dtype)
-        normed = self.norm_output(operations, flat_output, op.heads * op.value_dim)
+        normed = self.normalize_output(operations, flat_output, op.heads * op.value_dim)
         del flat_output
         output = aten.mul(aten.function("sigmoid", self.project(operations["ogate"], x)), normed)
         return self.project(operations["out_proj"], output)
@@ -360,7 +366,7 @@ class StepKernels(ScanKernels):
         aten, dtype = self.t, key.dtype
         key, value = aten.to(key, FLOAT32), aten.to(value, FLOAT32)
         time_first, decay = aten.to(time_first, FLOAT32), aten.scale(aten.exp(aten.to(decay, FLOAT32)), "neg")
-        cached_states = self.cached("recurrent_state")
+        cached_states = self.cached_tensors("recurrent_state")
         assert cached_states is not None
         _zero, (numerator, denominator, largest_exponent) = aten.like(aten.select(key, 1)), cached_states
         k, v = aten.select(key, 1), aten.select(value, 1)
@@ -374,14 +380,14 @@ class StepKernels(ScanKernels):
             )
         ]
         new_exponent = aten.like(aten.add(largest_exponent, decay), k)
-        past_next = aten.exp(aten.sub(aten.add(largest_exponent, decay), new_exponent))
-        key_weight = aten.exp(aten.sub(k, new_exponent))
-        past_weight, current_weight = past_next, key_weight
-        del past_next, key_weight
+        next_past_weight = aten.exp(aten.sub(aten.add(largest_exponent, decay), new_exponent))
+        next_current_weight = aten.exp(aten.sub(k, new_exponent))
+        past_weight, current_weight = next_past_weight, next_current_weight
+        del next_past_weight, next_current_weight
         numerator = self._weighted_sum(past_weight, numerator, current_weight, v)
         denominator = aten.add(aten.mul(past_weight, denominator), current_weight)
         largest_exponent = new_exponent
-        self.keep("recurrent_state", numerator, denominator, largest_exponent)
+        self.store_in_cache("recurrent_state", numerator, denominator, largest_exponent)
         weighted_average = aten.stack(output, 1)
         del (
             output,
@@ -408,7 +414,7 @@ class StepKernels(ScanKernels):
         aten, conv_step = self.t, operations["conv_1d"]
         gate = self.apply_activation(self.project(operations["linear_y"], x), operations.acts[0])
         u = aten.transpose(self.project(operations["linear_x"], x), 1, 2)
-        u = aten.transpose(self.conv_with_state(conv_step, u, "conv_state", conv_step.options["kernel"] - 1), 1, 2)
+        u = aten.transpose(self.convolve_after_state(conv_step, u, "conv_state", conv_step.options["kernel"] - 1), 1, 2)
         recurrent_gate = aten.to(aten.function("sigmoid", self._block_linear(operations["recurrent_gate"], u)), FLOAT32)
         recurrent_gate = aten.scale(recurrent_gate)
         recurrent_param = self.weight("recurrent_param", (u.shape[-1],))
@@ -423,9 +429,9 @@ class StepKernels(ScanKernels):
         gated_input = aten.mul(
             aten.to(aten.mul(u, self._sigmoid_gate(operations["input_gate"], u)), FLOAT32), saved_gates
         )
-        _cached_state = self.cached("recurrent_state")
-        next_states = self._recurrence_step(aten.exp(log_a), gated_input, self.state_before("recurrent_state"))
-        self.keep("recurrent_state", aten.select(next_states, 1))
+        _cached_state = self.cached_tensors("recurrent_state")
+        next_states = self._recurrence_step(aten.exp(log_a), gated_input, self.cached_state("recurrent_state"))
+        self.store_in_cache("recurrent_state", aten.select(next_states, 1))
         return self.project(operations["linear_out"], aten.mul(aten.to(next_states, x.dtype), gate))
 
     def _sigmoid_gate(self, operation: Step, x: Tensor) -> Tensor:

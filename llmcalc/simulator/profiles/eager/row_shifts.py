@@ -9,7 +9,7 @@ from ...lowering import Lowering
 
 
 @kernels_compared(BY_TORCH)
-class RowKernels(Lowering):
+class RowShiftKernels(Lowering):
     """Kernels that pad the inputs of causal convolutions, and shift rows by one token."""
 
     def do_padded(self, operation: Step) -> None:
@@ -17,23 +17,23 @@ class RowKernels(Lowering):
         aten = self.t
         output = operation.outs[0]
         padding_rows = operation.options["more"]
-        cached_state = operation.options["state"]
+        state_name = operation.options["state"]
         x = aten.transpose(self.flat_tensor(operation.ins[0]), 1, 2)
-        cached_rows = self.frames[-1].local_tensors["held"] = self.cached(cached_state)
+        cached_rows = self.frames[-1].local_tensors["held"] = self.cached_tensors(state_name)
         padded_input = aten.pad(x, x.shape[2] + padding_rows) if cached_rows is None else aten.cat([cached_rows[0], x])
-        self.keep(cached_state, aten.slice(padded_input, padding_rows))
+        self.store_in_cache(state_name, aten.slice(padded_input, padding_rows))
         self.store_tensor(output, aten.transpose(padded_input, 1, 2))
 
     def do_zeros(self, operation: Step) -> None:
         output = operation.outs[0]
-        cached_rows = self.frames[-1].local_tensors["held"] = self.cached(operation.options["state"])
+        cached_rows = self.frames[-1].local_tensors["held"] = self.cached_tensors(operation.options["state"])
         if cached_rows is not None:
             self.absent_values.add(id(output))
         else:
             self.store_tensor(output, self.t.new_tensor(self.shape(output), self.tensor_of(operation.ins[0]).dtype))
 
     def do_resumed(self, operation: Step) -> None:
-        cached_rows, output = self.cached(operation.options["state"]), operation.outs[0]
+        cached_rows, output = self.cached_tensors(operation.options["state"]), operation.outs[0]
         if cached_rows is not None:
             self.bind(output, self.t.unsqueeze(cached_rows[operation.options["index"]], 1))
         elif self.is_from_earlier_pass(operation.ins[0]):
