@@ -148,7 +148,7 @@ def flops(
 
     parsed_options = options_of(options, rank=True)
     phase = optional_word("--phase", phase, Phase)
-    question = FlopsQuestion(
+    flops_question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
         tokens_of(seq),
         optional_length("--context", context, minimum=0),
@@ -165,7 +165,7 @@ def flops(
         parsed_options.read_draft(draft),
         inputs_of(image, images, audio),
     )
-    return question.answer(parsed_options.read(model))
+    return flops_question.answer(parsed_options.read(model))
 
 
 @overload
@@ -243,7 +243,7 @@ def kv(
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = options_of(options, rank=True)
-    question = CacheQuestion(
+    cache_question = CacheQuestion(
         batch_or_users(batch, users, "decode"),
         tokens_of(seq),
         cache_format_of(kv_dtype),
@@ -252,7 +252,7 @@ def kv(
         parsed_options.read_draft(draft),
         inputs_of(image, images, audio),
     )
-    return question.answer(parsed_options.read(model))
+    return cache_question.answer(parsed_options.read(model))
 
 
 def explain(
@@ -288,7 +288,7 @@ def explain(
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = options_of(options, rank=True)
-    question = ExplainQuestion(
+    explain_question = ExplainQuestion(
         node,
         one_of("--quantity", quantity, Quantity),
         tokens_of(seq),
@@ -305,7 +305,7 @@ def explain(
         optional_word("--phase", phase, PassPhase),
         stack,
     )
-    return question.answer(parsed_options.read(model))
+    return explain_question.answer(parsed_options.read(model))
 
 
 @overload
@@ -378,15 +378,17 @@ def memory(
     from .questions.runs import ask_memory
 
     parsed_options = options_of(options, run=True, layout=True)
-    question = run_question_of(parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers)
-    return ask_memory(question, parsed_options.read_draft(draft))
+    run_question = run_question_of(
+        parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers
+    )
+    return ask_memory(run_question, parsed_options.read_draft(draft))
 
 
 def _check_engine_options(**options: Any) -> None:
     """Raises `InputError` for an option that engines do not have."""
-    for name, value in options.items():
-        if value:
-            raise InputError(f"{name}: is not of engines; remove it, or engine")
+    for option_name, option_value in options.items():
+        if option_value:
+            raise InputError(f"{option_name}: is not of engines; remove it, or engine")
 
 
 def _require_no_receipt(receipt: Any) -> None:
@@ -434,7 +436,7 @@ def fit(
         devices = None if devices is None else whole("--devices", devices)
         _check_engine_options(receipt=None if launch is None else receipt)
         questions = engine_questions_of(model, engine, hardware, options, launch, receipt)
-        return ask_servers(questions, lambda question: ask_engine_fit(question, users, seq, devices))
+        return ask_servers(questions, lambda engine_question: ask_engine_fit(engine_question, users, seq, devices))
     _require_no_receipt(receipt)
     model = require_model(model)
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
@@ -445,8 +447,8 @@ def fit(
     settings = with_implied_phase(
         run_options.settings, run_options.layout, parsed_options.setting_test(phase), training_option
     )
-    question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
-    return ask_fit(question, optional_length("--global-batch", global_batch))
+    engine_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
+    return ask_fit(engine_question, optional_length("--global-batch", global_batch))
 
 
 def plan(
@@ -484,12 +486,12 @@ def plan(
     parsed_options = options_of(options, run=True, layout=True)
     run_options = run_of(parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace)
     settings = plan_settings(run_options.settings, parsed_options.setting_test(phase))
-    question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
+    run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read(model))
     by = optional_word("--by", by, Order)
     order_options = {"stack": stack, "overlap": overlap, "nic": nic, "calibrate": calibrate}
     time_options = TimeOptions(**checked_values(declared(TimeOptions), order_options))
     return ask_timed_plan(
-        question,
+        run_question,
         time_options,
         optional_length("--global-batch", global_batch),
         whole("--rows", rows),
@@ -540,8 +542,8 @@ def time(
 
     time_options = declared_options(TimeOptions, locals())
     parsed_options = options_of(options, run=True, layout=True)
-    question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
-    return ask_time(question, time_options, parsed_options.setting_test(phase), parsed_options.read)
+    run_question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
+    return ask_time(run_question, time_options, parsed_options.setting_test(phase), parsed_options.read)
 
 
 def serve(
@@ -746,7 +748,7 @@ def shape(
     from .questions.comparisons import ShapeQuestion
 
     overrides = (set,) if isinstance(set, str) else tuple(set)
-    question = ShapeQuestion(
+    shape_question = ShapeQuestion(
         params,
         flops,
         tokens,
@@ -760,7 +762,7 @@ def shape(
         tokens_of(seq),
         cache_format_of(kv_dtype),
     )
-    return question.answer(
+    return shape_question.answer(
         model, lambda target: preset_of(target, overrides, None, allow_unknown), overrides, cites_literature=literature
     )
 
@@ -793,7 +795,7 @@ def explain_log(
     """
     from .questions.logs import LogQuestion, ask_log
 
-    reading_options = {name: options.pop(name) for name in READING if name in options}
+    reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
     options_of(options)
     preset = None if model is None else preset_of(model, **reading_options)
     return ask_log(LogQuestion(str(log), preset, engine, hardware, quantize))
@@ -824,7 +826,7 @@ def verify(
     from .witnesses.run import Witness
 
     parsed_options = options_of(options, layout=True)
-    verification = VerifyQuestion(
+    verify_question = VerifyQuestion(
         all,
         one_of("--device", device, Device),
         one_of("--against", against, Witness),
@@ -836,8 +838,8 @@ def verify(
         LayoutRequest(**checked_values(declared(LayoutRequest), parsed_options.layout)),
         optional_length("--num-microbatches", num_microbatches),
     )
-    verification.check_targets(bool(models))
-    return verification.answer(model_names() if all else models, parsed_options.read)
+    verify_question.check_targets(bool(models))
+    return verify_question.answer(model_names() if all else models, parsed_options.read)
 
 
 def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswer:
@@ -883,7 +885,7 @@ def hardware(*names: str) -> ReportedAnswer:
     """Lists accelerators, by default all: `.result` has each accelerator's record, with figures and sources."""
     from .questions.listings import ask_hardware
 
-    return ask_hardware([text("NAME", name, "h100") for name in names])
+    return ask_hardware([text("NAME", hardware_name, "h100") for hardware_name in names])
 
 
 def schema() -> dict[str, Any]:

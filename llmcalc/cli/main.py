@@ -94,9 +94,11 @@ class LazyGroup(TyperGroup):
                 return None
             group_name = f"llmcalc{self.within.replace('.', ' ')}"
             if _is_model(cmd_name):
-                example = next(command_name for command_name in ("memory", "params") if command_name in self.names)
+                example_command = next(
+                    command_name for command_name in ("memory", "params") if command_name in self.names
+                )
                 raise InputError(
-                    f"'{cmd_name}' is a model; expected a command first: {group_name} {example} {cmd_name}"
+                    f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
                 )
             raise InputError(
                 f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} "

@@ -125,11 +125,11 @@ def add_timed_run_options(command: CommandFunction) -> CommandFunction:
 
     def timed_run(option_values: dict[str, Any]) -> TimedRun:
         return TimedRun(
-            settings_with_shorthands({name: option_values[name] for name in run_options}),
-            LayoutRequest(**{name: option_values[name] for name in layout}),
+            settings_with_shorthands({option_name: option_values[option_name] for option_name in run_options}),
+            LayoutRequest(**{option_name: option_values[option_name] for option_name in layout}),
             option_values["hardware"],
             option_values["launch"],
-            TimeOptions(**{name: option_values[name] for name in TIME_OPTIONS}),
+            TimeOptions(**{option_name: option_values[option_name] for option_name in TIME_OPTIONS}),
             option_values["target"],
             included_part_names(option_values["with_mtp"]),
             read_options(option_values),

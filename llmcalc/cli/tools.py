@@ -64,13 +64,15 @@ class Tool(NamedTuple):
             if argument_name in self.common
         }
         other_names = ", ".join(argument_name for argument_name in self.arguments if argument_name not in self.common)
-        texts: list[str] = []
+        note_texts: list[str] = []
         if other_names:
-            texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}.")
+            note_texts.append(
+                f"Further options by name, as llmcalc {self.name} --help-all explains them: {other_names}."
+            )
         if self.name in WITH_ENGINES:
-            texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
-        if texts:
-            common_schemas["options"] = {"type": "object", "description": " ".join(texts), "maxProperties": 100}
+            note_texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
+        if note_texts:
+            common_schemas["options"] = {"type": "object", "description": " ".join(note_texts), "maxProperties": 100}
         common_schemas["keys"] = {"type": "array", "items": _string_schema(), "maxItems": 100, "description": KEYS}
         return {
             "type": "object",

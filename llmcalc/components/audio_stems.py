@@ -65,10 +65,10 @@ class SubsamplingStem(Stem):
                 (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
             )
             frame_rows = SOURCE if i == last_layer else Multiple(of=SOURCE, by=2 ** (last_layer - i))
-            gated_features = recorder.conv(
+            gated_x = recorder.conv(
                 f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
             )
-            gated_half, gate = recorder.split(gated_features, half_axes, half_axes)
+            gated_half, gate = recorder.split(gated_x, half_axes, half_axes)
             frames = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
         return frames
 

@@ -22,8 +22,8 @@ def record_batch_norm(recorder: Flow, norm_name: str, x: Value, channels: Shape)
     with recorder.scope(norm_name, kind="norm"):
         statistics = recorder.buffer("statistics", Axis("statistics", 2), *channels)
         recorder.buffer("num_batches_tracked", Axis("batches", 1), indices=True)
-        channel_mean, scale = recorder.split(statistics, channels, channels)
-        return recorder.norm("", recorder.mul(recorder.add(x, channel_mean), scale), AFFINE)
+        channel_mean, channel_scale = recorder.split(statistics, channels, channels)
+        return recorder.norm("", recorder.mul(recorder.add(x, channel_mean), channel_scale), AFFINE)
 
 
 @cache

@@ -143,9 +143,11 @@ class PatchStreams(ResidualStreams):
             self._record_patcher(recorder, self.patcher, x)
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
         byte_groups = Multiple("groups of bytes", of=x.rows, by=self.hash_tables)
-        hashed, _ = recorder.table("hash_embedding", hash_axis, *x.axes, of=byte_groups, rows_read=1, kind=self.kind)
+        hash_embeddings, _ = recorder.table(
+            "hash_embedding", hash_axis, *x.axes, of=byte_groups, rows_read=1, kind=self.kind
+        )
         x = recorder.add(
-            x, recorder.sum(hashed.view(Axis("tables", self.hash_tables), *x.axes, new_rows=x.rows), *x.axes)
+            x, recorder.sum(hash_embeddings.view(Axis("tables", self.hash_tables), *x.axes, new_rows=x.rows), *x.axes)
         )
         with recorder.scope("local_encoder"):
             with recorder.apart(recorder.causal):
@@ -183,14 +185,14 @@ class PatchStreams(ResidualStreams):
                 byte_rows = layers.flow(recorder, byte_rows, read_patches if self.writes_every_layer else None)
             return recorder.part("norm", self.norm, byte_rows)
 
-    def _view_as_vectors(self, projected: Value, x: Value, patches: Any) -> Value:
+    def _view_as_vectors(self, projected_patches: Value, x: Value, patches: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
-        return projected.view(*x.axes, new_rows=PatchVectors(of=patches, by=self.vectors))
+        return projected_patches.view(*x.axes, new_rows=PatchVectors(of=patches, by=self.vectors))
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
         vocab, hidden_axis = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
-        role: Any = "no_grad" if self.patcher_runs else "idle"
-        with recorder.scope("patcher", role=role), recorder.apart(recorder.causal):
+        patcher_role: Any = "no_grad" if self.patcher_runs else "idle"
+        with recorder.scope("patcher", role=patcher_role), recorder.apart(recorder.causal):
             byte_embeddings, _ = recorder.table("embed_tokens", vocab, hidden_axis, of=x.rows, kind="embedding")
             byte_embeddings = recorder.part("norm", patcher.norm, patcher.flow(recorder, byte_embeddings))
             recorder.linear("lm_head", byte_embeddings, vocab, kind="lm_head")
@@ -207,13 +209,13 @@ def _reference_class() -> type[nn.Module]:
     class LocalReference(nn.Module):
         """The base class of both stacks of byte layers, with the projection of a patch to its vectors."""
 
-        def __init__(self, layers: ByteLayers, local_size: int, patch_size: int, vectors: int) -> None:
+        def __init__(self, layers: ByteLayers, local_size: int, patch_size: int, vector_count: int) -> None:
             super().__init__()
             self.layers = nn.ModuleList(
                 layers.block.reference(ModelProperties(local_size)) for _ in range(layers.num_hidden_layers)
             )
-            self.patch_proj = nn.Linear(patch_size, vectors * local_size, bias=False)
-            self.vectors = vectors
+            self.patch_proj = nn.Linear(patch_size, vector_count * local_size, bias=False)
+            self.vectors = vector_count
 
         def split_into_vectors(self, patches: Tensor) -> Tensor:
             patch_vectors: Tensor = self.patch_proj(patches)

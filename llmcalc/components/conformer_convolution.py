@@ -80,18 +80,24 @@ class ConformerConvolution(Part):
                 recorder.vector("gate_bias", Axis("halves", 2), *hidden, count=2), hidden, hidden
             )
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
-        features = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
+        gated_x = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
         conv_rows = RowsWithExtra(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
-        features = recorder.conv(
-            "conv", features, *conv_axes, kernel=self.kernel_size, groups=features.width, bias=self.bias, rows=conv_rows
+        gated_x = recorder.conv(
+            "conv",
+            gated_x,
+            *conv_axes,
+            kernel=self.kernel_size,
+            groups=gated_x.width,
+            bias=self.bias,
+            rows=conv_rows,
         )
-        features = self._record_projection(recorder, "pointwise", features, *hidden) if self.separable else features
-        features = features.view(*hidden, new_rows=x.rows)
-        features = features if self.norm is None else recorder.part("norm", self.norm, features)
+        gated_x = self._record_projection(recorder, "pointwise", gated_x, *hidden) if self.separable else gated_x
+        gated_x = gated_x.view(*hidden, new_rows=x.rows)
+        gated_x = gated_x if self.norm is None else recorder.part("norm", self.norm, gated_x)
         if self.batch_norm:
-            features = record_batch_norm(recorder, "norm", features, hidden)
-        return self._record_projection(recorder, "out_proj", recorder.act(features, self.hidden_act), *hidden)
+            gated_x = record_batch_norm(recorder, "norm", gated_x, hidden)
+        return self._record_projection(recorder, "out_proj", recorder.act(gated_x, self.hidden_act), *hidden)
 
     def _record_projection(self, recorder: Flow, projection: str, x: Value, *output_axes: Axis | JoinedShapes) -> Value:
         """Records a named projection, as a linear layer or as a convolution of width 1."""

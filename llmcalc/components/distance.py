@@ -192,11 +192,13 @@ class RelativeBias(Buckets, StackPart):
         from ..workload.derived_rows import Table
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)
-        heads, rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
-        bias_table, _ = recorder.table("", buckets, heads, of=rows, by="all")
+        heads, bucket_rows = Axis("heads", self.num_attention_heads), Table(length=buckets.size)
+        bias_table, _ = recorder.table("", buckets, heads, of=bucket_rows, by="all")
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
-            recorder.memo["relative_bias_of_blocks"], _ = recorder.table("blocks", buckets, heads, of=rows, by="all")
+            recorder.memo["relative_bias_of_blocks"], _ = recorder.table(
+                "blocks", buckets, heads, of=bucket_rows, by="all"
+            )
         for i, table_buckets in enumerate(self.other_buckets):
             table_rows = Table(length=table_buckets)
             recorder.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
@@ -248,16 +250,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
             distance, buckets = keys[None, :] - queries[:, None], self.buckets
-            offset: Tensor | int = 0
+            bucket_offset: Tensor | int = 0
             if self.causal:
                 distance = (-distance).clamp(min=0)
             else:
                 buckets //= 2
-                offset, distance = (distance > 0).long() * buckets, distance.abs()
+                bucket_offset, distance = (distance > 0).long() * buckets, distance.abs()
             exact_buckets = buckets // 2
-            scale = (buckets - exact_buckets) / math.log(self.furthest / exact_buckets)
-            log_bucket = exact_buckets + ((distance.clamp(min=1) / exact_buckets).log() * scale).long()
-            bucket = torch.where(distance < exact_buckets, distance, log_bucket.clamp(max=buckets - 1)) + offset
+            log_scale = (buckets - exact_buckets) / math.log(self.furthest / exact_buckets)
+            log_bucket = exact_buckets + ((distance.clamp(min=1) / exact_buckets).log() * log_scale).long()
+            bucket = torch.where(distance < exact_buckets, distance, log_bucket.clamp(max=buckets - 1)) + bucket_offset
             return torch.nn.functional.embedding(bucket, self.weight).permute(2, 0, 1)
 
     class DistanceScores(nn.Module):

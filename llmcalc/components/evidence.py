@@ -23,30 +23,30 @@ def snake_case_name(class_name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
 
 
-def nested_parts(root: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
+def nested_parts(root: Any, included_parts: frozenset[str] = frozenset()) -> Iterator[Part]:
     """Yields every component inside a value, including the value itself; components of type `none` are left out.
 
-    include: the names of optional parts (`llmcalc.optional`) that count too; none by default.
+    included_parts: the names of optional parts (`llmcalc.optional`) that count too; none by default.
     """
     if isinstance(root, Part):
         if getattr(root, "type", "") != "none":
             yield root
         for field_name in type(root).model_fields:
-            if field_name not in OPTIONAL_PARTS or field_name in include:
-                yield from nested_parts(getattr(root, field_name), include)
+            if field_name not in OPTIONAL_PARTS or field_name in included_parts:
+                yield from nested_parts(getattr(root, field_name), included_parts)
     elif isinstance(root, Mapping):
         for inner_value in root.values():
-            yield from nested_parts(inner_value, include)
+            yield from nested_parts(inner_value, included_parts)
     elif isinstance(root, tuple | list):
         for inner_value in root:
-            yield from nested_parts(inner_value, include)
+            yield from nested_parts(inner_value, included_parts)
 
 
-def evidence_of_parts(spec: Part, include: frozenset[str] = frozenset()) -> list[Evidence]:
+def evidence_of_parts(spec: Part, included_parts: frozenset[str] = frozenset()) -> list[Evidence]:
     """Returns the evidence of a model's text stacks, once per kind of component, in the order of the description.
 
-    include: the names of optional parts that run too. Encoders of images and audio never do: no text passes them, and
-    a run holds their weights alone.
+    included_parts: the names of optional parts that run too. Encoders of images and audio never do: no text passes
+        them, and a run holds their weights alone.
     """
-    evidence = (part_evidence(part) for part in nested_parts(spec, include - {TOWERS.name}) if part is not spec)
+    evidence = (part_evidence(part) for part in nested_parts(spec, included_parts - {TOWERS.name}) if part is not spec)
     return list(dict.fromkeys(evidence))

@@ -45,10 +45,11 @@ class FrameStem(Stem):
         """
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes, wide_axis = width or x.axes, Axis("channels", 2 * recorder.element_count(width or x.axes))
-        standardized = recorder.normalized(frames, Norm(type="layernorm", weight=False))
-        gain = recorder.act(recorder.vector("log_gain", Axis("one", 1)), "exp")
+        standardized_frames = recorder.normalized(frames, Norm(type="layernorm", weight=False))
+        compression_gain = recorder.act(recorder.vector("log_gain", Axis("one", 1)), "exp")
         projected_frames = recorder.act(
-            recorder.linear("proj", recorder.act(recorder.mul(standardized, gain), "asinh"), *axes), "silu"
+            recorder.linear("proj", recorder.act(recorder.mul(standardized_frames, compression_gain), "asinh"), *axes),
+            "silu",
         )
         half_rows = Multiple(of=SOURCE, by=2)
         projected_frames = recorder.act(

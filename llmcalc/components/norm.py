@@ -132,9 +132,9 @@ def _reference_class() -> type[nn.Module]:
             scaled_x = x.unflatten(-1, (self.groups, -1)) if self.scales_x else grouped_x
             if self.kind == "layernorm":
                 row_mean = grouped_x.mean(-1, keepdim=True)
-                scaled_x = centered = grouped_x - row_mean
-                grouped_x = grouped_x - row_mean if self.float32_product and self.weight is not None else centered
-                del row_mean, centered
+                scaled_x = centered_x = grouped_x - row_mean
+                grouped_x = grouped_x - row_mean if self.float32_product and self.weight is not None else centered_x
+                del row_mean, centered_x
             dtype = torch.float32 if self.float32_product else x.dtype
             return (scaled_x * torch.rsqrt(grouped_x.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
 

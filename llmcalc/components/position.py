@@ -57,14 +57,14 @@ class Rope(AttentionPosition):
 
     def check(self, head_dim: int, location: str = "head_dim") -> None:
         """Raises `ValueError`, which names `location`, if RoPE cannot rotate heads of that size."""
-        rotated = self.rotary_size(head_dim)
+        rotary_width = self.rotary_size(head_dim)
         rotation_text = (
-            f"RoPE would rotate {rotated}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
+            f"RoPE would rotate {rotary_width}{'' if self.rotary_dim is None else ' (rotary_dim)'} of a head's "
             f"{head_dim} dimensions (head_dim)"
         )
-        if rotated > head_dim:
+        if rotary_width > head_dim:
             raise ValueError(f"{location}: {rotation_text}; expected at most head_dim")
-        if rotated < 2 or rotated % 2:
+        if rotary_width < 2 or rotary_width % 2:
             raise ValueError(f"{location}: {rotation_text}; expected an even number, because it rotates pairs")
 
     def check_place(self, stack_position: StackPosition, head_dim: int) -> None:
@@ -81,8 +81,8 @@ class Rope(AttentionPosition):
 
     def check_heads(self, head_sizes: HeadSizes) -> None:
         if isinstance(head_sizes.head_dim, int) and self.rotary_size(head_sizes.head_dim) > head_sizes.head_dim:
-            rotated = self.rotary_size(head_sizes.head_dim)
-            raise Unscalable(f"{head_sizes.head_dim} is less than the {rotated} dimensions that RoPE turns")
+            rotary_width = self.rotary_size(head_sizes.head_dim)
+            raise Unscalable(f"{head_sizes.head_dim} is less than the {rotary_width} dimensions that RoPE turns")
 
     def rotated(self, x: Tensor, forward_pass: ForwardPass, first_position: int) -> Tensor:
         """Applies RoPE to x [..., tokens, head_dim], whose first token is at position `first_position`."""

@@ -209,10 +209,10 @@ def _reference_class() -> type[nn.Module]:
             """Returns the states of a GRU (Cho 2014) over the rows."""
             gru_state, gru_states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
             for token_index in range(x.shape[1]):
-                reset, update_part, new_state = self.gru_input(x[:, token_index : token_index + 1]).chunk(3, -1)
+                reset_input, update_part, new_state = self.gru_input(x[:, token_index : token_index + 1]).chunk(3, -1)
                 state_reset, state_update, state_new = self.gru_state(gru_state).chunk(3, -1)
                 update_gate = (update_part + state_update).sigmoid()
-                candidate_state = torch.tanh(new_state + (reset + state_reset).sigmoid() * state_new)
+                candidate_state = torch.tanh(new_state + (reset_input + state_reset).sigmoid() * state_new)
                 gru_state = update_gate * gru_state + (1 - update_gate) * candidate_state
                 gru_states.append(gru_state)
             return torch.cat(gru_states, 1)

@@ -69,11 +69,13 @@ class ForwardPass:
             self.memo[key] = compute_value()
         return self.memo[key]
 
-    def positions(self, start: int, end: int, device: Any) -> Tensor:
+    def positions(self, first_position: int, end_position: int, device: Any) -> Tensor:
         """Returns the positions start … end − 1 as a tensor."""
         import torch
 
-        return self.computed_once(("span", start, end), lambda: torch.arange(start, end, device=device))
+        return self.computed_once(
+            ("span", first_position, end_position), lambda: torch.arange(first_position, end_position, device=device)
+        )
 
 
 def apply_dropout(module: nn.Module, dropout_place: str, x: Tensor) -> Tensor:

@@ -44,9 +44,9 @@ class SelfConditioning(ResidualStreams):
         """Returns the input of the first layer. x: the token embeddings."""
         condition = recorder.part("pre_norm", self.norm, recorder.received(x, *x.axes))
         recorder.hold(signal=condition)
-        conditioned = recorder.add(x, recorder.part("mlp", self.feed_forward, condition))
-        recorder.hold(y=conditioned)
-        return recorder.normalized(conditioned, Norm(type="rmsnorm", weight=False, eps=self.norm.eps))
+        conditioned_x = recorder.add(x, recorder.part("mlp", self.feed_forward, condition))
+        recorder.hold(y=conditioned_x)
+        return recorder.normalized(conditioned_x, Norm(type="rmsnorm", weight=False, eps=self.norm.eps))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -58,8 +58,8 @@ class SpectrumStem(Stem):
         """
         frames = recorder.frames = x if x.fixed else self.frames_read()
         axes = width or x.axes
-        subsampled = recorder.part("subsampling", self.subsampling, frames, width=axes)
-        return subsampled if frames.rows is PATCHES else subsampled.view(*axes, new_rows=self.positions)
+        subsampled_frames = recorder.part("subsampling", self.subsampling, frames, width=axes)
+        return subsampled_frames if frames.rows is PATCHES else subsampled_frames.view(*axes, new_rows=self.positions)
 
     def frames(self, batch: int, encoder_positions: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""

@@ -297,10 +297,10 @@ class Stack(Component):
             for layer_name, layer_indices in indices_by_name.items():
                 yield layer_name, self.layer(layer_name), len(layer_indices), layer_indices
             return
-        repeated_layers, period = depth - len(self.first_layers), len(self.pattern)
+        repeated_layers, pattern_length = depth - len(self.first_layers), len(self.pattern)
         for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
             repeats = sum(
-                ceil_div(repeated_layers - layer_index, period)
+                ceil_div(repeated_layers - layer_index, pattern_length)
                 for layer_index, ffn_width in enumerate(self.pattern)
                 if ffn_width == layer_name
             )

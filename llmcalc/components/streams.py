@@ -44,12 +44,17 @@ class ResidualStreams(StackPart):
         """The width of the embeddings and of the output if the split and the merge change it; None otherwise."""
         return None
 
-    def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **count: int) -> None:
-        """Raises `ValueError` unless all layers require streams of this type. count: the field of their number."""
-        if any(layer.required_slots().get("streams") != {"type": stream_type, **count} for layer in layers.values()):
+    def _check_every_layer(self, layers: Mapping[str, LayerParts], stream_type: str, **stream_counts: int) -> None:
+        """Raises `ValueError` unless all layers require streams of this type.
+
+        stream_counts: the field of their number.
+        """
+        if any(
+            layer.required_slots().get("streams") != {"type": stream_type, **stream_counts} for layer in layers.values()
+        ):
             raise ValueError(
                 f"streams: those of type '{stream_type}' stand where every layer is of type '{stream_type}' with their "
-                f"{', '.join(count)}, and nowhere else"
+                f"{', '.join(stream_counts)}, and nowhere else"
             )
 
     def record_split(self, recorder: Flow, x: Value) -> Value:

@@ -130,8 +130,8 @@ class TargetStates(ResidualStreams):
         if self.start == "joined":
             projected_states = recorder.cat(x, target_states, axes=(JoinedShapes((x.axes, target_states.axes)),))
         recorder.hold(states=target_states, joined=projected_states)
-        projected = recorder.linear("fc", projected_states, hidden_axis, bias=self.bias)
-        return projected if self.output_norm is None else recorder.part("output_norm", self.output_norm, projected)
+        projected_x = recorder.linear("fc", projected_states, hidden_axis, bias=self.bias)
+        return projected_x if self.output_norm is None else recorder.part("output_norm", self.output_norm, projected_x)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

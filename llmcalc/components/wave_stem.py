@@ -64,11 +64,11 @@ class WaveStem(Stem):
 
     def _rows_per_convolution(self) -> list[Rows]:
         """The rows before and after each convolution, from audio samples to encoder positions."""
-        stride, padding, rows_per_convolution = 1, 0, list[Rows]()
+        stride, total_padding, rows_per_convolution = 1, 0, list[Rows]()
         for convolution in reversed(self.convolutions):
-            padding = padding * convolution.stride + convolution.kernel - convolution.stride
+            total_padding = total_padding * convolution.stride + convolution.kernel - convolution.stride
             stride *= convolution.stride
-            rows_per_convolution.append(Multiple("samples", of=SOURCE, by=stride, more=padding))
+            rows_per_convolution.append(Multiple("samples", of=SOURCE, by=stride, more=total_padding))
         return [*reversed(rows_per_convolution), SOURCE]
 
     def frames_read(self) -> Value:
@@ -96,8 +96,8 @@ class WaveStem(Stem):
         with recorder.scope("position"):
             kernel = self.position_kernel
             recorder.vector("length", Axis("taps", kernel))
-            padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
-            padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=padding)
+            row_padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
+            padded_rows = Multiple("padded positions", of=SOURCE, by=1, more=row_padding)
             groups = self.position_groups
             positions = recorder.conv("conv", frames, *axes, kernel=kernel, groups=groups, bias=True, rows=padded_rows)
         return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE), self.hidden_act))

@@ -35,8 +35,8 @@ class Budget(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         patches, token_size = self.max_tokens * self.merge**2, self.merge * patch_size
-        scale = sqrt(patches * patch_size**2 / (height * width))
-        token_rows, token_columns = floor(scale * height / token_size), floor(scale * width / token_size)
+        resize_scale = sqrt(patches * patch_size**2 / (height * width))
+        token_rows, token_columns = floor(resize_scale * height / token_size), floor(resize_scale * width / token_size)
         if token_rows == token_columns == 0:
             raise InputError(
                 f"--image {width}x{height}: the processor makes no image of it with max_tokens {self.max_tokens}; "

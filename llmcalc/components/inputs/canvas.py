@@ -37,10 +37,11 @@ class Canvas(ImageRule):
                 changes_by_grid[tiles_down, tiles_across] = _to_single_precision(
                     min(tiles_down * self.size / height, tiles_across * self.size / width)
                 )
-        enlarging_scales = [scale for scale in changes_by_grid.values() if scale >= 1]
-        scale = min(enlarging_scales) if enlarging_scales else max(changes_by_grid.values())
+        enlarging_scales = [resize_scale for resize_scale in changes_by_grid.values() if resize_scale >= 1]
+        resize_scale = min(enlarging_scales) if enlarging_scales else max(changes_by_grid.values())
         return min(
-            (grid for grid in changes_by_grid if changes_by_grid[grid] == scale), key=lambda grid: grid[0] * grid[1]
+            (tile_grid for tile_grid in changes_by_grid if changes_by_grid[tile_grid] == resize_scale),
+            key=lambda tile_grid: tile_grid[0] * tile_grid[1],
         )
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:

@@ -48,12 +48,12 @@ class Covering(ImageRule):
 
     def _fewest_tiles(self, height: int, width: int) -> int:
         """Returns the fewest tiles that keep most of the image's area."""
-        grids = [
+        tile_grids = [
             (tile_columns, tile_rows)
             for tile_columns in range(1, self.max_tiles + 1)
             for tile_rows in range(1, self.max_tiles // tile_columns + 1)
         ]
-        share_by_grid = {grid: self._covered_share(height, width, *grid) for grid in grids}
+        share_by_grid = {tile_grid: self._covered_share(height, width, *tile_grid) for tile_grid in tile_grids}
         tile_counts = [
             tile_columns * tile_rows
             for (tile_columns, tile_rows), covered_share in share_by_grid.items()

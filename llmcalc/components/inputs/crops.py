@@ -26,6 +26,8 @@ class Crops(Pinpoints):
     tokens: Width
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
-        rows, columns = (-(-pixels // self.size) for pixels in self.best_resolution(height, width))
+        tile_rows, tile_columns = (-(-pixels // self.size) for pixels in self.best_resolution(height, width))
         patches_per_side = self.size // patch_size
-        return EncodedInput(rows * columns, patches_per_side, patches_per_side, rows * columns * self.tokens)
+        return EncodedInput(
+            tile_rows * tile_columns, patches_per_side, patches_per_side, tile_rows * tile_columns * self.tokens
+        )

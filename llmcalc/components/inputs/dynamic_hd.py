@@ -39,8 +39,8 @@ class DynamicHd(ImageRule):
             columns_of_tiles, rows_of_tiles = Tiles(size=self.size, max_tiles=self.max_tiles, tokens=1).tile_grid(
                 height, width
             )
-        scale = min(columns_of_tiles * self.size / width, rows_of_tiles * self.size / height)
-        if min(int(width * scale), int(height * scale)) < LEAST_SIDE:
+        resize_scale = min(columns_of_tiles * self.size / width, rows_of_tiles * self.size / height)
+        if min(int(width * resize_scale), int(height * resize_scale)) < LEAST_SIDE:
             raise InputError(
                 f"--image {width}x{height}: the processor makes a side of less than {LEAST_SIDE} pixels of it; "
                 "expected another shape"
@@ -48,7 +48,7 @@ class DynamicHd(ImageRule):
         patches_per_side = self.size // patch_size
         token_columns, token_rows = (
             -(
-                -(tile_count * patches_per_side - (tile_count * self.size - int(pixels * scale)) // patch_size)
+                -(tile_count * patches_per_side - (tile_count * self.size - int(pixels * resize_scale)) // patch_size)
                 // self.merge
             )
             for tile_count, pixels in ((columns_of_tiles, width), (rows_of_tiles, height))

@@ -31,5 +31,7 @@ class LongestEdge(ImageRule):
         if ratio > 1:
             height, width = floor(height / ratio), floor(width / ratio)
         token_size = self.merge * patch_size
-        rows, columns = ((pixel_length - 1) // token_size + 1 for pixel_length in (height, width))
-        return EncodedInput(1, rows * self.merge, columns * self.merge, rows * (columns + self.line_marks))
+        token_rows, token_columns = ((pixel_length - 1) // token_size + 1 for pixel_length in (height, width))
+        return EncodedInput(
+            1, token_rows * self.merge, token_columns * self.merge, token_rows * (token_columns + self.line_marks)
+        )

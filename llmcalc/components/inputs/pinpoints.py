@@ -38,8 +38,8 @@ class Pinpoints(ImageRule):
         """Returns the resolution that keeps the most pixels; in a tie, the least padding."""
 
         def pixels_and_padding(resolution: tuple[int, int]) -> tuple[int, int]:
-            scale = min(resolution[1] / width, resolution[0] / height)
-            pixels = min(int(width * scale) * int(height * scale), width * height)
+            resize_scale = min(resolution[1] / width, resolution[0] / height)
+            pixels = min(int(width * resize_scale) * int(height * resize_scale), width * height)
             return pixels, pixels - resolution[0] * resolution[1]
 
         return max(self.resolutions, key=pixels_and_padding)  # the first of equals

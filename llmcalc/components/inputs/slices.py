@@ -39,8 +39,8 @@ class Slices(ImageRule):
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         token_size = self.merge * patch_size
         slices_down, slices_across = self._slice_grid(height, width)
-        slices = slices_down * slices_across
-        if slices == 1:
+        total_slices = slices_down * slices_across
+        if total_slices == 1:
             sides_of_parts = [self._scaled_sides(height, width, token_size, True)]
         else:
             slice_height, slice_width = (
@@ -48,7 +48,10 @@ class Slices(ImageRule):
                 for pixels, slice_count in ((height, slices_down), (width, slices_across))
             )
             whole_image = self._scaled_sides(height, width, token_size, False)
-            sides_of_parts = [whole_image, *[self._scaled_sides(slice_height, slice_width, token_size, True)] * slices]
+            sides_of_parts = [
+                whole_image,
+                *[self._scaled_sides(slice_height, slice_width, token_size, True)] * total_slices,
+            ]
         patches = max(part_height * part_width for part_height, part_width in sides_of_parts) // patch_size**2
         tokens = len(sides_of_parts) * (self.tokens + self.slice_marks) + self.marks + slices_down - 1
         return EncodedInput(len(sides_of_parts), patches, 1, tokens)
@@ -59,14 +62,14 @@ class Slices(ImageRule):
         if slice_count <= 1:
             return 1, 1
         log_ratio = log(width / height)
-        grids = [
-            (slices_down, slices // slices_down)
-            for slices in (slice_count - 1, slice_count, slice_count + 1)
-            if 1 < slices <= self.max_slices
-            for slices_down in range(slices, 0, -1)
-            if slices % slices_down == 0
+        tile_grids = [
+            (slices_down, part_count // slices_down)
+            for part_count in (slice_count - 1, slice_count, slice_count + 1)
+            if 1 < part_count <= self.max_slices
+            for slices_down in range(part_count, 0, -1)
+            if part_count % slices_down == 0
         ]
-        return min(grids, key=lambda grid: abs(log_ratio - log(grid[1] / grid[0])))
+        return min(tile_grids, key=lambda tile_grid: abs(log_ratio - log(tile_grid[1] / tile_grid[0])))
 
     def _scaled_sides(self, height: float, width: float, token_size: int, enlarges: bool) -> tuple[int, int]:
         """Returns an image's sides after scaling to `size`² pixels. enlarges: whether small images are enlarged."""

@@ -52,9 +52,9 @@ class SmartResize(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:
         token_size = self.merge * patch_size
-        scale = max(token_size / height, token_size / width)
-        if self.enlarge and scale > 1:
-            height, width = int(height * scale), int(width * scale)
+        resize_scale = max(token_size / height, token_size / width)
+        if self.enlarge and resize_scale > 1:
+            height, width = int(height * resize_scale), int(width * resize_scale)
         if self.rounds_sides and height < token_size:
             height, width = token_size, round(width * token_size / height)
         if self.rounds_sides and width < token_size:
@@ -72,7 +72,9 @@ class SmartResize(ImageRule):
         elif pixels < self.min_pixels:
             upscale_factor = sqrt(self.min_pixels / area)
             sides = [ceil(pixel_length * upscale_factor / token_size) * token_size for pixel_length in (height, width)]
-        rows, columns = (pixel_length // patch_size for pixel_length in sides)
-        line_marks = rows // self.merge if self.line_marks else 0
-        tokens = rows * columns // self.merge**2 + line_marks + self.marks
-        return EncodedInput(1, rows, columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_marks)
+        patch_rows, patch_columns = (pixel_length // patch_size for pixel_length in sides)
+        line_marks = patch_rows // self.merge if self.line_marks else 0
+        tokens = patch_rows * patch_columns // self.merge**2 + line_marks + self.marks
+        return EncodedInput(
+            1, patch_rows, patch_columns, tokens, repeats_frames=self.repeats_frames, line_marks=line_marks
+        )

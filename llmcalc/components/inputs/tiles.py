@@ -46,7 +46,7 @@ class Tiles(ImageRule):
 
     def tile_grid(self, height: int, width: int) -> tuple[int, int]:
         """Returns the tiles across and down of the grid of nearest aspect ratio; in a tie the larger if half full."""
-        grids = [
+        tile_grids = [
             (tiles_across, tiles_down)
             for tiles_across in range(1, self.max_tiles + 1)
             for tiles_down in range(1, self.max_tiles // tiles_across + 1)
@@ -55,13 +55,13 @@ class Tiles(ImageRule):
         if self.least_scaling:
             tile_scales = [
                 (self.size * min(tile_columns / width, tile_rows / height), (tile_columns, tile_rows))
-                for tile_columns, tile_rows in sorted(grids, key=prod)
+                for tile_columns, tile_rows in sorted(tile_grids, key=prod)
             ]
-            enlarging_scales = [scale for scale in tile_scales if scale[0] >= 1]
+            enlarging_scales = [scale_and_grid for scale_and_grid in tile_scales if scale_and_grid[0] >= 1]
             by_scale = itemgetter(0)
             return min(enlarging_scales, key=by_scale)[1] if enlarging_scales else max(tile_scales, key=by_scale)[1]
         best_grid, least_difference = (1, 1), float("inf")
-        for tiles_across, tiles_down in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        for tiles_across, tiles_down in sorted(tile_grids, key=lambda tile_grid: tile_grid[0] * tile_grid[1]):
             difference = abs(width / height - tiles_across / tiles_down)
             is_half_full = 2 * width * height > self.size**2 * tiles_across * tiles_down
             if difference < least_difference or (difference == least_difference and is_half_full):

@@ -100,25 +100,25 @@ class AdapterLayer(Block):
             x = self._normalize(recorder, f"{sublayer}_post_norm", x) if self.norm_placement == "post" else x
         raise AssertionError("the last sublayer is the feed-forward network")
 
-    def _add_adapter_output(self, recorder: Flow, x: Value, normed: Value) -> Value:
+    def _add_adapter_output(self, recorder: Flow, x: Value, normed_x: Value) -> Value:
         """Records the adapters and returns the layer's output. x: the residual stream after the feed-forward network.
 
-        normed: the network's input.
+        normed_x: the network's input.
         """
         has_post_norm, adapter_input, adapter_output = self.norm_placement == "post", x, x
         shares_norm = self.adapter_norm == "shared"
         if self.adapter_norm == "separate":
             adapter_input = recorder.part("adapter_norm", self.norm, x)
         elif shares_norm and has_post_norm:
-            adapter_input = normed = self._normalize(recorder, "mlp_post_norm", x)
+            adapter_input = normed_x = self._normalize(recorder, "mlp_post_norm", x)
         elif shares_norm:
-            adapter_input = recorder.normalized(x, self.norm, like=normed)
+            adapter_input = recorder.normalized(x, self.norm, like=normed_x)
         recorder.hold(x=x, read=adapter_input)
         default_language, bottleneck = self.default_language or self.languages[0], Axis("adapter", self.adapter_size)
         with recorder.scope("adapters", kind="feed_forward"):
             for language in self.languages:
-                role: Role = "own" if language == default_language else "idle"
-                with recorder.scope(language, role=role):
+                adapter_role: Role = "own" if language == default_language else "idle"
+                with recorder.scope(language, role=adapter_role):
                     bottleneck_output = recorder.act(
                         recorder.linear("adapter_up_proj", adapter_input, bottleneck, bias=True), self.adapter_act
                     )
@@ -130,7 +130,7 @@ class AdapterLayer(Block):
         if not has_post_norm:
             return x
         return (
-            recorder.normalized(x, self.norm, like=normed)
+            recorder.normalized(x, self.norm, like=normed_x)
             if shares_norm
             else self._normalize(recorder, "mlp_post_norm", x)
         )

@@ -159,12 +159,12 @@ class AltUpLayer(WholeLayer):
             return recorder.add(x, recorder.core("mix", mix_op, mixing_weights, x, axes=x.axes)), normed_stream
 
     def _mixing_weights(
-        self, recorder: Flow, normed: Value, router: Weight, *output_axes: Axis | JoinedShapes
+        self, recorder: Flow, normed_x: Value, router: Weight, *output_axes: Axis | JoinedShapes
     ) -> Value:
         """Returns the stream mixing weights, computed from the norm of one stream."""
-        hidden_axis = normed.axes[-1]
+        hidden_axis = normed_x.axes[-1]
         router_output = recorder.linear(
-            "router", recorder.scale(normed, 1 / hidden_axis.size), output_axes[0], weight=router
+            "router", recorder.scale(normed_x, 1 / hidden_axis.size), output_axes[0], weight=router
         )
         return recorder.linear("coefficients", recorder.act(router_output, "tanh"), *output_axes)
 
@@ -216,10 +216,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
-        def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        def _apply_maps(self, first_stream: Tensor, stream_inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and the scaled projections of the other streams as [.., streams, hidden]."""
             first_rms, streams = root_mean_square(first_stream), [first_stream]
-            for projection, x in zip(self.projections, inputs, strict=True):
+            for projection, x in zip(self.projections, stream_inputs, strict=True):
                 projected_x = projection(x)
                 streams.append(projected_x * first_rms / root_mean_square(projected_x))
             return torch.stack(streams, -2)

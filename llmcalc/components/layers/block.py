@@ -319,8 +319,8 @@ class Block(Layer):
         """Returns the keyword arguments of a sublayer: for cross-attention the encoder's output, for others none."""
         return {"memory": recorder.memory, "kind": "cross_attention"} if sublayer == "cross_attn" else {}
 
-    def _normalize(self, recorder: Flow, norm_name: str, x: Value, role: Role = "own") -> Value:
-        return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=role)
+    def _normalize(self, recorder: Flow, norm_name: str, x: Value, norm_role: Role = "own") -> Value:
+        return x if norm_name in self.without_norms else recorder.part(norm_name, self.norm, x, role=norm_role)
 
     def _residual_sum(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
@@ -331,11 +331,11 @@ class Block(Layer):
             if self.norm_placement == "pre"
             else self._normalize(recorder, f"{sublayer}_post_norm", sublayer_output)
         )
-        scale = AFFINE if self.residual_scale is True else SCALE
+        scale_kind = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
-            sublayer_output = recorder.part(f"{sublayer}_out_scale", scale, sublayer_output)
+            sublayer_output = recorder.part(f"{sublayer}_out_scale", scale_kind, sublayer_output)
         if self.residual_scale in (True, "residual"):
-            x = recorder.part(f"{sublayer}_residual_scale", scale, x)
+            x = recorder.part(f"{sublayer}_residual_scale", scale_kind, x)
         return recorder.add(x, sublayer_output)
 
     def _record_idle(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> None:

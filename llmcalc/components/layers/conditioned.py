@@ -42,8 +42,10 @@ class ConditionedLayer(PreNormLayer):
         normed_x = recorder.part("mlp_pre_norm", self.norm, x)
         with recorder.scope("condition", kind="norm"):
             condition = recorder.sinusoids(x, Table("condition"), *x.axes)
-            scale = recorder.act(recorder.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu")
-            normed_x = recorder.mul(normed_x, recorder.plus(recorder.linear("out_proj", scale, *x.axes), 1.0))
+            condition_scale = recorder.act(
+                recorder.linear("in_proj", condition, Axis("rank", self.condition_rank)), "gelu"
+            )
+            normed_x = recorder.mul(normed_x, recorder.plus(recorder.linear("out_proj", condition_scale, *x.axes), 1.0))
         return recorder.add(x, recorder.part("mlp", self.feed_forward, normed_x))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -70,8 +72,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             angles = angles_of(torch.ones(1, device=x.device), self.width, 10000.0)
             condition = torch.cat([angles.cos(), angles.sin()], -1)[:, : self.width].to(x.dtype)
-            scale: Tensor = self.out_proj(nn.functional.gelu(self.in_proj(condition)))
-            return x * (1 + scale)
+            condition_scale: Tensor = self.out_proj(nn.functional.gelu(self.in_proj(condition)))
+            return x * (1 + condition_scale)
 
     class ConditionedReference(pre_norm_class()):  # type: ignore[misc]
         """Runs attention, then a network on a scaled input. x: [batch, tokens, hidden] → same shape."""
@@ -82,7 +84,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             x = x + self._sublayer_output("self_attn", x, forward_pass)
-            conditioned = self.condition(self.mlp_pre_norm(x))
-            return x + self.mlp(conditioned, forward_pass)
+            conditioned_x = self.condition(self.mlp_pre_norm(x))
+            return x + self.mlp(conditioned_x, forward_pass)
 
     return ConditionedReference

@@ -54,28 +54,31 @@ class FunnelAttention(MultiHeadMixer):
 
     def flow(self, recorder: Flow, x: Value, memory: Value | None = None) -> Value:
         """Records attention. x: the queries' input. memory: the input of keys and values, by default x."""
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         kv_input = x if memory is None else memory
-        q = recorder.linear("q_proj", x, heads, dim)
-        k, v = (recorder.linear(projection, kv_input, heads, dim, bias=True) for projection in ("k_proj", "v_proj"))
+        q = recorder.linear("q_proj", x, heads, head_dim)
+        k, v = (
+            recorder.linear(projection, kv_input, heads, head_dim, bias=True) for projection in ("k_proj", "v_proj")
+        )
         distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
-        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, dim)
-        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, dim))
+        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distances, *x.axes, once=True), heads, head_dim)
+        num_heads, content_q = q.axes[0].size, recorder.add(q, recorder.vector("content_bias", heads, head_dim))
         position_q, segment_q = (
-            recorder.add(q, recorder.vector(f"{projection}_bias", heads, dim)) for projection in ("position", "segment")
+            recorder.add(q, recorder.vector(f"{projection}_bias", heads, head_dim))
+            for projection in ("position", "segment")
         )
         by_distance = recorder.core(
             "distances",
-            ops.SharedTableScores(num_heads, dim.size, x.rows, distances),
+            ops.SharedTableScores(num_heads, head_dim.size, x.rows, distances),
             position_q,
             distance_keys,
             axes=(heads,),
         )
         segments = Fixed("segments", length=2, source=False)
-        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, dim)
+        segment_keys = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
         by_segment = recorder.core(
             "segment_scores",
-            ops.SharedTableScores(num_heads, dim.size, x.rows, segments),
+            ops.SharedTableScores(num_heads, head_dim.size, x.rows, segments),
             segment_q,
             segment_keys,
             axes=(heads,),

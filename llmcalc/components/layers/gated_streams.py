@@ -117,8 +117,8 @@ def gated_streams_example(**layer_fields: Any) -> GatedStreamsLayer:
     """Returns a small layer for examples. layer_fields: fields with other values than the example's."""
     indexer = MeanIndexer(index_n_heads=3, index_head_dim=8, index_block_size=3, index_topk_blocks=2)
     attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope(), block_indexer=indexer)
-    defaults = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
-    return GatedStreamsLayer(**{**defaults, **layer_fields})
+    default_fields = {**small_sublayers(), "attention": attention, "hc_mult": 3, "hc_lowrank": 5}
+    return GatedStreamsLayer(**{**default_fields, **layer_fields})
 
 
 @cache

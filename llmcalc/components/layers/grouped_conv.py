@@ -57,7 +57,7 @@ class GroupedConvLayer(PreNormLayer):
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         for sublayer, component in (("self_attn", self.attention), ("mlp", self.feed_forward)):
             normed_x = recorder.part(f"{sublayer}_pre_norm", self.norm, x)
-            side_axis, taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
+            side_axis, filter_taps = Axis("sides", 2), Axis("taps", self.conv_kernel_size)
             groups = Axis("groups", exact_div(x.width, self.conv_group_size))
             channels = groups, Axis("channels", self.conv_group_size)
             with recorder.scope(f"{sublayer}_conv", kind="convolution"):
@@ -69,7 +69,7 @@ class GroupedConvLayer(PreNormLayer):
                     for convolution_side in range(2)
                 ]
                 computed_kernels = recorder.linear(
-                    "kernel_projection", normed_x, side_axis, taps, groups, Axis("one", 1)
+                    "kernel_projection", normed_x, side_axis, filter_taps, groups, Axis("one", 1)
                 )
             added_rows = [recorder.take(computed_kernels, *computed_kernels.axes[1:]) for _ in range(2)]
             residual_branch = self._convolve(recorder, normed_x, channels, base_rows[0], added_rows[0])
@@ -77,16 +77,18 @@ class GroupedConvLayer(PreNormLayer):
             x = recorder.add(x, self._convolve(recorder, residual_branch, channels, base_rows[1], added_rows[1]))
         return x
 
-    def _convolve(self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added: Value) -> Value:
+    def _convolve(
+        self, recorder: Flow, x: Value, channels: Shape, base_rows: list[Value], added_kernel: Value
+    ) -> Value:
         """Records a convolution of x over the tokens: a sum of shifted copies, each times a row of the kernel.
 
-        base_rows: the trained rows of the kernel. added: what the sublayer's input adds to them.
+        base_rows: the trained rows of the kernel. added_kernel: what the sublayer's input adds to them.
         """
         grouped_x = x.view(*channels)
         kernel_terms: list[Value] = []
         for base_row in base_rows:
             kernel_terms.append(recorder.mul(grouped_x, base_row))
-            kernel_terms.append(recorder.mul(grouped_x, recorder.take(added, *added.axes[1:])))
+            kernel_terms.append(recorder.mul(grouped_x, recorder.take(added_kernel, *added_kernel.axes[1:])))
         kernel_sum = kernel_terms[0]
         for kernel_term in kernel_terms[1:]:
             kernel_sum = recorder.add(kernel_sum, kernel_term)
@@ -111,13 +113,13 @@ def _reference_class() -> type[nn.Module]:
     class SublayerKernels(nn.Module):
         """The kernels before and after a sublayer. x: [batch, tokens, width] → [batch, tokens, 2, taps, width]."""
 
-        def __init__(self, hidden_size: int, taps: int, group_size: int) -> None:
+        def __init__(self, hidden_size: int, filter_taps: int, group_size: int) -> None:
             super().__init__()
-            self.sizes, self.group_size = (2, taps, hidden_size // group_size), group_size
+            self.sizes, self.group_size = (2, filter_taps, hidden_size // group_size), group_size
             for convolution_side in range(2):
-                for tap in range(taps):
+                for tap in range(filter_taps):
                     self.add_module(f"base_kernel_{convolution_side}_{tap}", vector(torch.rand(hidden_size)))
-            self.kernel_projection = nn.Linear(hidden_size, 2 * taps * (hidden_size // group_size), bias=False)
+            self.kernel_projection = nn.Linear(hidden_size, 2 * filter_taps * (hidden_size // group_size), bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             token_kernels = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)

@@ -167,10 +167,12 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             self.scale = nn.Parameter(torch.ones(len(part_sizes)))
 
         def forward(self, raw_weights: Tensor) -> tuple[Tensor, ...]:
-            weight_parts, offsets = raw_weights.split(self.parts, -1), self.base.split(self.parts)
+            weight_parts, weight_offsets = raw_weights.split(self.parts, -1), self.base.split(self.parts)
             return tuple(
-                weight * scale + offset
-                for weight, scale, offset in zip(weight_parts, self.scale.unbind(), offsets, strict=True)
+                weight * weight_scale + weight_offset
+                for weight, weight_scale, weight_offset in zip(
+                    weight_parts, self.scale.unbind(), weight_offsets, strict=True
+                )
             )
 
     def weightless_norm(streams_width: int) -> nn.Module:

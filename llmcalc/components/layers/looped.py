@@ -76,10 +76,10 @@ class LoopedAttention(GroupedQueryMixer):
         """Records attention. is_second: whether this is the second loop, which has the gate."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         head_dim = Axis("head_dim", self.head_dim)
-        role: Role = "shared" if is_second else "own"
-        q = recorder.rope(self._project(recorder, "q_proj", x, role, heads, head_dim), self.position)
-        k = recorder.rope(self._project(recorder, "k_proj", x, role, kv_heads, head_dim), self.position)
-        v = self._project(recorder, "v_proj", x, role, kv_heads, head_dim)
+        projection_role: Role = "shared" if is_second else "own"
+        q = recorder.rope(self._project(recorder, "q_proj", x, projection_role, heads, head_dim), self.position)
+        k = recorder.rope(self._project(recorder, "k_proj", x, projection_role, kv_heads, head_dim), self.position)
+        v = self._project(recorder, "v_proj", x, projection_role, kv_heads, head_dim)
         if is_second:
             attn_output = self._mixed_attention(recorder, q, k, v)
         else:
@@ -88,12 +88,12 @@ class LoopedAttention(GroupedQueryMixer):
             recorder.mask(q, k, causal=True)
             attn_output = self._attend(recorder, "core", q, k, v)
         recorder.hold(out=attn_output)
-        return self._project(recorder, "o_proj", attn_output, role, *x.axes)
+        return self._project(recorder, "o_proj", attn_output, projection_role, *x.axes)
 
     def _project(
-        self, recorder: Flow, projection: str, x: Value, role: Role, *output_axes: Axis | JoinedShapes
+        self, recorder: Flow, projection: str, x: Value, projection_role: Role, *output_axes: Axis | JoinedShapes
     ) -> Value:
-        with recorder.scope(projection, role=role):
+        with recorder.scope(projection, role=projection_role):
             return recorder.linear("", x, *output_axes, bias=self.attention_bias)
 
     def _attend(self, recorder: Flow, core_name: str, q: Value, k: Value, v: Value, window: int | None = None) -> Value:
@@ -156,17 +156,20 @@ class LoopedLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, sharing: Sharing | None = None) -> Value:
         is_second = sharing is not None and not sharing.is_first
-        role: Role = "shared" if is_second else "own"
+        sublayer_role: Role = "shared" if is_second else "own"
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
         recorder.hold(x=x)
-        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x, role=role)
+        residual_branch = recorder.part("self_attn_pre_norm", self.norm, x, role=sublayer_role)
         residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second=is_second)
         x = recorder.add(x, recorder.dropout(residual_branch, "attention_output"))
         recorder.hold(x=x)
-        residual_branch = recorder.part("mlp_pre_norm", self.norm, x, role=role)
+        residual_branch = recorder.part("mlp_pre_norm", self.norm, x, role=sublayer_role)
         return recorder.add(
-            x, recorder.dropout(recorder.part("mlp", self.feed_forward, residual_branch, role=role), "feed_forward")
+            x,
+            recorder.dropout(
+                recorder.part("mlp", self.feed_forward, residual_branch, role=sublayer_role), "feed_forward"
+            ),
         )
 
     def describe(self, hidden_size: int) -> str:
@@ -202,10 +205,16 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.loop_cache = cache_class()(self.spec.loop_window_size)
 
         def _attend(
-            self, core: nn.Module, q: Tensor, k: Tensor, v: Tensor, forward_pass: ForwardPass, window: int | None
+            self,
+            attention_core: nn.Module,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            forward_pass: ForwardPass,
+            window: int | None,
         ) -> Tensor:
             mask = attention_mask(forward_pass, q, k, causal=True, window=window)
-            return core(q, *self._for_each_query_head(k, v), mask)
+            return attention_core(q, *self._for_each_query_head(k, v), mask)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec

@@ -52,9 +52,9 @@ class ReversibleStreams(ResidualStreams):
             raise ValueError("streams: those of type 'reversible' stand where every layer is of type 'reversible'")
 
     def record_split(self, recorder: Flow, x: Value) -> Value:
-        padded = recorder.resized(x, PaddedBeyond(of=x.rows, block=self.block, least=self.least))
+        padded_x = recorder.resized(x, PaddedBeyond(of=x.rows, block=self.block, least=self.least))
         recorder.memo["tokens"] = x.rows
-        return recorder.cat(padded, padded, axes=(JoinedShapes((x.axes, x.axes)),))
+        return recorder.cat(padded_x, padded_x, axes=(JoinedShapes((x.axes, x.axes)),))
 
     def record_merge(self, recorder: Flow, x: Value) -> Value:
         return recorder.resized(recorder.part("reversible_norm", self.norm, x), recorder.memo["tokens"])
@@ -118,8 +118,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def split_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             self.tokens = x.shape[1]
-            padding = -x.shape[1] % self.block if x.shape[1] > self.least else 0
-            return nn.functional.pad(x, (0, 0, 0, padding)).repeat(1, 1, 2)
+            padded_tokens = -x.shape[1] % self.block if x.shape[1] > self.least else 0
+            return nn.functional.pad(x, (0, 0, 0, padded_tokens)).repeat(1, 1, 2)
 
         def merge_streams(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             normed_x: Tensor = self.reversible_norm(x)[:, : self.tokens]

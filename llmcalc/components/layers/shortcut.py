@@ -75,12 +75,12 @@ class ShortcutLayer(PreNormLayer):
         x, normed_x = self._attention_sublayer(recorder, x, 1)
         return recorder.add(recorder.add(x, recorder.part("dense", self.dense, normed_x, list_index=1)), expert_output)
 
-    def _attention_sublayer(self, recorder: Flow, x: Value, index: int) -> tuple[Value, Value]:
+    def _attention_sublayer(self, recorder: Flow, x: Value, sublayer_index: int) -> tuple[Value, Value]:
         """Returns the residual stream after one of the two attentions, and the input of the next dense network."""
-        normed_x = recorder.part("self_attn_pre_norm", self.norm, x, list_index=index)
-        x = recorder.add(x, recorder.part("self_attn", self.attention, normed_x, list_index=index))
+        normed_x = recorder.part("self_attn_pre_norm", self.norm, x, list_index=sublayer_index)
+        x = recorder.add(x, recorder.part("self_attn", self.attention, normed_x, list_index=sublayer_index))
         recorder.hold(x=x)
-        return x, recorder.part("dense_pre_norm", self.norm, x, list_index=index)
+        return x, recorder.part("dense_pre_norm", self.norm, x, list_index=sublayer_index)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

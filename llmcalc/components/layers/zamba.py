@@ -135,12 +135,12 @@ class SharedBlock(Part):
             adapters_scope.per_layer = True
             adapter_output = record_projections()
         if other_adapters is not None:
-            adapter_count, role = other_adapters
+            adapter_count, adapter_role = other_adapters
             adapter_indices = range(1, adapter_count + 1) if isinstance(adapter_count, int) else None
             with recorder.scope(
-                "adapters", repeat=adapter_count, indices=adapter_indices, role=role, **node_fields
+                "adapters", repeat=adapter_count, indices=adapter_indices, role=adapter_role, **node_fields
             ) as adapter_positions:
-                adapter_positions.per_layer = role == "kept"  # the layers that run them create them
+                adapter_positions.per_layer = adapter_role == "kept"  # the layers that run them create them
                 record_projections()
         return adapter_output
 
@@ -200,7 +200,7 @@ class ZambaLayer(Layer):
             other_adapters = sharing.other_layers, "kept"
         elif self.transformer.idle_adapters:
             other_adapters = self.transformer.idle_adapters, "idle"
-        role: Role = "own" if sharing is None or sharing.is_first else "shared"
+        block_role: Role = "own" if sharing is None or sharing.is_first else "shared"
         embedding: Value = recorder.memo.get("embedded", x)  # x itself in the first layer
         block_input = recorder.cat(x, embedding, axes=(JoinedShapes((x.axes, embedding.axes)),))
         block_output = recorder.part(
@@ -210,7 +210,7 @@ class ZambaLayer(Layer):
             norm=self.norm,
             out=x.axes,
             other_adapters=other_adapters,
-            role=role,
+            role=block_role,
         )
         block_output = recorder.linear("linear", block_output, *x.axes, kind="attention")
         recorder.hold(added=block_output)
@@ -303,11 +303,13 @@ def _reference_class() -> type[nn.Module]:
             self.mlp_pre_norm = spec.norm.reference(model_properties)
             self.self_attn, self.mlp = (block.attention.reference(block_context), Network(block, model_properties))
             for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
-                linear: Any = getattr(self.self_attn, projection)
+                linear_module: Any = getattr(self.self_attn, projection)
                 setattr(
                     self.self_attn,
                     projection,
-                    AdaptedLinear(linear.in_features, linear.out_features, block, linear.bias is not None),
+                    AdaptedLinear(
+                        linear_module.in_features, linear_module.out_features, block, linear_module.bias is not None
+                    ),
                 )
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:

@@ -246,7 +246,7 @@ class Attention(TokenMixer):
     def length_limits(self) -> tuple[int, ...]:
         chosen_blocks = None if self.block_indexer is None else self.block_indexer.chosen_tokens
         return tuple(
-            limit for limit in (self.sliding_window, self.attention_chunk_size, chosen_blocks) if limit is not None
+            length for length in (self.sliding_window, self.attention_chunk_size, chosen_blocks) if length is not None
         )
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
@@ -455,7 +455,7 @@ class Attention(TokenMixer):
         recorder: Flow,
         x: Value,
         heads: Axis,
-        dim: Axis,
+        head_dim: Axis,
         value_axis: Axis,
         is_cross_attention: bool,
         adapter: Adapter | None,
@@ -464,11 +464,11 @@ class Attention(TokenMixer):
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         computed_keys_and_values: list[tuple[Attention, Value, Value]] = recorder.memo.setdefault("keys and values", [])
         if self.kv_shared and "from_target" in recorder.memo:
-            return recorder.received(x, heads, dim), recorder.received(x, heads, value_axis)
+            return recorder.received(x, heads, head_dim), recorder.received(x, heads, value_axis)
         if self.kv_shared:
             empty_keys_and_values = (
                 self,
-                Value(x.rows, (heads, dim), fixed=True),
+                Value(x.rows, (heads, head_dim), fixed=True),
                 Value(x.rows, (heads, value_axis), fixed=True),
             )
             shareable = (
@@ -479,11 +479,13 @@ class Attention(TokenMixer):
             _, keys, values = next(
                 shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
-            return keys.view(*recorder.rank_part((heads, dim))), values.view(*recorder.rank_part((heads, value_axis)))
+            return keys.view(*recorder.rank_part((heads, head_dim))), values.view(
+                *recorder.rank_part((heads, value_axis))
+            )
         with recorder.function():
-            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            raw_keys = self._project_heads(recorder, "k_proj", x, (heads, head_dim), self.k_bias, adapter)
             recorder.hold(raw=raw_keys)
-            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", dim)
+            keys = self._normalize_and_rotate(recorder, raw_keys, "k_norm", head_dim)
             values = raw_keys
             if not self.attention_k_eq_v:
                 values_input = x if value_input is None else value_input
@@ -684,8 +686,8 @@ def _reference_class() -> type[nn.Module]:
                 x = self.spec.position.rotated(x, forward_pass, first_position)
             return self._normalize(x, getattr(self, norm)) if norm_order == "after_rope" else x
 
-        def _split_heads(self, projected: Tensor, head_width: int) -> Tensor:
-            return projected.unflatten(-1, (-1, head_width)).transpose(1, 2)
+        def _split_heads(self, projected_x: Tensor, head_width: int) -> Tensor:
+            return projected_x.unflatten(-1, (-1, head_width)).transpose(1, 2)
 
         def _projected_values(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projected_x = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_pass)
@@ -780,18 +782,18 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are ordered row by row."""
             index_grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
-            squares = [
-                square.flatten()
+            patch_squares = [
+                square_patches.flatten()
                 for row_band in index_grid.split(square_side)
-                for square in row_band.split(square_side, 1)
+                for square_patches in row_band.split(square_side, 1)
             ]
             square_outputs = []
-            for patches in squares:
+            for patches in patch_squares:
                 patch_index = patches.to(q.device)
                 square_outputs.append(
                     self.core(q[:, :, patch_index], k[:, :, patch_index], v[:, :, patch_index], logit_cap=logit_cap)
                 )
-            patch_order = torch.cat(squares).argsort().to(q.device)
+            patch_order = torch.cat(patch_squares).argsort().to(q.device)
             return torch.cat(square_outputs, 2)[:, :, patch_order]
 
         def forward(self, x: Tensor, forward_pass: ForwardPass, value_input: Tensor | None = None) -> Tensor:
@@ -815,12 +817,14 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "indexer"):
                 k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_pass)
             sinks = self.sinks.weight if self.sinks is not None else None
-            cap = self.spec.attn_logit_softcapping
+            logit_cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
                 formats = {"float32_softmax": self.spec.float32_softmax, "float32_scores": self.spec.float32_scores}
-                attn_output = self.core(q, k, v, mask, bias, cap, sinks, **formats)
+                attn_output = self.core(q, k, v, mask, bias, logit_cap, sinks, **formats)
             else:
-                attn_output = self._attention_in_squares(q, k, v, forward_pass.columns, self.spec.grid_window, cap)
+                attn_output = self._attention_in_squares(
+                    q, k, v, forward_pass.columns, self.spec.grid_window, logit_cap
+                )
             attn_output = (attn_output if convolved_values is None else attn_output + convolved_values).transpose(1, 2)
             attn_output = self.head_norm(attn_output) if hasattr(self, "head_norm") else attn_output
             if hasattr(self, "gate_proj"):

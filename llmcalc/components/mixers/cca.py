@@ -120,16 +120,16 @@ class CompressedConvAttention(WindowedMixer):
 
     def _convolve_queries_and_keys(self, recorder: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
-        (heads, dim), (kv_heads, _) = q.axes, k.axes
+        (heads, head_dim), (kv_heads, _) = q.axes, k.axes
         joined_axes, head_kernel, group_kernel = (
             JoinedShapes(((heads,), (kv_heads,)), "all_heads"),
             self.cca_time0,
             self.cca_time1,
         )
-        joined_heads = recorder.cat(q, k, axes=(joined_axes, dim))
+        joined_heads = recorder.cat(q, k, axes=(joined_axes, head_dim))
         recorder.hold(q=q, k=k, joined=joined_heads)
         recorder.state(
-            "conv_state", joined_axes, dim, Axis("steps", head_kernel + group_kernel - 2), state_kind="conv_state"
+            "conv_state", joined_axes, head_dim, Axis("steps", head_kernel + group_kernel - 2), state_kind="conv_state"
         )
         padded_rows = recorder.padded(joined_heads, head_kernel + group_kernel - 2, state="conv_state")
         recorder.hold(seen=padded_rows)
@@ -138,14 +138,20 @@ class CompressedConvAttention(WindowedMixer):
             "conv_channels",
             padded_rows,
             joined_axes,
-            dim,
+            head_dim,
             kernel=head_kernel,
             groups=joined_heads.width,
             overlap=group_kernel - 1,
             **conv_options,
         )
         joined_heads = recorder.conv(
-            "conv_heads", joined_heads, joined_axes, dim, kernel=group_kernel, groups=joined_axes.size, **conv_options
+            "conv_heads",
+            joined_heads,
+            joined_axes,
+            head_dim,
+            kernel=group_kernel,
+            groups=joined_axes.size,
+            **conv_options,
         )
         recorder.hold(mixed=joined_heads)
         assert isinstance(heads, Axis)
@@ -153,7 +159,7 @@ class CompressedConvAttention(WindowedMixer):
         mean_of_queries = recorder.scale(recorder.add(q, recorder.repeat(k, heads)), 0.5)
         group_axis = Axis("group", exact_div(heads.size, kv_heads.size))
         mean_of_keys = recorder.sum(
-            mean_of_queries.view(kv_heads, group_axis, dim), *k.axes, mean=True
+            mean_of_queries.view(kv_heads, group_axis, head_dim), *k.axes, mean=True
         )  # over the queries that share a key
         recorder.hold(mean_q=mean_of_queries, mean_k=mean_of_keys)
         convolved_q, convolved_k = recorder.split(joined_heads, q.axes, k.axes)

@@ -114,8 +114,8 @@ def _reference_class() -> type[nn.Module]:
         @torch.no_grad()
         def forward(self, keys: Tensor) -> Tensor:
             rotations = keys.new_empty(keys.shape[1], keys.shape[3], self.hashes * self.directions).normal_()
-            rotated = (keys @ rotations).unflatten(-1, (self.hashes, self.directions)).permute(0, 1, 3, 2, 4)
-            return torch.cat([rotated, -rotated], -1).argmax(-1).argsort(-1).flatten(2)
+            rotated_keys = (keys @ rotations).unflatten(-1, (self.hashes, self.directions)).permute(0, 1, 3, 2, 4)
+            return torch.cat([rotated_keys, -rotated_keys], -1).argmax(-1).argsort(-1).flatten(2)
 
     class SoftmaxProducts(nn.Module):
         """Attends within chunks. q, k, v: [batch, heads, rows, d] → same shape and the logarithm of the sums."""
@@ -171,9 +171,13 @@ def _reference_class() -> type[nn.Module]:
             else:
                 token_order = self.hashing(q)
                 token_index = token_order[..., None].expand(-1, -1, -1, q.shape[-1])
-                sorted_rows = (row.repeat(1, 1, self.hashes, 1).gather(2, token_index % tokens) for row in (q, keys, v))
+                sorted_rows = (
+                    head_rows.repeat(1, 1, self.hashes, 1).gather(2, token_index % tokens) for head_rows in (q, keys, v)
+                )
                 attn_output, log_sums = self.core(*sorted_rows, token_order % tokens, True)
-                attn_output, log_sums = (row.unflatten(2, (self.hashes, tokens)) for row in (attn_output, log_sums))
+                attn_output, log_sums = (
+                    head_rows.unflatten(2, (self.hashes, tokens)) for head_rows in (attn_output, log_sums)
+                )
                 attn_output = (attn_output * torch.softmax(log_sums, 2)).sum(2)
             projected_output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))
             return projected_output

@@ -190,12 +190,12 @@ def _reference_class() -> type[nn.Module]:
             self.width = entry_width
             self.rope = spec.qk_rope_head_dim
             self.theta = spec.position.rope_theta
-            series = 2 * entry_width if spec.overlap else entry_width
+            series_width = 2 * entry_width if spec.overlap else entry_width
             self.kv_proj, self.gate_proj = (
-                nn.Linear(hidden_size, series, bias=False),
-                nn.Linear(hidden_size, series, bias=False),
+                nn.Linear(hidden_size, series_width, bias=False),
+                nn.Linear(hidden_size, series_width, bias=False),
             )
-            self.position_bias = vector(torch.zeros(self.rate, series))
+            self.position_bias = vector(torch.zeros(self.rate, series_width))
             self.norm = norm_reference(spec.norm, entry_width)
             self.cache: Any = state_class()()
             self.last_window: Any = state_class()() if spec.overlap else None

@@ -140,15 +140,17 @@ class DifferentialAttention(WindowedMixer):
     def _rotated(self, recorder: Flow, x: Value) -> Value:
         return x if self.position is None else recorder.rope(x, self.position)
 
-    def _keys_and_values(self, recorder: Flow, x: Value, kv_heads: Axis, dim: Axis) -> tuple[Value, Value]:
+    def _keys_and_values(self, recorder: Flow, x: Value, kv_heads: Axis, head_dim: Axis) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
         memo_key = f"keys and values of {self.sharing_key_of()}"
         if self.kv_shared:
-            placeholder = (Value(x.rows, (kv_heads, dim), fixed=True),) * 2  # nothing: the layer is recorded alone
+            placeholder = (Value(x.rows, (kv_heads, head_dim), fixed=True),) * 2  # nothing: the layer is recorded alone
             keys, values = recorder.memo.get(memo_key, placeholder)
-            return keys.view(*recorder.rank_part((kv_heads, dim))), values.view(*recorder.rank_part((kv_heads, dim)))
-        keys = self._rotated(recorder, recorder.linear("k_proj", x, kv_heads, dim, bias=self.attention_bias))
-        values = recorder.linear("v_proj", x, kv_heads, dim, bias=self.attention_bias)
+            return keys.view(*recorder.rank_part((kv_heads, head_dim))), values.view(
+                *recorder.rank_part((kv_heads, head_dim))
+            )
+        keys = self._rotated(recorder, recorder.linear("k_proj", x, kv_heads, head_dim, bias=self.attention_bias))
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=self.attention_bias)
         recorder.memo[memo_key] = keys, values = recorder.cache(
             "cache", self.cache_kind, keys, values, token_limit=self.sliding_window
         )
@@ -158,10 +160,10 @@ class DifferentialAttention(WindowedMixer):
 
     def _lambda_term(self, recorder: Flow, factor_index: str, head_dim: Axis) -> Value:
         """Records one of the two factors exp(λ_q · λ_k) in λ."""
-        product = recorder.mul(
+        lambda_product = recorder.mul(
             recorder.vector(f"lambda_q{factor_index}", head_dim), recorder.vector(f"lambda_k{factor_index}", head_dim)
         )
-        return recorder.act(recorder.sum(product), "exp")
+        return recorder.act(recorder.sum(lambda_product), "exp")
 
     def describe(self, hidden_size: int) -> str:
         a, k = self.num_attention_heads, self.num_key_value_heads

@@ -68,11 +68,15 @@ class DynamicMaskAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = recorder.norm("q_norm", recorder.linear("q_proj", x, heads, dim, bias=has_bias), self.norm, (dim,))
+        head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
+        q = recorder.norm(
+            "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), self.norm, (head_dim,)
+        )
         q = recorder.rope(q, self.position)
-        k = recorder.norm("k_norm", recorder.linear("k_proj", x, kv_heads, dim, bias=has_bias), self.norm, (dim,))
-        k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, dim, bias=has_bias)
+        k = recorder.norm(
+            "k_norm", recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias), self.norm, (head_dim,)
+        )
+        k, v = recorder.rope(k, self.position), recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias)
         k, v = recorder.cache("cache", self.cache_kind, k, v, token_limit=window)
         key_limits: dict[str, Any] = {"window": window, "keep": self.keep_window_size}
         recorder.hold(q=q, k=k, v=v)
@@ -81,9 +85,9 @@ class DynamicMaskAttention(WindowedMixer):
             key_rows = WithPast(of=x.rows, window=window)
             step_sizes = recorder.act(recorder.linear("dt_proj", v, kv_heads, bias=has_bias, rows=key_rows), "softplus")
             recorder.hold(steps=step_sizes)
-            strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")
-            recorder.hold(strength=strength)
-            mask = recorder.strongest(strength, q, k, **key_limits)
+            key_strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")
+            recorder.hold(strength=key_strength)
+            mask = recorder.strongest(key_strength, q, k, **key_limits)
         recorder.hold(mask=mask)
         k, v, mask = (recorder.repeat(tensor, heads) for tensor in (k, v, mask))
         recorder.hold(k=k, v=v, mask=mask)
@@ -137,8 +141,10 @@ def _reference_class() -> type[nn.Module]:
         def _learned_mask(self, v: Tensor, causal_mask: Tensor) -> Tensor:
             """Computes the mask from values [batch, heads, keys, d]: a selected key's strength, else −∞."""
             step_sizes = nn.functional.softplus(self.dt_proj(v.transpose(1, 2).flatten(2)))
-            strength = (step_sizes * self.A.weight).exp().transpose(1, 2)[:, :, None]
-            mask: Tensor = strength.expand(-1, -1, causal_mask.shape[0], -1).masked_fill(~causal_mask, float("-inf"))
+            key_strength = (step_sizes * self.A.weight).exp().transpose(1, 2)[:, :, None]
+            mask: Tensor = key_strength.expand(-1, -1, causal_mask.shape[0], -1).masked_fill(
+                ~causal_mask, float("-inf")
+            )
             if mask.shape[-1] <= self.spec.keep_window_size:
                 return mask
             rounded_mask = mask.round(

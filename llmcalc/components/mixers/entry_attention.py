@@ -120,7 +120,7 @@ class EntryAttention(TokenMixer):
     def length_limits(self) -> tuple[int, ...]:
         compress_rate, max_entries = self.compress_rate, self.selected_entries
         selected_tokens = None if compress_rate is None or max_entries is None else compress_rate * max_entries
-        return tuple(limit for limit in (self.sliding_window, compress_rate, selected_tokens) if limit is not None)
+        return tuple(length for length in (self.sliding_window, compress_rate, selected_tokens) if length is not None)
 
     def with_heads(self, head_sizes: HeadSizes) -> Self:
         raise Unscalable(
@@ -151,10 +151,16 @@ class EntryAttention(TokenMixer):
             with recorder.function():
                 mask, entries = self._mask_and_entries(recorder, x, compressed_query, q, head_dim, rope)
             recorder.hold(entries=entries, entries_seen=mask)
-            limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
+            attention_limits: dict[str, Any] = {"rate": self.compress_rate, "chosen": self.selected_entries}
             scores.append(
                 recorder.scores(
-                    "entry_core", q, entries, values=entries, is_cross_attention=True, core=ops.EntryScores, **limits
+                    "entry_core",
+                    q,
+                    entries,
+                    values=entries,
+                    is_cross_attention=True,
+                    core=ops.EntryScores,
+                    **attention_limits,
                 )
             )
         attention_weights = recorder.joint_softmax(

@@ -84,12 +84,12 @@ class ExclusiveAttention(WindowedMixer):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = recorder.linear("q_proj", x, heads, dim, bias=bias)
-        keys = recorder.linear("k_proj", x, kv_heads, dim, bias=bias)
-        values = recorder.linear("v_proj", x, kv_heads, dim, bias=bias)
-        q = recorder.rope(recorder.norm("q_norm", q, self.norm, (dim,)), self.position)
-        keys = recorder.rope(recorder.norm("k_norm", keys, self.norm, (dim,)), self.position)
+        head_dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
+        q = recorder.linear("q_proj", x, heads, head_dim, bias=bias)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias)
+        q = recorder.rope(recorder.norm("q_norm", q, self.norm, (head_dim,)), self.position)
+        keys = recorder.rope(recorder.norm("k_norm", keys, self.norm, (head_dim,)), self.position)
         if self.adds_embeddings:
             values = recorder.add(values, recorder.memo.get("value_embeddings", values))
         recorder.mask(q, keys, causal=False, window=self.sliding_window)
@@ -100,7 +100,9 @@ class ExclusiveAttention(WindowedMixer):
         recorder.hold(out=attn_output, v=values)
         attn_output = self._subtract_own_value(recorder, attn_output, values)
         recorder.hold(out=attn_output)
-        attn_output = recorder.mul(attn_output, recorder.act(recorder.linear("gate_proj", x, heads, dim), "sigmoid"))
+        attn_output = recorder.mul(
+            attn_output, recorder.act(recorder.linear("gate_proj", x, heads, head_dim), "sigmoid")
+        )
         return recorder.linear("o_proj", attn_output, *x.axes, bias=bias)
 
     def _subtract_own_value(self, recorder: Flow, attn_output: Value, values: Value) -> Value:

@@ -116,11 +116,11 @@ class GatedDeltaNet(TokenMixer):
             decay_rate,
         )
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
-        inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
+        scan_inputs, node_fields = (q, k, v, decay, beta), {"source": "Yang et al. 2024, §3.3"}
         delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=value_axes, about=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=value_axes, about=node_fields),
+            chunked=lambda: recorder.core("core", delta_rule, *scan_inputs, axes=value_axes, about=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *scan_inputs, axes=value_axes, about=node_fields),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, *value_axes), "silu")

@@ -51,9 +51,12 @@ class GatedProfileAttention(ProfileAttention):
         q = recorder.linear("q_proj", x, heads, head_dim)
         keys, values = (
             self._convolve_heads(
-                recorder, f"{letter}_conv", recorder.linear(f"{letter}_proj", token, kv_heads, head_dim), token
+                recorder,
+                f"{projection_letter}_conv",
+                recorder.linear(f"{projection_letter}_proj", token, kv_heads, head_dim),
+                token,
             )
-            for letter, token in (
+            for projection_letter, token in (
                 ("k", x if key_input is None else key_input),
                 ("v", x if value_input is None else value_input),
             )
@@ -91,14 +94,18 @@ class GatedProfileAttention(ProfileAttention):
         """
         if not self.dynamic_convolutions:
             return add_convolution(recorder, conv_name, x, self.conv_kernel_size)
-        (heads, dim), taps = x.axes, Axis("kernel", self.conv_kernel_size)
+        (heads, head_dim), kernel_axis = x.axes, Axis("kernel", self.conv_kernel_size)
         with recorder.scope(conv_name):
-            filter_taps = recorder.linear("weight_proj", token, heads, taps)
+            filter_taps = recorder.linear("weight_proj", token, heads, kernel_axis)
             filter_taps = recorder.mul(
-                filter_taps, recorder.vector("static_weight", heads, dim, taps), axes=(heads, dim, taps)
+                filter_taps,
+                recorder.vector("static_weight", heads, head_dim, kernel_axis),
+                axes=(heads, head_dim, kernel_axis),
             )
-            recorder.state("conv_state", heads, dim, taps, state_kind="conv_state")
-            return recorder.add(recorder.sum(recorder.mul(filter_taps, x, axes=(heads, dim, taps)), heads, dim), x)
+            recorder.state("conv_state", heads, head_dim, kernel_axis, state_kind="conv_state")
+            return recorder.add(
+                recorder.sum(recorder.mul(filter_taps, x, axes=(heads, head_dim, kernel_axis)), heads, head_dim), x
+            )
 
     def describe(self, hidden_size: Any) -> str:
         return f"{super().describe(hidden_size)}, gated"
@@ -139,11 +146,13 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, token: Tensor, forward_pass: ForwardPass) -> Tensor:
             stored_rows = self.conv_state.load(forward_pass)
             earlier_rows = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored_rows is None else stored_rows[0]
-            inputs = torch.cat([earlier_rows, x], 1)
-            self.conv_state.keep(forward_pass, inputs[:, -self.kernel :])
-            windows = inputs[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
-            taps = self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
-            conv_output: Tensor = (windows * (self.static_weight.weight + taps)).sum(-1)
+            rows_with_past = torch.cat([earlier_rows, x], 1)
+            self.conv_state.keep(forward_pass, rows_with_past[:, -self.kernel :])
+            windows = rows_with_past[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
+            filter_taps = (
+                self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
+            )
+            conv_output: Tensor = (windows * (self.static_weight.weight + filter_taps)).sum(-1)
             return conv_output + x
 
     class SoftmaxProducts(nn.Module):

@@ -106,10 +106,10 @@ class GroupedFeedForward(SingleWidthNetwork):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         ffn = Axis("ffn", self.intermediate_size)
-        activated = recorder.act(
+        activated_gate = recorder.act(
             recorder.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act
         )
-        return recorder.conv("down_proj", activated, *x.axes, kernel=1, groups=self.down_groups, bias=True)
+        return recorder.conv("down_proj", activated_gate, *x.axes, kernel=1, groups=self.down_groups, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"{self.hidden_act} {self.intermediate_size} in {self.up_groups} groups"

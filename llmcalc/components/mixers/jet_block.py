@@ -72,11 +72,11 @@ class JetBlock(TokenMixer):
         step_size = recorder.add(recorder.linear("a_proj", x, heads), recorder.vector("dt_bias", heads))
         decay = recorder.mul(recorder.act(step_size, "softplus"), decay_rate)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction
-        inputs = (q, k, v, decay, beta)
+        scan_inputs = (q, k, v, decay, beta)
         delta_rule = DeltaRule(beta.width, key_dim.size, value_dim.size, self.chunk_size, rows=x.rows)
         scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=(heads, value_dim)),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=(heads, value_dim)),
+            chunked=lambda: recorder.core("core", delta_rule, *scan_inputs, axes=(heads, value_dim)),
+            step=lambda: recorder.core("core", Elementwise(), *scan_inputs, axes=(heads, value_dim)),
         )
         recorder.state("recurrent_state", heads, key_dim, value_dim, bits=32)
         gate = recorder.act(recorder.linear("g_proj", x, heads, value_dim), "silu")

@@ -102,12 +102,12 @@ class KimiDeltaAttention(TokenMixer):
         recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
         q, k, v = recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts)
         beta = recorder.act(recorder.linear("b_proj", x, heads), "sigmoid")  # the strength of the correction, per head
-        inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
+        scan_inputs = (q, k, v, self._record_log_decay(recorder, x, head_axes), beta)
         node_fields = {"source": "Kimi Team 2025, §3.1"}
         delta_rule = DeltaRule(beta.width, head_dim.size, head_dim.size, self.chunk_size, by_channel=True, rows=x.rows)
         scan_output = recorder.alternatives(
-            chunked=lambda: recorder.core("core", delta_rule, *inputs, axes=head_axes, about=node_fields),
-            step=lambda: recorder.core("core", Elementwise(), *inputs, axes=head_axes, about=node_fields),
+            chunked=lambda: recorder.core("core", delta_rule, *scan_inputs, axes=head_axes, about=node_fields),
+            step=lambda: recorder.core("core", Elementwise(), *scan_inputs, axes=head_axes, about=node_fields),
         )
         recorder.state("recurrent_state", heads, head_dim, head_dim, bits=32)
         scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps), (head_dim,))
@@ -193,9 +193,11 @@ def _reference_class() -> type[nn.Module]:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        def _gate_projection(self, letter: str, x: Tensor) -> Tensor:
+        def _gate_projection(self, projection_letter: str, x: Tensor) -> Tensor:
             projections = (
-                (f"{letter}_a_proj", f"{letter}_b_proj") if hasattr(self, f"{letter}_a_proj") else (f"{letter}_proj",)
+                (f"{projection_letter}_a_proj", f"{projection_letter}_b_proj")
+                if hasattr(self, f"{projection_letter}_a_proj")
+                else (f"{projection_letter}_proj",)
             )
             for projection in projections:
                 x = self.get_submodule(projection)(x)

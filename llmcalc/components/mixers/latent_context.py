@@ -207,14 +207,14 @@ def _reference_class() -> type[nn.Module]:
                 forward_pass, *self._latents_and_keys(forward_pass.memo["target_states"], forward_pass)
             )
             scores = [
-                core(q, torch.cat([core_latents, k], -1)[:, None].transpose(-1, -2))
-                for core, core_latents, k in (
+                attention_core(q, torch.cat([core_latents, k], -1)[:, None].transpose(-1, -2))
+                for attention_core, core_latents, k in (
                     (self.core, context_latents, context_keys),
                     (self.block_core, latents, keys),
                 )
             ]
-            scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
-            attn_weights = torch.softmax((torch.cat(scores, -1) * scale).float(), -1).to(x.dtype)
+            score_scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
+            attn_weights = torch.softmax((torch.cat(scores, -1) * score_scale).float(), -1).to(x.dtype)
             context_weights, attn_weights = attn_weights.split((context_latents.shape[1], latents.shape[1]), -1)
             attn_output = self.core(context_weights, context_latents[:, None]) + self.block_core(
                 attn_weights, latents[:, None]

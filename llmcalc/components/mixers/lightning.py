@@ -143,13 +143,13 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor, old_state: Tensor | None) -> tuple[Tensor, Tensor]:
             heads, tokens, block_size = q.shape[1], q.shape[2], self.block if old_state is None else 1
             slope = self.base ** torch.arange(1, heads + 1, device=q.device)[:, None, None]
-            state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
+            kv_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if old_state is None else old_state
             block_outputs = []
-            for start in range(0, tokens, block_size):
-                block_q, block_k, block_v = (x[:, :, start : start + block_size] for x in (q, k, v))
+            for block_start in range(0, tokens, block_size):
+                block_q, block_k, block_v = (x[:, :, block_start : block_start + block_size] for x in (q, k, v))
                 if old_state is not None:
-                    state = (-slope).exp().to(q.dtype) * state + block_k.transpose(-1, -2) @ block_v
-                    block_outputs.append(block_q @ state)
+                    kv_state = (-slope).exp().to(q.dtype) * kv_state + block_k.transpose(-1, -2) @ block_v
+                    block_outputs.append(block_q @ kv_state)
                     continue
                 positions = torch.arange(block_q.shape[2], device=q.device)[:, None]
                 decay_mask = (
@@ -159,10 +159,12 @@ def _reference_class() -> type[nn.Module]:
                     .to(q.dtype)
                 )
                 block_output = (block_q @ block_k.transpose(-1, -2) * decay_mask) @ block_v
-                block_outputs.append(block_output + (block_q * (-slope * (positions + 1)).exp().to(q.dtype)) @ state)
+                block_outputs.append(block_output + (block_q * (-slope * (positions + 1)).exp().to(q.dtype)) @ kv_state)
                 decayed_k = block_k * (-slope * (len(positions) - 1 - positions)).exp().to(q.dtype)
-                state = state * (-slope * len(positions)).exp().to(q.dtype) + decayed_k.transpose(-1, -2) @ block_v
-            return torch.cat(block_outputs, 2), state
+                kv_state = (
+                    kv_state * (-slope * len(positions)).exp().to(q.dtype) + decayed_k.transpose(-1, -2) @ block_v
+                )
+            return torch.cat(block_outputs, 2), kv_state
 
     class LightningReference(nn.Module):
         """Computes linear attention with a fixed decay. x: [batch, tokens, hidden] → same shape."""
@@ -198,7 +200,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
             q, k, v = (
-                self._split_heads(letter, projected_x, forward_pass) for letter, projected_x in projections.items()
+                self._split_heads(projection_letter, projected_x, forward_pass)
+                for projection_letter, projected_x in projections.items()
             )
             del projections
             stored_state = self.recurrent_state.only_tensor(forward_pass)

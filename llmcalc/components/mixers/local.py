@@ -67,7 +67,7 @@ class LocalAttention(MultiHeadMixer):
         return self
 
     def length_limits(self) -> tuple[int, ...]:
-        return tuple(limit for limit in (self.local_radius, self.global_block_size) if limit is not None)
+        return tuple(length for length in (self.local_radius, self.global_block_size) if length is not None)
 
     def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
@@ -167,8 +167,8 @@ def _reference_class() -> type[nn.Module]:
         def _split_into_blocks(self, x: Tensor) -> Tensor:
             """Splits tokens into blocks, zero-padded. [batch, tokens, …] → [batch, blocks, block, …]."""
             block_size = self.spec.local_radius + 1
-            padding = x.new_zeros(x.shape[0], -x.shape[1] % block_size, *x.shape[2:])
-            return torch.cat([x, padding], 1).unflatten(1, (-1, block_size))
+            zero_tokens = x.new_zeros(x.shape[0], -x.shape[1] % block_size, *x.shape[2:])
+            return torch.cat([x, zero_tokens], 1).unflatten(1, (-1, block_size))
 
         def _join_neighbours(self, x: Tensor) -> Tensor:
             """Joins each block with its two neighbours. [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
@@ -214,15 +214,15 @@ def _reference_class() -> type[nn.Module]:
             radius = self.spec.local_radius
             positions = self._split_into_blocks(forward_pass.positions(0, tokens, device)[None] + 1)  # 0 marks padding
             keys = self._join_neighbours(positions)
-            offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
-            local_mask = ((offsets[None] - offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (keys[0] > 0)[
-                :, None
-            ]
+            key_offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
+            local_mask = ((key_offsets[None] - key_offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (
+                keys[0] > 0
+            )[:, None]
             mask = local_mask[:, None]
             bias = (
                 None
                 if forward_pass.bias is None
-                else forward_pass.bias(offsets[radius + 1 : 2 * radius + 2], offsets)[None]
+                else forward_pass.bias(key_offsets[radius + 1 : 2 * radius + 2], key_offsets)[None]
             )
             if self.spec.global_block_size is not None:
                 sum_index, sum_positions = self._index_block_sums(forward_pass, tokens, device)

@@ -242,8 +242,8 @@ def _reference_class() -> type[nn.Module]:
             inner_x = activate(
                 spec.hidden_act, self.conv1d(inner_x.transpose(1, 2), forward_pass, self.conv_state)
             ).transpose(1, 2)
-            widths = [spec.time_step_rank, spec.state_size, spec.state_size]
-            time_step, b, c = self.x_proj(inner_x).unflatten(-1, (heads, -1)).split(widths, -1)
+            split_widths = [spec.time_step_rank, spec.state_size, spec.state_size]
+            time_step, b, c = self.x_proj(inner_x).unflatten(-1, (heads, -1)).split(split_widths, -1)
             if spec.norm is not None:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))

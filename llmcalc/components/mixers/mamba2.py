@@ -206,11 +206,11 @@ def scan_class() -> type[nn.Module]:
         def _run_chunks(
             self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, old_state: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            tokens, padding = x.shape[1], -x.shape[1] % self.chunk
+            tokens, padding_tokens = x.shape[1], -x.shape[1] % self.chunk
 
             def split_into_chunks(t: Tensor) -> Tensor:
                 """Splits tokens into padded chunks: [.., tokens, heads, ...] → [.., heads, chunks, chunk, ...]."""
-                padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding))
+                padded_chunks = nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, padding_tokens))
                 return padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
 
             x, log_decay, b, c = (

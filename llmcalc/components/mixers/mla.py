@@ -156,7 +156,7 @@ class MLA(TokenMixer):
 
     def length_limits(self) -> tuple[int, ...]:
         selected_tokens = None if self.indexer is None else self.indexer.index_topk
-        return tuple(limit for limit in (self.sliding_window, selected_tokens) if limit is not None)
+        return tuple(length for length in (self.sliding_window, selected_tokens) if length is not None)
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
@@ -164,12 +164,12 @@ class MLA(TokenMixer):
         return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope_dim + v) - rope_dim})
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
-        results = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
+        shared_latents = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
         if self.indexer is not None:
-            results["indexer", *self.indexer.attention_limits().values()] = (
+            shared_latents["indexer", *self.indexer.attention_limits().values()] = (
                 "indexer.shared" if self.indexer.shared else ""
             )
-        return results
+        return shared_latents
 
     def borrowing_field(self) -> str:
         return next(filter(None, self.shared_results().values()), "")
@@ -201,8 +201,10 @@ class MLA(TokenMixer):
             full_rotation = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             rotation = None if self.mla_use_nope else full_rotation
             recorder.part("indexer", self.indexer, x, query_latent=query_latent, position=rotation, role="no_grad")
-        limits: dict[str, Any] = {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
-        limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
+        attention_limits: dict[str, Any] = (
+            {"selected": None} if self.indexer is None else dict(self.indexer.attention_limits())
+        )
+        attention_limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
             is_selection_shared = recorder.memo.get("lends_selection", False)
@@ -212,9 +214,9 @@ class MLA(TokenMixer):
             "causal": recorder.causal,
             "sinks": self.sinks,
             "selection": selection,
-            **limits,
+            **attention_limits,
         }
-        core = ops.AttentionCore if limits.get("pool") is None else ops.PooledCore
+        attention_op_class = ops.AttentionCore if attention_limits.get("pool") is None else ops.PooledCore
         head_axes, latent_key = JoinedShapes(((nope_axis,), (rope_axis,))), JoinedShapes(((latent,), (rope_axis,)))
 
         def expanded() -> Value:
@@ -224,14 +226,14 @@ class MLA(TokenMixer):
                 latents,
                 heads,
                 JoinedShapes(((nope_axis,), (head_axis,))),
-                rows=WithPast(of=latents.rows, **limits),
+                rows=WithPast(of=latents.rows, **attention_limits),
             )
             recorder.hold(expanded=keys_and_values)
             k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, head_axis))
             k = recorder.cat(k_nope, k_rope, axes=(heads, head_axes), rows=latents.rows)
             recorder.hold(k=k)
             q = recorder.cat(q_nope, q_rope, axes=(heads, head_axes))
-            return recorder.attention("core", q, k, values, core=core, **attention_options)
+            return recorder.attention("core", q, k, values, core=attention_op_class, **attention_options)
 
         def absorbed() -> Value:
             """Records absorbed attention on the latents, with the expansion's weights applied to query and output."""
@@ -240,7 +242,7 @@ class MLA(TokenMixer):
             k = recorder.cat(latents, k_rope, axes=(Axis("one", 1), latent_key))
             recorder.hold(q=q, k=k)
             attn_output = recorder.attention(
-                "core", q, k, latents.view(Axis("one", 1), latent), core=core, **attention_options
+                "core", q, k, latents.view(Axis("one", 1), latent), core=attention_op_class, **attention_options
             )
             return recorder.absorb("", attn_output, weight, head_axis)
 
@@ -465,7 +467,7 @@ def _reference_class() -> type[nn.Module]:
             q_rope = self._rotate(q_rope, forward_pass)
             latent, k_rope = self._latent_and_key(x, forward_pass)
             mask = attention_mask(forward_pass, x, latent, causal=True, window=spec.sliding_window)
-            scale = (nope_dim + rope_dim) ** -0.5
+            score_scale = (nope_dim + rope_dim) ** -0.5
             if hasattr(self, "indexer"):
                 forward_pass.selected = self.indexer(x, compressed_query, mask, forward_pass)
             if spec.indexer is not None:
@@ -488,12 +490,14 @@ def _reference_class() -> type[nn.Module]:
                 q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]
                 k, v = k.expand(-1, heads, -1, -1), v.expand(-1, heads, -1, -1)
-                attn_output = self.kv_b_proj(self.core(q, k, v, mask, sinks=sinks, scale=scale), absorbed_form="value")
+                attn_output = self.kv_b_proj(
+                    self.core(q, k, v, mask, sinks=sinks, scale=score_scale), absorbed_form="value"
+                )
             else:
                 keys_and_values = self.kv_b_proj(latent).unflatten(-1, (heads, -1)).transpose(1, 2)
                 k_nope, v = keys_and_values.split([nope_dim, spec.v_head_dim], -1)
                 k = torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1, -1)], -1)
-                attn_output = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=scale)
+                attn_output = self.core(torch.cat([q_nope, q_rope], -1), k, v, mask, sinks=sinks, scale=score_scale)
             attn_output = attn_output.transpose(1, 2)
             if hasattr(self, "gate_proj"):
                 attn_output = attn_output * gate_values(self.gate, self.gate_proj(x)).unflatten(-1, (heads, -1))

@@ -164,10 +164,12 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             expert_weights, top_experts = self._route_tokens(x)
-            dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts)
-            routed_rows = dispatch.copy_rows(x)
-            group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            q = dispatch.sort_by_token(self.q_proj(routed_rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
+            dispatcher = dispatch_class()(top_experts, forward_pass.grouped_experts)
+            routed_rows = dispatcher.copy_rows(x)
+            group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.grouped else None
+            q = dispatcher.sort_by_token(self.q_proj(routed_rows, dispatcher.expert, group_ends)).view(
+                batch, tokens, -1
+            )
             q = self._rotated(self._split_heads(q), forward_pass)
             k, v = self.cache(
                 forward_pass,
@@ -179,9 +181,9 @@ def _reference_class() -> type[nn.Module]:
                 v = v.repeat(1, top_k, 1, 1)
             mask = attention_mask(forward_pass, x, k, causal=True)
             attn_output = self.core(q, k, v, mask).transpose(1, 2)
-            routed_rows = dispatch.sort_by_expert(attn_output.reshape(batch * tokens * top_k, -1))
-            attn_output = dispatch.combine_outputs(
-                self.o_proj(routed_rows, dispatch.expert, group_ends), expert_weights
+            routed_rows = dispatcher.sort_by_expert(attn_output.reshape(batch * tokens * top_k, -1))
+            attn_output = dispatcher.combine_outputs(
+                self.o_proj(routed_rows, dispatcher.expert, group_ends), expert_weights
             )
             return attn_output + self.o_bias.weight
 

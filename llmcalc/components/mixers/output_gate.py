@@ -52,13 +52,13 @@ class OutputGate(Part):
         return nn.Linear(model_properties.hidden_size, heads_width, bias=bool(self.bias))
 
 
-def gate_values(gate_func: str, projected: Tensor) -> Tensor:
-    """Returns the gate's values. projected: the output of the gate's projection."""
+def gate_values(gate_func: str, projected_x: Tensor) -> Tensor:
+    """Returns the gate's values. projected_x: the output of the gate's projection."""
     from torch.nn import functional as F
 
     if gate_func == "softplus":
-        return F.softplus(projected, beta=math.log(2))
-    return F.silu(projected) if gate_func == "silu" else projected.sigmoid()
+        return F.softplus(projected_x, beta=math.log(2))
+    return F.silu(projected_x) if gate_func == "silu" else projected_x.sigmoid()
 
 
 @cache

@@ -147,9 +147,9 @@ def profile_attention_class() -> type[nn.Module]:
             return profile_weights @ profiles.t()
 
     class Profiles(nn.Module):
-        def __init__(self, extent: int, rank: int) -> None:
+        def __init__(self, relative_extent: int, rank: int) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(extent, rank) * 0.02)
+            self.weight = nn.Parameter(torch.randn(relative_extent, rank) * 0.02)
 
     class ProfileAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Attention with profile biases and normalized queries and keys. x: [batch, tokens, hidden] → same shape."""

@@ -53,26 +53,29 @@ class RelativeAttention(MultiHeadMixer):
         return "Yang et al. 2019 (XLNet), §2.5" if self.segments else "Gulati et al. 2020, §2"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
+        heads, head_dim = Axis("heads", self.num_attention_heads), Axis("head_dim", self.head_dim)
         q, k, v = (
-            recorder.linear(projection, x, heads, dim, bias=self.bias) for projection in ("q_proj", "k_proj", "v_proj")
+            recorder.linear(projection, x, heads, head_dim, bias=self.bias)
+            for projection in ("q_proj", "k_proj", "v_proj")
         )
         distance_rows = Multiple(of=x.rows, by=2) if self.segments else Multiple("distances", of=x.rows, by=2, more=-1)
-        distance_keys = recorder.linear("r_proj", recorder.sinusoids(x, distance_rows, *x.axes, once=True), heads, dim)
+        distance_keys = recorder.linear(
+            "r_proj", recorder.sinusoids(x, distance_rows, *x.axes, once=True), heads, head_dim
+        )
         num_heads = q.axes[0].size
-        position_q = recorder.add(q, recorder.vector("position_bias", heads, dim, count=num_heads))
-        scores = ops.DistanceScores(num_heads, dim.size, x.rows, distance_rows)
+        position_q = recorder.add(q, recorder.vector("position_bias", heads, head_dim, count=num_heads))
+        scores = ops.DistanceScores(num_heads, head_dim.size, x.rows, distance_rows)
         distance_scores = recorder.core("distances", scores, position_q, distance_keys, axes=(heads,))
         distance_index = recorder.distances(q, k, clamped=False, shifted=True)
         recorder.hold(q=q, k=k, v=v, r=distance_keys, by_distance=distance_scores, index=distance_index)
-        content_q = recorder.add(q, recorder.vector("content_bias", heads, dim, count=num_heads))
-        bias = recorder.scale(recorder.at_distance(distance_scores, distance_index), dim.size**-0.5)
+        content_q = recorder.add(q, recorder.vector("content_bias", heads, head_dim, count=num_heads))
+        bias = recorder.scale(recorder.at_distance(distance_scores, distance_index), head_dim.size**-0.5)
         recorder.hold(q=content_q, bias=bias)
         attn_output = recorder.attention("core", content_q, k, v, causal=False, bias=bias, masked=False)
         recorder.hold(out=attn_output)
         if self.segments:
-            recorder.vector("segment_bias", heads, dim, count=num_heads, role="idle")
-            recorder.vector("segments", Axis("segments", 2), heads, dim, heads=heads, count=2, role="idle")
+            recorder.vector("segment_bias", heads, head_dim, count=num_heads, role="idle")
+            recorder.vector("segments", Axis("segments", 2), heads, head_dim, heads=heads, count=2, role="idle")
         return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
 
     def describe(self, hidden_size: int) -> str:

@@ -121,11 +121,13 @@ def _reference_class() -> type[nn.Module]:
     def linear_scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Runs h ← a·h + b over all tokens, in ⌈log2(tokens)⌉ parallel steps (Hillis & Steele 1986)."""
         b = torch.cat([b[:, :1] + a[:, :1] * h[:, None], b[:, 1:]], 1)
-        offset = 1
-        while offset < a.shape[1]:
-            b = torch.cat([b[:, :offset], b[:, offset:] + a[:, offset:] * b[:, :-offset]], 1)
-            a = torch.cat([a[:, :offset], a[:, offset:] * a[:, :-offset]], 1)
-            offset *= 2
+        step_distance = 1
+        while step_distance < a.shape[1]:
+            b = torch.cat(
+                [b[:, :step_distance], b[:, step_distance:] + a[:, step_distance:] * b[:, :-step_distance]], 1
+            )
+            a = torch.cat([a[:, :step_distance], a[:, step_distance:] * a[:, :-step_distance]], 1)
+            step_distance *= 2
         return b
 
     class RGLRUReference(nn.Module):

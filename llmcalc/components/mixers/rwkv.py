@@ -61,9 +61,9 @@ class RwkvTimeMix(TokenMixer):
         recorder.hold(previous=previous_token, k=key, v=value, r=receptance)
         gate = recorder.act(receptance, "sigmoid")
         bonus, decay = recorder.vector("time_first", channels), recorder.vector("time_decay", channels)
-        average = recorder.scan("wkv", key, value, bonus, decay, axes=(channels,))
+        wkv_output = recorder.scan("wkv", key, value, bonus, decay, axes=(channels,))
         recorder.state("recurrent_state", JoinedShapes(((channels,), (channels,), (channels,))), bits=32)
-        return recorder.linear("output", recorder.mul(gate, average), *x.axes)
+        return recorder.linear("output", recorder.mul(gate, wkv_output), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-4 {self.attention_hidden_size}"

@@ -59,18 +59,18 @@ class RwkvHeadMix(TokenMixer):
         heads, head_dim = Axis("heads", self.num_heads), Axis("head_dim", self.head_dim)
         head_axes: Shape = (heads, head_dim)
         previous_token = previous_tokens(recorder, x)
-        inputs = self._mixed_inputs(recorder, x, previous_token)
+        mixed_inputs = self._mixed_inputs(recorder, x, previous_token)
         recorder.hold(previous=previous_token)
         receptance, key, value = (
-            recorder.linear(projection, inputs[projection[0]], *head_axes)
+            recorder.linear(projection, mixed_inputs[projection[0]], *head_axes)
             for projection in ("receptance", "key", "value")
         )
-        gate = recorder.act(recorder.linear("gate", inputs["g"], *head_axes), "silu")
+        gate = recorder.act(recorder.linear("gate", mixed_inputs["g"], *head_axes), "silu")
         scan_inputs = [receptance, key, value, recorder.vector("time_first", *head_axes)]
         decay = recorder.vector("time_decay", *head_axes)
         if self.decay_rank is not None:
             rank = Axis("decay_rank", self.decay_rank)
-            low_rank_x = recorder.act(recorder.linear("decay_a", inputs["w"], rank), "tanh")
+            low_rank_x = recorder.act(recorder.linear("decay_a", mixed_inputs["w"], rank), "tanh")
             decay = recorder.add(recorder.linear("decay_b", low_rank_x, *head_axes), decay)
         scan_op = DecayScan(receptance.axes[0].size, head_dim.size, x.rows)
         wkv_output = recorder.core("wkv", scan_op, *scan_inputs, recorder.act(decay, "exp"), axes=head_axes)
@@ -87,16 +87,16 @@ class RwkvHeadMix(TokenMixer):
             recorder.linear("shift_a", token_shift(recorder, x, previous_token, "x"), JoinedShapes(tuple(ranks))),
             "tanh",
         )
-        inputs = {}
+        mixed_inputs = {}
         for input_name, low_rank_part in zip(INPUT_NAMES, recorder.split(low_rank_x, *ranks), strict=True):
             mix_weight = recorder.add(
                 recorder.linear(f"shift_b_{input_name}", low_rank_part, *x.axes),
                 recorder.vector(f"time_mix_{input_name}", *x.axes),
             )
-            inputs[input_name] = recorder.add(
+            mixed_inputs[input_name] = recorder.add(
                 recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight))
             )
-        return inputs
+        return mixed_inputs
 
     def describe(self, hidden_size: int) -> str:
         return f"RWKV-{5 if self.shift_rank is None else 6} {self.num_heads} × {self.head_dim}"
@@ -189,20 +189,20 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             spec = self.spec
-            inputs = self._mixed_inputs(x, forward_pass)
+            mixed_inputs = self._mixed_inputs(x, forward_pass)
             receptance, k, v = (
-                self.get_submodule(projection)(inputs[projection[0]]).unflatten(-1, (spec.num_heads, -1)).float()
+                self.get_submodule(projection)(mixed_inputs[projection[0]]).unflatten(-1, (spec.num_heads, -1)).float()
                 for projection in ("receptance", "key", "value")
             )
             decay = self.time_decay.weight.expand(*x.shape[:2], -1)
             if spec.decay_rank is not None:
-                decay = decay + self.decay_b(self.decay_a(inputs["w"]).tanh())
+                decay = decay + self.decay_b(self.decay_a(mixed_inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
             wkv_output, wkv_state = self.wkv(
                 receptance, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_pass)
             )
             self.recurrent_state.keep(forward_pass, wkv_state)
             wkv_output = self.ln_x(wkv_output.flatten(2).to(x.dtype))
-            return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(inputs["g"])))
+            return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(mixed_inputs["g"])))
 
     return HeadMixReference

@@ -108,8 +108,12 @@ class SharedEntryAttention(EntryAttention):
         return self.index_topk if self.indexer is None else self.indexer.index_topk
 
     def length_limits(self) -> tuple[int, ...]:
-        blocks = None if self.indexer is None else self.indexer.candidates
-        candidates = () if blocks is None else (blocks.candidate_topk_blocks * blocks.candidate_block_size,)
+        candidate_spec = None if self.indexer is None else self.indexer.candidates
+        candidates = (
+            ()
+            if candidate_spec is None
+            else (candidate_spec.candidate_topk_blocks * candidate_spec.candidate_block_size,)
+        )
         return (*super().length_limits(), *candidates)
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
@@ -126,8 +130,10 @@ class SharedEntryAttention(EntryAttention):
         if indexer is not None:
             field_by_result["entry keys", compress_rate, indexer.index_head_dim] = field_name
             if indexer.finds is not None or indexer.candidates is not None:
-                blocks = indexer.finds or indexer.candidates
-                field_by_result["candidates", blocks] = "" if indexer.finds is not None else "indexer.candidates"
+                candidate_spec = indexer.finds or indexer.candidates
+                field_by_result["candidates", candidate_spec] = (
+                    "" if indexer.finds is not None else "indexer.candidates"
+                )
         return field_by_result
 
     def borrowing_field(self) -> str:
@@ -248,7 +254,7 @@ class SharedEntryAttention(EntryAttention):
 
 def shared_entry_examples() -> dict[str, SharedEntryAttention]:
     """Returns a small mixer of each kind. Two of them read the cache entries that the third one selects."""
-    local = SharedEntryAttention(
+    local_example = SharedEntryAttention(
         num_attention_heads=4,
         head_dim=8,
         qk_rope_head_dim=4,
@@ -268,7 +274,9 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
         "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": block_config})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {example_name: local.model_copy(update=fields) for example_name, fields in changes_by_example.items()}
+    return {
+        example_name: local_example.model_copy(update=changes) for example_name, changes in changes_by_example.items()
+    }
 
 
 @cache
@@ -345,8 +353,8 @@ def _reference_class() -> type[nn.Module]:
             chosen_blocks: Tensor = forward_pass.memo["candidate blocks"]
             block_size = block_config.candidate_block_size
             if forward_pass.past and visible_entries.shape[0] == 1:  # decoding one token scores only the candidates
-                offsets = torch.arange(block_size, device=keys.device)
-                positions = (chosen_blocks[:, 0, :, None] * block_size + offsets).flatten(1)
+                token_offsets = torch.arange(block_size, device=keys.device)
+                positions = (chosen_blocks[:, 0, :, None] * block_size + token_offsets).flatten(1)
                 own_block = (keys.shape[1] - 1) // block_size * block_size
                 index_in_own_block = keys.shape[1] - own_block
                 positions = torch.cat(
@@ -355,8 +363,10 @@ def _reference_class() -> type[nn.Module]:
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 candidate_keys = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
                 return candidate_keys, visible_entries[:, :1].expand(1, positions.shape[1]), positions
-            padded = -(-keys.shape[1] // block_size)
-            is_in_chosen_block = torch.zeros(*chosen_blocks.shape[:2], padded, dtype=torch.bool, device=keys.device)
+            padded_length = -(-keys.shape[1] // block_size)
+            is_in_chosen_block = torch.zeros(
+                *chosen_blocks.shape[:2], padded_length, dtype=torch.bool, device=keys.device
+            )
             is_in_chosen_block = is_in_chosen_block.scatter(-1, chosen_blocks, True).repeat_interleave(block_size, -1)[
                 ..., : keys.shape[1]
             ]
@@ -369,9 +379,11 @@ def _reference_class() -> type[nn.Module]:
             if block_config is None:
                 return
             block_size, tokens = block_config.candidate_block_size, scores.shape[1]
-            padding = -scores.shape[-1] % block_size
+            padding_columns = -scores.shape[-1] % block_size
             block_scores = (
-                nn.functional.pad(scores, (0, padding), value=float("-inf")).unflatten(-1, (-1, block_size)).amax(-1)
+                nn.functional.pad(scores, (0, padding_columns), value=float("-inf"))
+                .unflatten(-1, (-1, block_size))
+                .amax(-1)
             )
             blocks_of_tokens = (
                 forward_pass.positions(forward_pass.past, forward_pass.past + tokens, scores.device) // block_size
@@ -434,21 +446,21 @@ def _reference_class() -> type[nn.Module]:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, forward_pass: ForwardPass
         ) -> tuple[Tensor, Tensor]:
-            spec, end_position, memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
+            spec, end_position, pass_memo, latent = self.spec, forward_pass.past + x.shape[1], forward_pass.memo, None
             if not spec.entries_shared:
-                latent, memo["entries"] = self.compressor(x, forward_pass)
-            entries: Tensor = memo["entries"]
+                latent, pass_memo["entries"] = self.compressor(x, forward_pass)
+            entries: Tensor = pass_memo["entries"]
             visible_entries = (
                 forward_pass.positions(forward_pass.past, end_position, x.device) + 1
             ) // spec.compress_rate
-            visible = torch.arange(entries.shape[1], device=x.device)[None] < visible_entries[:, None]
+            is_visible = torch.arange(entries.shape[1], device=x.device)[None] < visible_entries[:, None]
             if spec.indexer is not None:
-                memo["selected entries"] = self.indexer(x, compressed_query, latent, visible, forward_pass)
-            selected_entries = memo["selected entries"]
+                pass_memo["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, forward_pass)
+            selected_entries = pass_memo["selected entries"]
             if forward_pass.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 selected_index = selected_entries[:, 0, :, None].expand(-1, -1, entries.shape[-1])
-                return entries.gather(1, selected_index), visible[:, : selected_entries.shape[-1]]
-            selected_mask = torch.zeros_like(visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
-            return entries, (visible & selected_mask)[:, None]
+                return entries.gather(1, selected_index), is_visible[:, : selected_entries.shape[-1]]
+            selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
+            return entries, (is_visible & selected_mask)[:, None]
 
     return SharedEntryReference

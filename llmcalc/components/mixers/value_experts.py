@@ -86,11 +86,11 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
             expert_weights, top_experts = self.routing(x, forward_pass)
-            dispatch = dispatch_class()(top_experts, forward_pass.grouped_experts, self.routing.float32_weights)
-            routed_rows = dispatch.copy_rows(x)
-            group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            expert_values = activate(self.spec.hidden_act, self.v_experts(routed_rows, dispatch.expert, group_ends))
+            dispatcher = dispatch_class()(top_experts, forward_pass.grouped_experts, self.routing.float32_weights)
+            routed_rows = dispatcher.copy_rows(x)
+            group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.grouped else None
+            expert_values = activate(self.spec.hidden_act, self.v_experts(routed_rows, dispatcher.expert, group_ends))
             del routed_rows
-            return dispatch.combine_outputs(expert_values, expert_weights)
+            return dispatcher.combine_outputs(expert_values, expert_weights)
 
     return ValueExpertsReference

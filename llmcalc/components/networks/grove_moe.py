@@ -129,9 +129,11 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GroveMoE, model_properties: ModelProperties) -> None:
             hidden, expert_count, self.group = (model_properties.hidden_size, spec.num_experts, spec.experts_per_group)
-            routing = spec.router.reference(model_properties, expert_count, spec.num_experts_per_tok, expert_count)
-            super().__init__(routing, spec.expert, expert_count, hidden)
-            adjugate_experts = Routed(routing, spec.adjugate_expert, expert_count // self.group, hidden)
+            router_module = spec.router.reference(
+                model_properties, expert_count, spec.num_experts_per_tok, expert_count
+            )
+            super().__init__(router_module, spec.expert, expert_count, hidden)
+            adjugate_experts = Routed(router_module, spec.adjugate_expert, expert_count // self.group, hidden)
             self.chunk_experts: Any = adjugate_experts.experts
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
@@ -142,9 +144,9 @@ def _reference_class() -> type[nn.Module]:
                 (self.experts, top_experts),
                 (self.chunk_experts, top_experts // self.group),
             ):
-                dispatch = dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
-                routed_rows = networks(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped)
-                expert_sums.append(dispatch.combine_outputs(routed_rows, expert_weights))
+                dispatcher = dispatch_class()(expert_indices, is_grouped, self.routing.float32_weights)
+                routed_rows = networks(dispatcher.copy_rows(x), dispatcher.expert, dispatcher.grouped)
+                expert_sums.append(dispatcher.combine_outputs(routed_rows, expert_weights))
             return expert_sums[0] + 0.05 * expert_sums[1]
 
     return GroveMoEReference

@@ -62,9 +62,14 @@ class IdentityExperts(Part):
             for recorded_step in recorder.here.steps()
             if isinstance(recorded_step.op, ops.ExpertLinear)
         )
-        identity = ops.IdentityExperts(self.zero_expert_num, expert_ops)
+        identity_op = ops.IdentityExperts(self.zero_expert_num, expert_ops)
         return recorder.core(
-            "zero_experts", identity, x, expert_sum, axes=expert_sum.axes, about={"source": "LongCat-Flash 2025, §2.1"}
+            "zero_experts",
+            identity_op,
+            x,
+            expert_sum,
+            axes=expert_sum.axes,
+            about={"source": "LongCat-Flash 2025, §2.1"},
         )
 
     def reference(self) -> nn.Module:
@@ -438,7 +443,7 @@ def check_expert(expert: FeedForward) -> None:
 def expert_networks(
     recorder: Flow,
     expert: FeedForward,
-    rows: Value,
+    routed_rows: Value,
     experts: Axis,
     top_k: Number,
     output_axes: Shape,
@@ -452,19 +457,21 @@ def expert_networks(
         return recorder.experts(projection, x, experts, top_k, *axes, bias=bias, identities=identities, sliced=sliced)
 
     if expert.gated:
-        activated = recorder.act(expert_linear("gate_proj", rows, ffn, bias=expert.gate_bias), expert.hidden_act)
-        recorder.hold(y=activated)
-        activated = recorder.mul(
-            activated,
-            record_up_activation(recorder, expert.up_act, expert_linear("up_proj", rows, ffn, bias=expert.up_bias)),
+        hidden = recorder.act(expert_linear("gate_proj", routed_rows, ffn, bias=expert.gate_bias), expert.hidden_act)
+        recorder.hold(y=hidden)
+        hidden = recorder.mul(
+            hidden,
+            record_up_activation(
+                recorder, expert.up_act, expert_linear("up_proj", routed_rows, ffn, bias=expert.up_bias)
+            ),
         )
     else:
-        activated = recorder.act(expert_linear("up_proj", rows, ffn, bias=expert.up_bias), expert.hidden_act)
-    activated = recorder.dropout(activated, "activation")
-    recorder.hold(y=activated)
-    activated = expert_linear("down_proj", activated, *output_axes, bias=expert.down_bias)
-    recorder.hold(y=activated)
-    return activated
+        hidden = recorder.act(expert_linear("up_proj", routed_rows, ffn, bias=expert.up_bias), expert.hidden_act)
+    hidden = recorder.dropout(hidden, "activation")
+    recorder.hold(y=hidden)
+    hidden = expert_linear("down_proj", hidden, *output_axes, bias=expert.down_bias)
+    recorder.hold(y=hidden)
+    return hidden
 
 
 @cache
@@ -496,36 +503,34 @@ def routed_class() -> type[nn.Module]:
                 self.zero_experts = identities.reference()
 
         def forward(self, x: Tensor, expert: Tensor | None, is_grouped: bool) -> Tensor:
-            has_gate, identity = hasattr(self, "gate_proj"), None
+            has_gate, is_identity = hasattr(self, "gate_proj"), None
             if hasattr(self, "zero_experts"):
                 assert expert is not None, "identity experts have no capacity"
                 # rows of identity experts run the last real expert too, so that the computation does not depend on data
-                identity = expert >= self.count
-                expert = expert.masked_fill(identity, self.count - 1)
+                is_identity = expert >= self.count
+                expert = expert.masked_fill(is_identity, self.count - 1)
             group_ends = ends_of_groups(expert, self.count) if is_grouped and expert is not None else None
-            activated = activate(self.act, (self.gate_proj if has_gate else self.up_proj)(x, expert, group_ends))
-            activated = (
-                activated * activate(self.up_act, self.up_proj(x, expert, group_ends)) if has_gate else activated
-            )
-            activated = apply_dropout(self, "activation", activated)
-            activated = self.down_proj(activated, expert, group_ends)
-            return activated if identity is None else torch.where(identity[:, None], self.zero_experts(x), activated)
+            hidden = activate(self.act, (self.gate_proj if has_gate else self.up_proj)(x, expert, group_ends))
+            hidden = hidden * activate(self.up_act, self.up_proj(x, expert, group_ends)) if has_gate else hidden
+            hidden = apply_dropout(self, "activation", hidden)
+            hidden = self.down_proj(hidden, expert, group_ends)
+            return hidden if is_identity is None else torch.where(is_identity[:, None], self.zero_experts(x), hidden)
 
     class Routed(nn.Module):
         """A router and its experts; the router's modules are submodules beside the experts."""
 
         def __init__(
             self,
-            routing: Any,
+            router_module: Any,
             expert: FeedForward,
             expert_count: int,
             input_width: int,
             identities: IdentityExperts | None = None,
         ) -> None:
             super().__init__()
-            self.routing = routing
+            self.routing = router_module
             self.experts = ExpertsReference(expert, expert_count, input_width, identities)
-            for module_name, module in routing.modules.items():
+            for module_name, module in router_module.modules.items():
                 self.add_module(module_name, module)
 
         def dispatch(self, weights: Tensor, top_experts: Tensor, forward_pass: ForwardPass | None) -> Any:
@@ -553,9 +558,10 @@ def _vision_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, forward_pass: ForwardPass | None = None) -> Tensor:
             expert_weights, top_experts = self.routing(x, forward_pass)
-            dispatch = self.dispatch(expert_weights, top_experts, forward_pass)
-            return dispatch.combine_outputs(
-                self.experts(dispatch.copy_rows(x), dispatch.expert, dispatch.grouped), expert_weights
+            dispatcher = self.dispatch(expert_weights, top_experts, forward_pass)
+            return dispatcher.combine_outputs(
+                self.experts(dispatcher.copy_rows(x), dispatcher.expert, dispatcher.grouped),
+                expert_weights,
             )
 
     return VisionReference
@@ -605,10 +611,10 @@ def _reference_class() -> type[nn.Module]:
             weights, top_experts = self.routing(x if router_input is None else router_input, forward_pass)
             routed_features = self.latent_in(x) if hasattr(self, "latent_in") else x
             routed_features = self.latent_norm(routed_features) if hasattr(self, "latent_norm") else routed_features
-            dispatch = self.dispatch(weights, top_experts, forward_pass)
+            dispatcher = self.dispatch(weights, top_experts, forward_pass)
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
-            routed_features = dispatch.combine_outputs(
-                norm_output(self.experts(dispatch.copy_rows(routed_features), dispatch.expert, dispatch.grouped)),
+            routed_features = dispatcher.combine_outputs(
+                norm_output(self.experts(dispatcher.copy_rows(routed_features), dispatcher.expert, dispatcher.grouped)),
                 weights,
             )
             routed_features = (

@@ -82,11 +82,11 @@ class ProductKeyMoE(Network):
         expert_rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
         recorder.hold(weights=expert_weights, chosen=top_units)
         with recorder.scope("experts", kind="experts", source="He 2024, §2"):
-            units = recorder.act(
+            hidden_units = recorder.act(
                 recorder.core("down_embed", expert_rows, x, top_units, axes=expert_weights.axes), self.hidden_act
             )
             expert_outputs = recorder.core(
-                "up_embed", expert_rows, recorder.mul(units, expert_weights), top_units, axes=x.axes
+                "up_embed", expert_rows, recorder.mul(hidden_units, expert_weights), top_units, axes=x.axes
             )
         recorder.hold(y=expert_outputs)
         return recorder.add(expert_outputs, recorder.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
@@ -129,8 +129,8 @@ def _reference_class() -> type[nn.Module]:
     class OutputSums(Rows):
         """Sums the experts' output vectors, weighted by units [batch, tokens, k] → [batch, tokens, hidden]."""
 
-        def forward(self, units: Tensor, top_units: Tensor) -> Tensor:
-            return (units[..., None, :] @ nn.functional.embedding(top_units, self.weight))[..., 0, :]
+        def forward(self, hidden_units: Tensor, top_units: Tensor) -> Tensor:
+            return (hidden_units[..., None, :] @ nn.functional.embedding(top_units, self.weight))[..., 0, :]
 
     class ExpertsReference(nn.Module):
         def __init__(self, spec: ProductKeyMoE, hidden_size: int) -> None:

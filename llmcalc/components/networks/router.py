@@ -146,11 +146,11 @@ class LinearRouter(Router):
         axis = Axis("classes", classes)
         x = x if self.norm is None else recorder.part("router_norm", self.norm, x, kind="router")
         logits = recorder.linear("router", x, axis, bias=self.bias, float32=self.float32_product, kind="router")
-        scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
+        expert_scale = recorder.vector("expert_scale", experts, kind="router") if self.expert_scale else None
         correction = _record_correction(recorder, self.score_correction, axis)
         if self.image_correction:
             recorder.vector("image_correction", axis, kind="router", frozen=True)
-        return recorder.route(logits, top_k, self.scoring_func, correction, scale)
+        return recorder.route(logits, top_k, self.scoring_func, correction, expert_scale)
 
 
 class RouterMLP(Router):
@@ -176,18 +176,21 @@ class RouterMLP(Router):
     score_correction: Correction | None = None
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        axis, features = Axis("classes", classes + 1 if self.skip else classes), Axis("router", self.router_hidden_size)
+        axis, feature_axis = (
+            Axis("classes", classes + 1 if self.skip else classes),
+            Axis("router", self.router_hidden_size),
+        )
         with recorder.scope("router", kind="router", source="Zyphra 2025, §2"):
-            router_features = recorder.linear("down_proj", x, features, bias=True)
+            router_features = recorder.linear("down_proj", x, feature_axis, bias=True)
             router_features = recorder.carry(
-                "routed", router_features, recorder.vector("below_scale", features) if self.adds_below else None
+                "routed", router_features, recorder.vector("below_scale", feature_axis) if self.adds_below else None
             )
             router_features = recorder.part("norm", self.norm, router_features)
             router_features = recorder.act(
-                recorder.linear("fc1", router_features, features, bias=True), self.hidden_act
+                recorder.linear("fc1", router_features, feature_axis, bias=True), self.hidden_act
             )
             router_features = recorder.act(
-                recorder.linear("fc2", router_features, features, bias=True), self.hidden_act
+                recorder.linear("fc2", router_features, feature_axis, bias=True), self.hidden_act
             )
             logits = recorder.linear("out_proj", router_features, axis)
         correction = _record_correction(recorder, self.score_correction, axis)
@@ -263,11 +266,11 @@ def _reference_classes() -> dict[str, type[Any]]:
             self.out_proj = nn.Linear(router_width, classes, bias=False)
 
         def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-            features = self.down_proj(x)
+            router_features = self.down_proj(x)
             if hasattr(self, "below_scale") and forward_pass.routed is not None:
-                features = features + forward_pass.routed * self.below_scale.weight
-            forward_pass.routed = features
-            hidden_states = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(features)))))
+                router_features = router_features + forward_pass.routed * self.below_scale.weight
+            forward_pass.routed = router_features
+            hidden_states = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(router_features)))))
             return self.out_proj(hidden_states)
 
     class Routing:
@@ -323,8 +326,10 @@ def _reference_classes() -> dict[str, type[Any]]:
             scores = self.score_logits(self.modules["router"](x))
             top_experts = self.top_experts(scores)
             expert_weights = self.weights(scores, top_experts)
-            scale: Any = self.modules.get("expert_scale")
-            return (expert_weights if scale is None else expert_weights * scale.weight[top_experts]), top_experts
+            expert_scale: Any = self.modules.get("expert_scale")
+            return (
+                expert_weights if expert_scale is None else expert_weights * expert_scale.weight[top_experts]
+            ), top_experts
 
     class MLPRouting(Routing):
         def __init__(

@@ -101,13 +101,13 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
                     f"of the {tower.encoders} encoders before it together"
                 )
         elif tower.type == "projector" and input_widths:
-            widths = {
+            candidate_widths = {
                 tower_name: tower.encoder_layers * input_width for tower_name, input_width in input_widths.items()
             }
-            if tower.input_size in widths.values():
+            if tower.input_size in candidate_widths.values():
                 continue
             expected_widths = " or ".join(
-                f"{input_width}, which {tower_name} gives" for tower_name, input_width in widths.items()
+                f"{input_width}, which {tower_name} gives" for tower_name, input_width in candidate_widths.items()
             )
             raise ValueError(f"towers.{own_name}.input_size: {tower.input_size}; expected {expected_widths}")
 

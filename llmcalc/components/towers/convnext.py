@@ -166,9 +166,14 @@ class ConvNextEncoder(TowerPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        fields: dict[str, Any] = {"num_filters": 4, "kernel_size": 3, "ffn_expansion": 2, "norm": Norm(type="rmsnorm")}
+        tower_fields: dict[str, Any] = {
+            "num_filters": 4,
+            "kernel_size": 3,
+            "ffn_expansion": 2,
+            "norm": Norm(type="rmsnorm"),
+        }
         return [
-            cls(downsampling_ratios=(2, 3), depths=(1, 2, 1), output_size=10, **fields),
+            cls(downsampling_ratios=(2, 3), depths=(1, 2, 1), output_size=10, **tower_fields),
             cls(
                 downsampling_ratios=(2, 3),
                 depths=(2, 0, 1),
@@ -183,9 +188,9 @@ class ConvNextEncoder(TowerPart):
                     feed_forward=FeedForward(intermediate_size=20, hidden_act="silu", gated=True),
                     norm=Norm(type="rmsnorm"),
                 ),
-                **fields,
+                **tower_fields,
             ),
-            cls(downsampling_ratios=(), depths=(1,), channels=2, output_size=6, hidden_act="relu", **fields),
+            cls(downsampling_ratios=(), depths=(1,), channels=2, output_size=6, hidden_act="relu", **tower_fields),
         ]
 
 
@@ -233,8 +238,8 @@ def _reference_class() -> type[nn.Module]:
         """A causal transposed convolution. input: [clips, channels, positions]."""
 
         def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-            upsampled: Tensor = super().forward(input, output_size)
-            return upsampled[..., : input.shape[2] * self.stride[0]]
+            upsampled_x: Tensor = super().forward(input, output_size)
+            return upsampled_x[..., : input.shape[2] * self.stride[0]]
 
     def add_stage(
         parent_module: nn.Module, stage_number: int, convolution: nn.Module, spec: ConvNextEncoder, stage_index: int

@@ -147,10 +147,10 @@ class CtcConformer(TowerPart):
         channels = (Axis("channels", self.expansion * self.hidden_size),)
         joined_halves = recorder.conv("in_proj", x, JoinedShapes((channels, channels)), kernel=1, bias=True)
         gated_half, gate = recorder.split(joined_halves, channels, channels)
-        features = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
-        features = recorder.conv("conv", features, *channels, kernel=self.kernel_size, groups=features.width)
-        features = record_batch_norm(recorder, "norm", features, channels)
-        return recorder.conv("out_proj", recorder.act(features, "silu"), *x.axes, kernel=1, bias=True)
+        gated_x = recorder.mul(gated_half, recorder.act(gate, "sigmoid"))
+        gated_x = recorder.conv("conv", gated_x, *channels, kernel=self.kernel_size, groups=gated_x.width)
+        gated_x = record_batch_norm(recorder, "norm", gated_x, channels)
+        return recorder.conv("out_proj", recorder.act(gated_x, "silu"), *x.axes, kernel=1, bias=True)
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
@@ -161,7 +161,7 @@ class CtcConformer(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="silu", up_bias=True, down_bias=True)
-        example = cls(
+        default_spec = cls(
             input_size=8,
             hidden_size=12,
             num_hidden_layers=3,
@@ -175,7 +175,7 @@ class CtcConformer(TowerPart):
             norm=Norm(type="layernorm"),
             labels=7,
         )
-        return [example, example.model_copy(update={"num_hidden_layers": 1, "kernel_size": 4})]
+        return [default_spec, default_spec.model_copy(update={"num_hidden_layers": 1, "kernel_size": 4})]
 
 
 @cache

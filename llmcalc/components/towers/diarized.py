@@ -88,12 +88,12 @@ class WordTimestamps(Part):
     def flow(self, recorder: Flow, x: Value) -> None:
         """Records the head. x: the hidden states of speech recognition."""
         timestamp_rows = Multiple("timestamps", of=x.rows, by=self.upsampling_factor)
-        upsampled = recorder.conv(
+        upsampled_frames = recorder.conv(
             "upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows
         )
         with recorder.apart(causal=False):
-            upsampled = self.stack.flow(recorder, upsampled)
-        recorder.linear("classifier", upsampled, Axis("classes", self.classes), bias=True)
+            upsampled_frames = self.stack.flow(recorder, upsampled_frames)
+        recorder.linear("classifier", upsampled_frames, Axis("classes", self.classes), bias=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["timestamps"](self, model_properties.hidden_size)
@@ -156,8 +156,8 @@ class DiarizedEncoder(TowerPart):
         activity = recorder.part("speaker_norm", self.norm, activity)
         hidden_axis = Axis("hidden", self.hidden_size)
         sinusoids = Value(stack_output.rows, (*activity.axes, hidden_axis), fixed=True)
-        product = ops.Product(1, self.speakers.num_speakers, self.hidden_size, stack_output.rows)
-        speaker_states = recorder.core("speaker_embedding", product, activity, sinusoids, axes=(hidden_axis,))
+        product_op = ops.Product(1, self.speakers.num_speakers, self.hidden_size, stack_output.rows)
+        speaker_states = recorder.core("speaker_embedding", product_op, activity, sinusoids, axes=(hidden_axis,))
         return recorder.add(recorder.part("out_norm", self.norm, stack_output), speaker_states)
 
     def describe(self, hidden_size: int) -> str:

@@ -158,21 +158,23 @@ class ImageTokenizer(TowerPart):
 
     def _encode(self, recorder: Flow, pixels: Value) -> Value:
         """Records the encoder."""
-        positions, levels = pixels.rows, len(self.channel_multiplier)
-        x = pixels.view(Axis("channels", self.in_channels), new_rows=_positions(positions, levels - 1))
+        positions, level_count = pixels.rows, len(self.channel_multiplier)
+        x = pixels.view(Axis("channels", self.in_channels), new_rows=_positions(positions, level_count - 1))
         x = self._convolve(recorder, "conv_in", x, self.base_channels)
         for i, multiplier in enumerate(self.channel_multiplier):
             with recorder.scope(f"level_{i}"):
                 x = self._record_level(recorder, x, i, self.base_channels * multiplier, self.num_res_blocks)
-                if i < levels - 1:
-                    position_rows = _positions(positions, levels - 2 - i)
-                    x = self._convolve(recorder, "downsample", x, x.width, rows=position_rows)
+                if i < level_count - 1:
+                    position_rows = _positions(positions, level_count - 2 - i)
+                    x = self._convolve(recorder, "downsample", x, x.width, conv_rows=position_rows)
         x = self._record_middle(recorder, x)
         x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
         x = self._convolve(recorder, "conv_out", x, self.latent_channels)
         for i in range(1, self.temporal_levels + 1):
             position_rows = Merged(of=positions, frames=2**i)
-            x = self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, rows=position_rows)
+            x = self._convolve(
+                recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, conv_rows=position_rows
+            )
             x = recorder.act(x, "silu")
         return self._record_frame_blocks(recorder, x) if self.over_frames else x
 
@@ -193,12 +195,12 @@ class ImageTokenizer(TowerPart):
         self._convolve(recorder, "conv_out", x, self.out_channels)
 
     def _record_level(
-        self, recorder: Flow, x: Value, level: int, channels: Number, block_count: int, codes: Value | None = None
+        self, recorder: Flow, x: Value, level_index: int, channels: Number, block_count: int, codes: Value | None = None
     ) -> Value:
         """Records the residual blocks of a level, and the level's attention, if any."""
         for block_index in range(1, block_count + 1):
             x = self._record_block(recorder, f"block_{block_index}", x, channels, codes)
-            if level in self.attn_resolutions:
+            if level_index in self.attn_resolutions:
                 x = self._attend(recorder, f"attn_{block_index}", x, codes)
         return x
 
@@ -243,17 +245,23 @@ class ImageTokenizer(TowerPart):
             return recorder.part(norm_name, self.norm, x)
         with recorder.scope(norm_name):
             normed_x, resized_codes = recorder.part("norm", self.norm, x), recorder.resampled(codes, x.rows)
-            scale, shift = (
+            code_scale, code_shift = (
                 recorder.conv(projection, resized_codes, *x.axes, kernel=1, bias=True)
                 for projection in ("scale", "shift")
             )
-            return recorder.add(recorder.mul(normed_x, scale), shift)
+            return recorder.add(recorder.mul(normed_x, code_scale), code_shift)
 
     def _convolve(
-        self, recorder: Flow, conv_name: str, x: Value, channels: Number, kernel: Number = 9, rows: Rows | None = None
+        self,
+        recorder: Flow,
+        conv_name: str,
+        x: Value,
+        channels: Number,
+        kernel: Number = 9,
+        conv_rows: Rows | None = None,
     ) -> Value:
         """Records a convolution with a bias. kernel: the number of positions under its kernel."""
-        return recorder.conv(conv_name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=rows)
+        return recorder.conv(conv_name, x, Axis("channels", channels), kernel=kernel, bias=True, rows=conv_rows)
 
     def describe(self, hidden_size: int) -> str:
         return f"VQ-VAE, {self.codebook_size} codes of {self.embed_dim}"

@@ -83,7 +83,7 @@ class QFormer(LearnedQueries):
             queries = self._record_layer(recorder, queries, patches, query_rows)
         for layer_label, reads_patches, layer_indices in self._kinds_of_later_layers():
             record_layer = partial(
-                self._record_layer, recorder, patches=patches if reads_patches else None, rows=query_rows
+                self._record_layer, recorder, patches=patches if reads_patches else None, patch_rows=query_rows
             )
             queries = recorder.layers(
                 queries, record_layer, len(layer_indices), layer_indices, kind="layer", label=layer_label
@@ -98,9 +98,9 @@ class QFormer(LearnedQueries):
             if layer_indices:
                 yield layer_label, reads_patches, layer_indices
 
-    def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, rows: Rows) -> Value:
-        """Records a layer. patches: the input of cross-attention, if any. rows: the queries of all windows."""
-        for attention_name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, rows)):
+    def _record_layer(self, recorder: Flow, x: Value, patches: Value | None, patch_rows: Rows) -> Value:
+        """Records a layer. patches: the input of cross-attention, if any. patch_rows: the queries of all windows."""
+        for attention_name, memory, query_rows in (("self_attn", x, x.rows), ("cross_attn", patches, patch_rows)):
             if memory is not None:
                 with recorder.scope(attention_name, kind="attention"):
                     sublayer_output = self._record_attention(recorder, x, memory, query_rows)
@@ -113,10 +113,10 @@ class QFormer(LearnedQueries):
         """Records the attention of queries. query_rows: the queries of all windows, to which the queries are copied."""
         head_dim = Axis("head_dim", exact_div(self.hidden_size, self.num_attention_heads))
         head_axes = Axis("heads", self.num_attention_heads), head_dim
-        inputs = {"q": x, "k": memory, "v": memory}
+        projection_inputs = {"q": x, "k": memory, "v": memory}
         q, k, v = (
             recorder.linear(f"{projection_letter}_proj", projection_input, *head_axes, bias=True)
-            for projection_letter, projection_input in inputs.items()
+            for projection_letter, projection_input in projection_inputs.items()
         )
         if isinstance(query_rows, Table):
             shared_query_core = ops.DistanceScores(q.axes[0].size, 2 * head_dim.size, query_rows, query_rows)

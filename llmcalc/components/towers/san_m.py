@@ -103,7 +103,9 @@ class SanMEncoder(TowerPart):
         """Records attention and the convolution of the values, whose sum is the output."""
         heads = self.num_attention_heads
         head_axes = Axis("heads", heads), Axis("head_dim", exact_div(self.hidden_size, heads))
-        q, k, v = (recorder.linear(f"{letter}_proj", x, *head_axes, bias=True) for letter in "qkv")
+        q, k, v = (
+            recorder.linear(f"{projection_letter}_proj", x, *head_axes, bias=True) for projection_letter in "qkv"
+        )
         hidden_axis = Axis("hidden", self.hidden_size)
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False)
         attn_output = recorder.linear("o_proj", attn_output, hidden_axis, bias=True)
@@ -120,9 +122,18 @@ class SanMEncoder(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
-        fields: dict[str, Any] = {"num_attention_heads": 3, "feed_forward": network, "norm": Norm(type="layernorm")}
-        example = cls(input_size=14, hidden_size=12, num_hidden_layers=4, kernel_size=5, normed_layers=(1, 3), **fields)
-        return [example, example.model_copy(update={"input_size": 12, "num_hidden_layers": 1, "normed_layers": (0,)})]
+        tower_fields: dict[str, Any] = {
+            "num_attention_heads": 3,
+            "feed_forward": network,
+            "norm": Norm(type="layernorm"),
+        }
+        default_spec = cls(
+            input_size=14, hidden_size=12, num_hidden_layers=4, kernel_size=5, normed_layers=(1, 3), **tower_fields
+        )
+        return [
+            default_spec,
+            default_spec.model_copy(update={"input_size": 12, "num_hidden_layers": 1, "normed_layers": (0,)}),
+        ]
 
 
 @cache
@@ -178,8 +189,10 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: SanMEncoder) -> None:
             super().__init__()
             self.hidden_size = spec.hidden_size
-            widths = [spec.input_size, *[spec.hidden_size] * (spec.num_hidden_layers - 1)]
-            self.layers = nn.ModuleList(Layer(spec, width, i in spec.normed_layers) for i, width in enumerate(widths))
+            input_widths = [spec.input_size, *[spec.hidden_size] * (spec.num_hidden_layers - 1)]
+            self.layers = nn.ModuleList(
+                Layer(spec, width, i in spec.normed_layers) for i, width in enumerate(input_widths)
+            )
 
         def forward(self, frames: Tensor) -> Tensor:
             rate_count = frames.shape[-1] // 2

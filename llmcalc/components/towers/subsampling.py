@@ -107,10 +107,10 @@ class Subsampling(Component):
         A convolution runs over each mel bin of each frame: these pairs are its rows, the channels its width.
         """
         if self.standardize:
-            channel_mean, scale = recorder.split(
+            channel_mean, channel_scale = recorder.split(
                 recorder.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes
             )
-            x = recorder.mul(recorder.add(x, channel_mean), scale)
+            x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
         output_axes, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
         conv_output = x.view(Axis("channels", 1), new_rows=Multiple("spectrum", of=frames, by=pitches))
         for conv_index, conv in enumerate(self.convolutions, 1):
@@ -154,10 +154,10 @@ def _reference_class() -> type[nn.Module]:
     from torch import nn
 
     class Standardize(nn.Module):
-        def __init__(self, bins: int) -> None:
+        def __init__(self, mel_bins: int) -> None:
             super().__init__()
-            self.register_buffer("mean", torch.zeros(bins))
-            self.register_buffer("scale", torch.ones(bins))
+            self.register_buffer("mean", torch.zeros(mel_bins))
+            self.register_buffer("scale", torch.ones(mel_bins))
 
         def forward(self, frames: Tensor) -> Tensor:
             return (frames - self.get_buffer("mean")) * self.get_buffer("scale")
@@ -174,19 +174,19 @@ def _reference_class() -> type[nn.Module]:
             if spec.standardize:
                 self.standardize = Standardize(spec.num_mel_bins)
             for conv_index, conv in enumerate(spec.convolutions, 1):
-                padding = (conv.kernel[0] // 2, 1)
+                conv_padding = (conv.kernel[0] // 2, 1)
                 if conv.separable:
                     self.add_module(
                         f"depthwise_{conv_index}",
                         nn.Conv2d(
-                            channels, channels, conv.kernel, conv.stride, padding, groups=channels, bias=conv.bias
+                            channels, channels, conv.kernel, conv.stride, conv_padding, groups=channels, bias=conv.bias
                         ),
                     )
                     self.add_module(f"pointwise_{conv_index}", nn.Linear(channels, conv.channels, bias=conv.bias))
                 else:
                     self.add_module(
                         f"conv_{conv_index}",
-                        nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, padding, bias=conv.bias),
+                        nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, conv_padding, bias=conv.bias),
                     )
                 if spec.norm is not None:
                     self.add_module(f"norm_{conv_index}", spec.norm.reference(ModelProperties(conv.channels)))
@@ -194,16 +194,20 @@ def _reference_class() -> type[nn.Module]:
             self.proj = nn.Linear(channels * mel_bins, hidden_size, bias=spec.bias)
 
         def forward(self, frames: Tensor) -> Tensor:
-            chunk, (clips, frame_count) = self.spec.chunk, frames.shape[:2]
-            if chunk is None or (frame_count < chunk and not self.spec.whole_chunks):
+            chunk_frames, (clips, frame_count) = self.spec.chunk, frames.shape[:2]
+            if chunk_frames is None or (frame_count < chunk_frames and not self.spec.whole_chunks):
                 return self._convolve(frames)
-            chunks = nn.functional.pad(frames, (0, 0, 0, -frame_count % chunk)).unflatten(1, (-1, chunk)).flatten(0, 1)
+            chunks = (
+                nn.functional.pad(frames, (0, 0, 0, -frame_count % chunk_frames))
+                .unflatten(1, (-1, chunk_frames))
+                .flatten(0, 1)
+            )
             x = self._convolve(chunks)
-            last_frames = frame_count % chunk
+            last_frames = frame_count % chunk_frames
             for conv in self.spec.convolutions:
                 last_frames = -(-last_frames // conv.stride[0])
             positions = x.unflatten(0, (clips, -1)).flatten(1, 2)
-            return positions[:, : frame_count // chunk * x.shape[1] + last_frames]
+            return positions[:, : frame_count // chunk_frames * x.shape[1] + last_frames]
 
         def _convolve(self, frames: Tensor) -> Tensor:
             if hasattr(self, "standardize"):

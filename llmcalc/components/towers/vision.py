@@ -198,10 +198,10 @@ class VisionTower(TowerPart):
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
         if self.standardize:
-            channel_mean, scale = recorder.split(
+            channel_mean, channel_scale = recorder.split(
                 recorder.buffer("standardize", Axis("statistics", 2), hidden), x.axes, x.axes
             )
-            x = recorder.mul(recorder.add(x, channel_mean), scale)
+            x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
         if self.pooling is not None:
             with recorder.scope("pooling"), recorder.apart(causal=False):
                 self.pooling.flow(recorder, x)
@@ -245,9 +245,9 @@ class VisionTower(TowerPart):
             variants={"full": convolution_block.model_copy(update={"attention": biased_attention})},
             pattern=("block", "full"),
         )
-        squares = pixtral.model_copy(update={"attention": rotary.model_copy(update={"grid_window": 3})})
+        windowed_block = pixtral.model_copy(update={"attention": rotary.model_copy(update={"grid_window": 3})})
         windowed_stack = Stack(
-            num_hidden_layers=3, block=squares, variants={"full": pixtral}, pattern=("block", "full")
+            num_hidden_layers=3, block=windowed_block, variants={"full": pixtral}, pattern=("block", "full")
         )
         stacks = [
             Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm),
@@ -394,10 +394,10 @@ def _reference_class() -> type[nn.Module]:
                 x = self._add_position_embeddings(x, patch_rows, patch_columns)
             x = self._stack[0].forward(x, ForwardPass(columns=patch_columns))
             if self.spec.merger is not None:
-                merged: Tensor = self.upper(
+                merged_patches: Tensor = self.upper(
                     self.merger(x, patch_columns), ForwardPass(columns=patch_columns // self.spec.merger.side)
                 )
-                return merged
+                return merged_patches
             vector_count = int(self.spec.class_embedding) + self.spec.registers
             x = x[:, : x.shape[1] - vector_count]
             if hasattr(self, "standardize"):
